@@ -3,7 +3,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
-# Tests start many interpreters, which would compile the package again and again.
+# Tests start many interpreters. Without .pyc files, each of them would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test style quick-tests all-tests coverage record docs clean
@@ -11,22 +11,22 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
 
-# There are twice as many workers as cores, and each worker computes on one thread.
+# There are twice as many test workers as cores, so each worker computes on one thread.
 check test coverage record: export HF_HUB_OFFLINE := 1
 check test coverage record: export OMP_NUM_THREADS := 1
 check test coverage record: export RAY_USAGE_STATS_ENABLED := 0
 check test coverage: export FEDCOMP_DATA ?= $(realpath ../shared/data)
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-# Style, types, and the quick tests, each with the first of its parameters.
+# Check style and types, and run the quick tests. Parametrised tests run with their first parameters only.
 check: .venv/.dev
 	+$(MAKE) --no-print-directory --jobs style quick-tests
 
-# Style, types and all tests.
+# Check style and types, and run all tests.
 test: .venv/.dev
 	+$(MAKE) --no-print-directory --jobs style all-tests
 
-# Beside the tests, which wait for processes part of the time.
+# Runs in parallel with the tests, which wait for processes part of the time.
 style:
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
@@ -38,7 +38,7 @@ quick-tests:
 all-tests:
 	$(PYTEST)
 
-# All tests with branch coverage, processes that tests start included. Fails below the share in pyproject.toml.
+# Run all tests with branch coverage, including that of processes that tests start. Fails below `fail_under` in pyproject.toml.
 coverage: export COVERAGE_FILE := $(CURDIR)/.coverage
 coverage: .venv/.dev
 	.venv/bin/python -m coverage erase
@@ -50,13 +50,13 @@ coverage: .venv/.dev
 record: .venv/.dev
 	PYTHONPATH=tests .venv/bin/python tests/recorded_runs.py
 
-# The site, in site/: nothing is fetched, neither to build it nor to read it.
+# Build the documentation site in site/. Neither building nor reading it needs network access.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/.docs
 	.venv/bin/python -m mkdocs build --strict
 
-# .venv/.sim, .venv/.dev and .venv/.docs: stamps of the extras that are installed. Compiled on all cores, where pip takes one, and
-# without the packages' own tests.
+# .venv/.sim, .venv/.dev and .venv/.docs are stamp files of the installed extras. Packages are compiled by compileall, which uses all cores
+# (pip uses one) and skips the packages' own tests.
 .venv/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import nox
 
-PYTHONS = ("3.11", "3.12", "3.13")  # those that are installed; the others are skipped
+PYTHONS = ("3.11", "3.12", "3.13")  # versions that are not installed are skipped
 PYTEST = ("hypothesis>=6.130", "pytest>=8.4", "pytest-timeout>=2.4")
-LOWEST_FLWR = "1.29.*"  # of the range in pyproject.toml
+LOWEST_FLWR = "1.29.*"  # lowest version in the range of pyproject.toml
 FLOWER = ("tests/transports/flower", "tests/test_flower_app.py", "tests/deployment/test_flower.py")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -27,7 +27,7 @@ def newest(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """Run quick tests with the lowest version of each dependency that pyproject.toml and the other dependencies allow.
 
-    Set LOWEST_TORCH, to 2.13.0 for example, where the index has no build of torch's floor (2.4) for the machine.
+    Set LOWEST_TORCH, for example to 2.13.0, if the package index has no build of the lowest torch version (2.4) for this machine.
     """
     session.install("uv")
     resolve = ("--resolution", "lowest-direct", "--no-annotate", "--no-header", "--extra", "sim")
@@ -45,14 +45,14 @@ def lowest(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("flwr", [f"=={LOWEST_FLWR}", ""], ids=["lowest", "newest"])
 def flower(session: nox.Session, flwr: str) -> None:
-    """Test what runs on Flower with the lowest and the newest version of flwr."""
-    # A test builds the wheel of fedcomp.
+    """Run the tests of the Flower integration with the lowest and the newest version of flwr."""
+    # hatchling: a test builds the wheel of fedcomp.
     session.install(".[sim]", f"flwr[simulation]{flwr}", "hatchling", *PYTEST)
     session.run("python", "-m", "pytest", *FLOWER, *session.posargs, env=ONE_THREAD)
 
 
 def dependencies(*extras: str) -> list[str]:
-    """Return the requirements in pyproject.toml, those of some extras included."""
+    """Return the requirements in pyproject.toml, including those of the given extras."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     return project["dependencies"] + [
         one for extra in extras for one in project["optional-dependencies"][extra]

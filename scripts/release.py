@@ -1,4 +1,4 @@
-"""Build a release from a clean checkout and try it: `python scripts/release.py`, then once more with --tag.
+"""Build a release from a clean checkout and test it: `python scripts/release.py`, then once more with --tag.
 
 Checks that the working tree is clean and that CHANGELOG.md has a heading with the version and a date. Builds sdist and wheel into dist/,
 installs the wheel into an empty environment, and simulates two rounds there. `--tag` tags the commit; nothing is pushed or uploaded.
@@ -26,26 +26,28 @@ def version(source: str) -> str:
 
 
 def check_changelog(text: str, version: str) -> None:
-    """Raise ValueError unless the newest heading of a changelog is this version with a date, and has entries."""
+    """Raise ValueError unless the newest heading of a changelog is this version with a date, and has entries below it."""
     newest, _, entries = (text.partition("\n## ")[2].partition("\n## ")[0]).partition("\n")
     if not re.fullmatch(rf"\[?{re.escape(version)}\]? - \d{{4}}-\d\d-\d\d", newest):
         raise ValueError(
             f"CHANGELOG.md: the newest heading is '{newest}'; write '## {version} - YYYY-MM-DD'"
         )
     if not re.search(r"^- ", entries, re.MULTILINE):
-        raise ValueError(f"CHANGELOG.md: '{newest}' has no entries")
+        raise ValueError(
+            f"CHANGELOG.md: '{newest}' has no entries; add a line that begins with '- '"
+        )
 
 
 def check_tree(root: Path, tag: str) -> None:
-    """Raise ValueError for changes that are not committed, and for a tag that exists."""
+    """Raise ValueError if the working tree has uncommitted changes or the tag exists."""
     if changed := _output("git", "status", "--porcelain", cwd=root):
-        raise ValueError(f"commit or remove these first:\n{changed}")
+        raise ValueError(f"the working tree is not clean; commit or remove these files:\n{changed}")
     if _output("git", "tag", "--list", tag, cwd=root):
-        raise ValueError(f"the tag {tag} exists; raise __version__ in fedcomp/__init__.py")
+        raise ValueError(f"the tag {tag} exists; increase __version__ in fedcomp/__init__.py")
 
 
 def build(root: Path, out: Path) -> Path:
-    """Build sdist and wheel into the empty folder `out`. Return the wheel."""
+    """Empty the folder `out` and build sdist and wheel into it. Return the wheel's path."""
     shutil.rmtree(out, ignore_errors=True)
     _run(sys.executable, "-m", "build", "--outdir", out, root)
     (wheel,) = out.glob("*.whl")
@@ -61,7 +63,7 @@ def try_wheel(wheel: Path, expected: str, constraints: Path) -> None:
         _run(bin / "python", "-m", "pip", "install", "-c", constraints, f"{wheel}[sim]", cwd=home)
         found = _output(bin / "fedcomp", "--version", cwd=home)
         if found != f"fedcomp {expected}":
-            raise ValueError(f"the wheel says '{found}', not 'fedcomp {expected}'")
+            raise ValueError(f"the installed wheel prints '{found}', not 'fedcomp {expected}'")
         small = ("--rounds", "2", "--clients", "20", "--plain", "--out", home / "run")
         _run(bin / "fedcomp", "sim", *small, cwd=home)
         if not (home / "run" / "summary.json").is_file():
@@ -70,7 +72,7 @@ def try_wheel(wheel: Path, expected: str, constraints: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tag", action="store_true", help="tag the commit when all is well")
+    parser.add_argument("--tag", action="store_true", help="tag the commit if all checks pass")
     tag_it = parser.parse_args().tag
     try:
         wanted = version((ROOT / "fedcomp" / "__init__.py").read_text(encoding="utf-8"))
@@ -87,7 +89,7 @@ def main() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Without this checkout's modules, which an empty environment must not import."""
+    """Return the environment without PYTHON* variables, so that an empty environment does not import this checkout's modules."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 

@@ -1,4 +1,4 @@
-"""Parts of byzfl, the oracle for attacks and robust rules, without its benchmark and what that needs."""
+"""Parts of byzfl, the reference implementation of attacks and robust rules, without its benchmark and the benchmark's dependencies."""
 
 import importlib
 import importlib.util
@@ -9,7 +9,7 @@ import pytest
 
 
 def byzfl_part(name: str) -> ModuleType:
-    """`attacks` or `aggregators`. Skips the test where byzfl is not installed."""
+    """Return the module `byzfl.attacks` or `byzfl.aggregators`. Skips the test if byzfl is not installed."""
     found = importlib.util.find_spec("byzfl")
     if found is None:
         pytest.skip("byzfl is not installed; it is in the extra dev")

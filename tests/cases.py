@@ -1,4 +1,4 @@
-"""One test over many small cases, which costs pytest less than a test for each."""
+"""Run many small cases in one test, which is faster in pytest than one test for each case."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ QUICK = (
 def for_each(names: str, cases: Iterable, *, ids: Iterable[str] | None = None) -> Callable:
     """Run a test for each case, as pytest.mark.parametrize does, but as one test.
 
-    A failure names its case in a note and ends the test. Function-scoped fixtures are shared by all cases."""
+    The first failing case ends the test, and a note on the error names the case. All cases share function-scoped fixtures."""
     keys = [name.strip() for name in names.split(",")]
     cases = list(cases)
     labels = list(ids) if ids is not None else [repr(case) for case in cases]

@@ -1,4 +1,4 @@
-"""Quiet and offline, before anything imports flwr; the folder of real data; hypothesis without a clock."""
+"""Settings of all tests: no network access (set before flwr is imported), hypothesis without deadlines, and the folder of real data."""
 
 import os
 import tempfile
@@ -30,7 +30,7 @@ settings.load_profile("fedcomp")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Twice as many as there are cores: tests that start processes wait for them most of the time."""
+    """Return twice the number of cores, because tests that start processes wait for them most of the time."""
     if hasattr(os, "sched_getaffinity"):
         return 2 * len(os.sched_getaffinity(0))
     return 2 * (os.cpu_count() or 1)
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _collect_elsewhere_first(config: pytest.Config) -> None:
-    """Have each worker begin with other files, which pytest compiles, so that each file is compiled by one of them."""
+    """Have each worker start collecting at another file. Pytest compiles test files, and each file is then compiled by only one worker."""
     files = sorted(map(str, TESTS.rglob("test_*.py")))
     worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     first = len(files) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -61,7 +61,7 @@ def _collect_elsewhere_first(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each worker a share of the files whose tests start processes, to run before its other tests."""
+    """With --quick, remove tests and cases. Give each worker a share of the files whose tests start processes, before its other tests."""
     if config.getoption("quick"):
         items[:] = [
             item for item in items if not MARKED & {mark.name for mark in item.iter_markers()}
@@ -87,7 +87,7 @@ def _starts_processes(item: pytest.Item) -> bool:
 
 
 def _shares_by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
-    """Deal out the files whose tests start processes. Two Rays at once start too slowly, so one worker has all that start Ray."""
+    """Divide the files whose tests start processes among the workers. One worker has all tests with Ray, which starts slowly."""
     shares = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))]
     deployed = [item for item in items if _starts_processes(item)]
     with_ray = {item.path for item in deployed if item.get_closest_marker("ray")}
@@ -100,7 +100,7 @@ def _shares_by_file(items: list[pytest.Item]) -> list[list[pytest.Item]]:
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder with mnist/, cifar10/ and shakespeare/. Skips the test where FEDCOMP_DATA names none."""
+    """Return the folder with mnist/, cifar10/ and shakespeare/. Skips the test if FEDCOMP_DATA is not set."""
     folder = os.environ.get("FEDCOMP_DATA")
     if not folder:
         pytest.skip("FEDCOMP_DATA is not set; it names the folder of the real data sets")

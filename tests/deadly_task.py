@@ -1,4 +1,4 @@
-"""The tiny task, in whose training the process is killed: in the step that KILL_AT names, counted from the start of the process."""
+"""The tiny task, with a loss that kills the process in training step KILL_AT, counted from the start of the process."""
 
 import itertools
 import os

@@ -1,7 +1,7 @@
 """Real servers and clients on loopback, as processes that end with the test.
 
-They are forked from a process that has imported what they need. That `python -m fedcomp` starts by itself tests/cli/test_interruption.py
-and tests/test_package.py show.
+They are forked from a process that has already imported fedcomp. tests/cli/test_interruption.py and tests/test_package.py test that
+`python -m fedcomp` also starts without this.
 """
 
 import os
@@ -28,7 +28,7 @@ ENVIRONMENT = os.environ | {
 
 
 def fedcomp(folder: Path, output: Path, variables: dict[str, str], words: tuple[str, ...]) -> None:
-    """What `python -m fedcomp` does, in this process, with what it says in a file."""
+    """Run `python -m fedcomp` in this process, with its output in a file."""
     import torch
 
     from fedcomp.__main__ import main
@@ -66,11 +66,11 @@ class Command:
 
     @property
     def status(self) -> int | None:
-        """None while it runs."""
+        """The exit status; None while the process runs."""
         return self.process.exitcode
 
     def wait_for(self, pattern: str, seconds: float = 100.0) -> re.Match:
-        """Wait until the output matches `pattern`. Fails if the process ends before, or after a timeout."""
+        """Wait until the output matches `pattern`. Fails if the process ends before that, or after a timeout."""
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.output, re.MULTILINE)):
             assert self.status is None and time.monotonic() < deadline, (
@@ -81,7 +81,7 @@ class Command:
 
     def end(self, seconds: float = 100.0) -> int:
         self.process.join(seconds)
-        assert self.status is not None, f"it did not end:\n{self.output}"
+        assert self.status is not None, f"the process did not end:\n{self.output}"
         return self.status
 
     def kill(self) -> None:
@@ -99,7 +99,7 @@ class Command:
 
 
 class Stage:
-    """A server and its clients in a folder; whatever is left of them is killed in the end."""
+    """A server and its clients, started in a folder."""
 
     def __init__(self, folder: Path):
         self.folder, self.port, self.commands = folder, free_port(), []
@@ -124,7 +124,7 @@ class Stage:
         )
 
     def client(self, partition: int, *words: str, name: str = "", kill_at: int = 0) -> Command:
-        """`kill_at`: the step of training, counted from its start, in which it is killed."""
+        """Start a client. `kill_at`: the training step, counted from the start of its process, in which it is killed; 0: never."""
         task, variables = (DEADLY_TASK, {"KILL_AT": str(kill_at)}) if kill_at else (TASK, {})
         there = [
             "--server",
@@ -148,7 +148,7 @@ def stage(folder: Path) -> Iterator[Stage]:
 
 
 def children(process: int) -> set[int]:
-    """The processes below one."""
+    """Return the descendants of a process."""
     found, rows = set(), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -163,7 +163,7 @@ def children(process: int) -> set[int]:
 
 
 def running(processes: set[int]) -> set[int]:
-    """Those that are still there, zombies not counted."""
+    """Return the processes that still run. Zombies do not count."""
 
     def alive(process: int) -> bool:
         try:

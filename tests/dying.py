@@ -1,4 +1,4 @@
-"""A process that is killed at a chosen call. Imports nothing that processes of FORKS have not imported."""
+"""Kill a process at a chosen call. Imports only modules that the processes of forks.py have already imported."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from fedcomp.keys import key_folder as keys
 
 
 def die_at_call(act: str, after: int) -> None:
-    """Run `act` and kill this process at its call number `after` that changes files."""
+    """Evaluate `act`, a call of a function of key_folder.py. Kill this process after `after` calls that change files, in the next one."""
     left = after
 
     def counted(real):

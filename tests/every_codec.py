@@ -1,4 +1,4 @@
-"""Every codec there is, in every variant of its options; vectors that are hard for them; and what they must decode to, in plain numpy."""
+"""All codecs with variants of their options, vectors that are hard to encode, and reference implementations of codecs in plain numpy."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from fedcomp import Layout, available_codecs, codec
 from fedcomp.codecs import Chunked, Codec, LayerWise
 
 DENSITIES = ("1", "1/10", "1/400")
-MANY = 12  # variants
+MANY = 12  # number of variants above which most are tested with one density only
 MOST = 255 * 2.0**120  # the largest bfloat16
 PRODUCTS = [
     "topk:density=1/10+fp16",
@@ -27,7 +27,10 @@ PRODUCTS = [
 
 
 def variants(name: str) -> list[str]:
-    """Spec strings of a codec: as it is, and with every choice of every option that has choices, at several densities; of many at one."""
+    """Return spec strings of a codec: its defaults, and all combinations of options that have a list of choices.
+
+    Densities are DENSITIES. With more than MANY variants, most have one density only.
+    """
     cls = available_codecs()[name]
     hints = typing.get_type_hints(cls)
     tried = {
@@ -38,7 +41,7 @@ def variants(name: str) -> list[str]:
     tried |= {option: ("false", "true") for option in tried if hints[option] is bool}
     tried |= (
         {"rank": ("1",)} if "rank" in tried else {}
-    )  # at which the tests' matrices have factors
+    )  # the rank at which the matrices in the tests have factors
     tried = {
         option: values
         for option, values in tried.items()
@@ -74,7 +77,7 @@ ONE_EACH += ["stc@chunk=16", "topk:density=1/4,values=2bit@chunk=16", "identity@
 
 @cache
 def layout_of(numel: int) -> Layout:
-    """A layout of `numel` elements: a matrix, an empty tensor, one element, the rest."""
+    """Return a layout of `numel` elements: a matrix, an empty tensor, a tensor of one element, and a tensor with the rest."""
     width, one = numel // 3, min(1, numel % 3)
     return Layout.from_shapes(
         {"w": (2, width), "none": (0, 5), "b": (one,), "rest": (numel - 2 * width - one,)}
@@ -83,7 +86,7 @@ def layout_of(numel: int) -> Layout:
 
 @cache
 def vectors(numel: int) -> dict[str, Tensor]:
-    """float32 vectors [numel] that look for trouble: ties, zeros, spikes, the ends of the range of float32. Not to be written to."""
+    """Return float32 vectors [numel] that are hard to encode: ties, zeros, spikes, extreme values of float32. Do not change them."""
     normal = np.random.default_rng(numel).standard_normal(numel)
     place = np.arange(numel)
     found = {
@@ -109,7 +112,7 @@ def vectors(numel: int) -> dict[str, Tensor]:
 
 
 def expected(c: Codec, x: Tensor, layout: Layout) -> np.ndarray:
-    """C(x), float32, from the formulas in the papers and a full sort."""
+    """Return the reference result C(x), float32, from the formulas in the papers and a full sort."""
     v = x.to(torch.float32).numpy()
     if isinstance(c, LayerWise):
         return np.concatenate([ORACLES[c.name](c.inner, v[e.span]) for e in layout])
@@ -124,14 +127,14 @@ def identity(c: Codec, v: np.ndarray) -> np.ndarray:
 
 
 def half(c: Codec, v: np.ndarray) -> np.ndarray:
-    """Eleven significant bits, five of them lost below 2⁻²⁹ of the largest; in float64, where nothing else is rounded."""
+    """Round to 11 significant bits, and to fewer for values below 2⁻²⁹ of the largest. Computed in float64, with no other rounding."""
     top = np.float64(abs(v).max(initial=0))
     unit = 2.0 ** (np.floor(np.log2(top)) - 14) if top else 1.0
     return ((v / unit).clip(-32752, 32752).astype(np.float16) * unit).astype(np.float32)
 
 
 def bf16(c: Codec, v: np.ndarray) -> np.ndarray:
-    """Eight significant bits, ties to even; fewer far below the largest; in float64, where nothing else is rounded."""
+    """Round to 8 significant bits, ties to even, and to fewer far below the largest value. Computed in float64, with no other rounding."""
     exponents = np.frexp(v.astype(np.float64))[1]
     units = 2.0 ** (np.maximum(exponents, exponents.max(initial=-148) - 253) - 8)
     return (np.round(v / units) * units).clip(-MOST, MOST).astype(np.float32)
@@ -143,7 +146,10 @@ def topk(c: Codec, v: np.ndarray) -> np.ndarray:
 
 
 def four_means(c: Codec, v: np.ndarray) -> np.ndarray:
-    """The mean of those in the same of four bins, 1.5 standard deviations wide, the third around the mean; to eight significant bits."""
+    """Replace each value by the mean of its bin, rounded to 8 significant bits.
+
+    There are four bins. The second and the third are 1.5 standard deviations wide, and the third has the mean of all values in its centre.
+    """
     centered = v.astype(np.float64) - mean(v)
     deviation = math.sqrt(mean(centered * centered) * v.size / max(v.size - 1, 1))
     places = (np.rint(centered / (1.5 * deviation or 1)) + 2).clip(0, 3)
@@ -180,7 +186,10 @@ def threshold(c: Codec, v: np.ndarray) -> np.ndarray:
 
 
 def s2(c: Codec, v: np.ndarray) -> np.ndarray:
-    """Multiples of a power of two: of as many bits as are left of 62 by the sum of what is sent, at most those of the precision."""
+    """Round to multiples of a power of two.
+
+    Values have as many bits as their sum leaves of 62 bits, and at most the bits of the option `values`.
+    """
     if hasattr(c, "first"):
         at = largest(abs(v), count(c.first, v.size))
         return s2(c.second, spread(v, at, v[at]))
@@ -199,13 +208,13 @@ def count(c: Codec, numel: int) -> int:
 
 
 def largest(magnitudes: np.ndarray, k: int) -> np.ndarray:
-    """Positions of the k largest; of equals the lower ones; no zeros."""
+    """Return the positions of the k largest values, in order. Among equal values the first are chosen. Zeros are left out."""
     first = np.argsort(-magnitudes, kind="stable")[:k]
     return np.sort(first[magnitudes[first] > 0])
 
 
 def mean(values: np.ndarray) -> float:
-    """Summed in float64, one after the other; 0 of none."""
+    """Return the mean, summed in float64 one value after the other; 0 for no values."""
     return float(np.cumsum(values, dtype=np.float64)[-1]) / values.size if values.size else 0.0
 
 
@@ -229,7 +238,7 @@ ORACLES = {
 
 
 def alike(spec: str, other: str) -> bool:
-    """Whether one codec reads the frames of the other."""
+    """Return whether one codec can decode the frames of the other."""
     return codec(spec).name == codec(other).name and codec(spec).chunk == codec(other).chunk
 
 
@@ -243,6 +252,6 @@ def same_bits(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> bool:
 
 
 def reseal(data: bytes, numel: int) -> bytes:
-    """The bytes with the checksum that fits them and `numel`, so that what stands behind the checksum is reached."""
+    """Return a frame with a correct checksum for its bytes and `numel`, so that a decoder reads past the checksum."""
     checksum = zlib.crc32(data[9:], zlib.crc32(struct.pack("<Q", numel), zlib.crc32(data[:5])))
     return data[:5] + struct.pack("<I", checksum) + data[9:]

@@ -1,4 +1,4 @@
-"""Faults by name, at a place of a round: `faults.fail_at(client, round, phase, fault)`.
+"""Named faults at a chosen point of a round: `faults.fail_at(client, round, phase, fault)`.
 
 They happen in clients that are threads of this process (`Clients`). Each client has a state folder and a connection of its own, which can
 be cut in the middle of a message. A killed client is started again from its folder; a slow one waits until its round is over. Faults that
@@ -34,11 +34,11 @@ BEFORE, KEPT, AMID, AFTER, WIRE = (
     "after it",
     "on its way",
 )
-AMID_BYTES = 12  # of a reply that are sent before the connection is cut
+AMID_BYTES = 12  # bytes of a reply that are sent before the connection is cut
 
 
 class Killed(BaseException):
-    """Ends a thread as SIGKILL does: no clean-up code runs."""
+    """Ends a thread as SIGKILL ends a process, so that no clean-up code runs."""
 
 
 def another_round(report: Report, uplink: Codec, numel: int) -> Report:
@@ -69,7 +69,7 @@ def not_a_number(report: Report, uplink: Codec, numel: int) -> Report:
     raise AssertionError("this frame contains no number")
 
 
-# name → the place at which the fault happens, and its action.
+# Name → the point of the round at which the fault happens, and its action.
 FAULTS = {
     "killed before training": (BEFORE, "kill"),
     "killed before its reply": (KEPT, "kill"),
@@ -87,14 +87,14 @@ FAULTS = {
 }
 HARMLESS = [
     how for how in FAULTS if how.startswith(("killed", "cut"))
-]  # the update still counts in its round
+]  # faults after which the update still counts in its round
 DELAYED = [how for how in FAULTS if how.startswith("slow")]
 REFUSED = [how for how in FAULTS if FAULTS[how][0] == WIRE]
 
 
 @dataclass
 class Faults:
-    """The planned faults, each of which happens once, and those that have happened."""
+    """The planned faults, each of which happens once, and the faults that have happened."""
 
     planned: dict[tuple[int, int, str], str] = field(default_factory=dict)
     happened: list[tuple[int, int, str, str]] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Faults:
         self.planned[client, round, phase] = how
 
     def due(self, client: int, round: int, phase: str, place: str) -> str | Callable | None:
-        """Return the fault at this place, None if there is none. A corrupted report is corrupted again when it is sent again."""
+        """Return the action of the fault at this point, or None. A report that was corrupted is corrupted again when it is sent again."""
         where = client, round, phase
         how = self.planned.get(where, self.corrupted.get(where))
         if how is None or FAULTS[how][0] != place:
@@ -124,7 +124,7 @@ class Faults:
         return FAULTS[how][1]
 
     def over(self, round: int) -> None:
-        """Mark a round as over: its slow clients continue."""
+        """Mark a round as over, so that its slow clients continue."""
         with self._condition:
             self.rounds_over = max(self.rounds_over, round)
             self._condition.notify_all()
@@ -143,7 +143,7 @@ class Faults:
 
 
 class FailingClient(DeployedClient):
-    """A client with faults before and after its answers. `on_join` is called with it when it has joined a run."""
+    """A client with faults before and after its answers. `on_join` is called with the client when it has joined a run."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class FailingClient(DeployedClient):
             self.proxy.cut_now()
 
     def _made_with(self, report: Report) -> tuple[Codec, int]:
-        """Return the codec and the number of values of a frame: those of the model in a training phase, else of a few numbers."""
+        """Return the codec and the number of values of a report's frame. Only in the training phase the frame is an update of the model."""
         session = self.session
         if report.phase == TRAIN:
             return session.states.at(self.client_id).memory.codec, session.replica.layout.numel
@@ -231,7 +231,7 @@ class FailingProcess(ClientProcess):
     killed = False
 
     def kill(self) -> None:
-        """End as SIGKILL does, from any thread."""
+        """End the process as SIGKILL does. May be called from any thread."""
         self.killed = True
         self.end()
 
@@ -246,7 +246,7 @@ class FailingProcess(ClientProcess):
 
 
 class Clients:
-    """Clients 0, 1 … in threads, each with its folder and its proxy. A killed client is started again."""
+    """Clients 0, 1, … in threads, each with its own folder and TCP proxy. A killed client is started again."""
 
     def __init__(self, port: int, folder: Path, faults: Faults, setups: list[ClientSetup]):
         self.folder, self.faults, self.setups = folder, faults, setups
@@ -268,7 +268,7 @@ class Clients:
                 self.begin(client)
 
     def begin(self, client: int) -> None:
-        """Start one, that was stopped or never ran."""
+        """Start a client that was stopped or has not run before."""
         self._stopped.discard(client)
         self._threads[client] = threading.Thread(
             target=self._keep_running, args=(client,), name=f"client {client}"
@@ -276,13 +276,13 @@ class Clients:
         self._threads[client].start()
 
     def end(self, client: int) -> None:
-        """Stop one as Ctrl-C does."""
+        """Stop a client as Ctrl-C does."""
         self._stopped.add(client)
         self.processes[client].end()
         self._threads.pop(client).join(PATIENCE_S)
 
     def forget(self, client: int) -> None:
-        """Lose what a client that is stopped has kept of the run; who it is, it knows still."""
+        """Delete the state that a stopped client has stored for the run. The client keeps its key."""
         (self.folder / str(client) / FILE).unlink()
 
     def join(self, seconds: float) -> None:
@@ -323,7 +323,7 @@ class Clients:
         member = FailingClient(
             replace(
                 setup, shared=SharedObjects(setup.shared.lock)
-            ),  # nothing is shared with a killed client
+            ),  # a restarted client shares nothing with the killed one
             folder,
             proxy,
             self.faults,

@@ -1,4 +1,4 @@
-"""A federation of real clients, each with its own copy of the model, behind the in-process transport; and faults by name."""
+"""A federation in one process: clients with their own copies of the model behind the in-process transport, and faults in their replies."""
 
 import copy
 from collections.abc import Callable, Collection, Sequence
@@ -28,11 +28,11 @@ from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.training.own_loop import client_engine
 from fedcomp.transports.inprocess import InProcessTransport, Population
 
-Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost
+Fault = Callable[[Assignment, Report], Report | None]  # returns the changed reply; None: it is lost
 
 
 class DeployedClient(ClientSession):
-    """A session with one client, whose parts tests read and change."""
+    """A session with one client, whose attributes tests read and change."""
 
     def __init__(self, *parts, client: int):
         super().__init__(*parts, keeps_rounds=True)
@@ -80,7 +80,7 @@ class DeployedClient(ClientSession):
 
 
 class Federation:
-    """Clients 0..clients-1 of a task, a strategy and its loop. `faults[(client, round)]` changes or loses a reply."""
+    """The clients 0..clients-1 of a task, and a round loop with a strategy. `faults[client, round]` changes a reply, or loses it."""
 
     def __init__(
         self,
@@ -139,12 +139,12 @@ class Federation:
         return reports
 
     def copy_of_loop(self, loop: RoundLoop | None = None) -> RoundLoop:
-        """Return a copy of a loop, this federation's unless given: what a checkpoint of the server holds. Clients are not copied."""
+        """Return a copy of a loop (by default this federation's), as a server's checkpoint would restore it. Clients are not copied."""
         loop = loop or self.loop
         return copy.deepcopy(loop, {id(loop.transport): loop.transport})
 
     def use(self, transport: Transport) -> None:
-        """Run the rounds to come over another transport."""
+        """Use another transport in later rounds."""
         self.loop.transport, self.loop.clock = transport, transport.clock
         self.loop.gather = transport.clients
 
@@ -155,7 +155,7 @@ class Federation:
 
 
 class AlteredTransport(InProcessTransport):
-    """Changes what arrives: `alter` gets the deliveries of a call of `receive` and returns those that arrive in it."""
+    """A transport that changes deliveries: `alter` gets the deliveries of a call of `receive` and returns those that the call returns."""
 
     def __init__(
         self, population: Population, alter: Callable[[list[Delivery]], Sequence[Delivery]]
@@ -168,14 +168,14 @@ class AlteredTransport(InProcessTransport):
 
 
 class ReversedTransport(InProcessTransport):
-    """Has the last client answer first."""
+    """A transport with which the last client answers first."""
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         super().send(list(assignments)[::-1])
 
 
 class SlowTransport(InProcessTransport):
-    """Delivers a client's answer after `takes[client]` further calls of `receive`, at once if it is not in `takes`; None: never."""
+    """Delivers a client's answer after `takes[client]` further calls of `receive`; None: never. Clients not in `takes` answer at once."""
 
     def __init__(self, population: Population, takes: dict[int, int | None]):
         super().__init__(population)
@@ -219,7 +219,7 @@ def virtual_clients(
 
 
 def watch_updates(session: ClientSession, hear: Callable[[Assignment, Tensor], None]) -> None:
-    """Call `hear` with each update [numel] that a client is about to encode, after the assignment."""
+    """Call `hear(assignment, update)` with each update [numel] that a client is about to encode."""
     before = session.watch
 
     def watch(assignments, memories, updates) -> None:

@@ -57,7 +57,7 @@ class FlowerStage:
         return (self.folder / f"{name}.txt").read_text()
 
     def link(self, *options: str, installs: bool = False) -> subprocess.Popen:
-        """Start the SuperLink with these options. `installs`: it installs the dependencies of an App, as newer versions do by default."""
+        """Start the SuperLink with these options. `installs`: have it install an App's dependencies, as newer versions do by default."""
         home = self.folder / "home"
         address, control = processes.superlink_options("127.0.0.1", self.port, home)
         if installs and processes.NO_INSTALLATION in address:
@@ -83,14 +83,14 @@ class FlowerStage:
         )
 
     def submit(self, app: Path, *options: str, **config: object) -> str:
-        """Start a run of an App with these options and values of its configuration. Returns the run's id."""
+        """Start a run of an App with these options and configuration values. Return the run's id."""
         values = " ".join(
             f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items()
         )
         return str(self.flwr("run", str(app), "here", "--run-config", values, *options)["run-id"])
 
     def id_of(self, node: str) -> str:
-        """The id that the SuperLink gave a SuperNode, "" while it has none."""
+        """Return the id that the SuperLink gave a SuperNode; "" if it has none yet."""
         found = re.search(r"SuperNode ID: (\d+)", self.output(node))
         return found[1] if found else ""
 
@@ -122,7 +122,7 @@ class FlowerStage:
         return run["status"]
 
     def end(self, process: subprocess.Popen) -> None:
-        """Kill a process and what it has started."""
+        """Kill a process and its descendants."""
         below = children(process.pid) if process.poll() is None else {process.pid}
         process.kill()
         for each in below - {process.pid}:
@@ -140,7 +140,7 @@ def listens(address: tuple[str, int]) -> bool:
 
 
 def until(condition, process: subprocess.Popen, output, seconds: float = 200.0) -> None:
-    """Wait for a condition. Fails when the process ends before, or it takes longer."""
+    """Wait for a condition. Fails if the process ends before that, or after a timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, output()

@@ -1,4 +1,4 @@
-"""A Flower Grid whose nodes are ClientApps in this process. It counts messages, and a restart loses the contexts."""
+"""A Flower Grid whose nodes are ClientApps in this process. It records the size of each message."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -9,11 +9,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 _numbers = itertools.count(1)
-Fault = Callable[[Message], Message | None]  # what becomes of a reply; None: it is lost
+Fault = Callable[[Message], Message | None]  # returns the changed reply; None: it is lost
 
 
 def identify_process() -> None:
-    """Give this process the identity that `Message()` reads where Flower starts the process: flwr has it since 1.38."""
+    """Give this process the task identity that Flower gives to processes that it starts. Since flwr 1.38, `Message()` reads it."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:
@@ -23,7 +23,7 @@ def identify_process() -> None:
 
 
 def name_messages(messages: Iterable[Message]) -> list[str]:
-    """Give messages ids, as a SuperLink would."""
+    """Give ids to messages, as a SuperLink does, and return the ids."""
     names = []
     for message in messages:
         name = str(next(_numbers))
@@ -33,7 +33,7 @@ def name_messages(messages: Iterable[Message]) -> list[str]:
 
 
 class AppGrid(Grid):
-    """`make()` is a ClientApp as a process would import it, made anew for each message."""
+    """A grid of `nodes` nodes. `make()` returns a new ClientApp for each message, as a new process would import it."""
 
     def __init__(self, make: Callable[[], ClientApp], nodes: int):
         identify_process()
@@ -41,15 +41,15 @@ class AppGrid(Grid):
             make,
             dict(enumerate(range(1 << 63, (1 << 63) + nodes))),
         )  # partition → node id
-        self.faults: dict[tuple[str, int], Fault] = {}  # by type of message and partition
-        self.sent: list[tuple[str, int, int]] = []  # type, partition, bytes down
-        self.received: list[tuple[str, int, int]] = []  # likewise up
+        self.faults: dict[tuple[str, int], Fault] = {}  # message type, partition → fault
+        self.sent: list[tuple[str, int, int]] = []  # message type, partition, bytes down
+        self.received: list[tuple[str, int, int]] = []  # message type, partition, bytes up
         self.here = set(self.nodes)
         self._replies: dict[str, Message] = {}
         self._run = SimpleNamespace(run_id=1)
 
     def restart(self, partition: int) -> None:
-        """As a SuperNode without a key of its own comes back: under a new node id."""
+        """Restart a SuperNode that has no key of its own: it gets a new node id."""
         self.nodes[partition] += 1000
 
     def set_run(self, run) -> None:

@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported fedcomp, so that each starts at once: FORKS.Process(target=…)."""
+"""FORKS.Process(target=…) starts a process quickly, because it is forked from a process that has already imported fedcomp."""
 
 import multiprocessing
 

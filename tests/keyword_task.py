@@ -1,4 +1,4 @@
-"""A model with two named inputs and a frozen layer, as a base model with adapters has one; the same task with a loop of its own."""
+"""A task with two named inputs and a frozen layer, like a base model with adapters, and the same task with its own training loop."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from fedcomp import Data, LocalRound, Task
 
 
 class Network(nn.Module):
-    """x [B, 1] and y [B, 1] → scores [B, 2]."""
+    """Inputs x [B, 1] and y [B, 1] → scores [B, 2]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ def connect(port: int) -> socket.socket:
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """Everything that comes before the other side closes; it has to within the socket's timeout."""
+    """Return all bytes until the other side closes the connection, which must happen within the socket's timeout."""
     data = b""
     while piece := connection.recv(1 << 16):
         data += piece
@@ -20,5 +20,5 @@ def until_closed(connection: socket.socket) -> bytes:
 def wait_until(true: Callable[[], bool], seconds: float = 5.0) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it did not come about in time"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.005)

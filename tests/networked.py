@@ -32,11 +32,11 @@ from fedcomp.strategies.base import DEADLINE
 from fedcomp.tasks import Task, initial_model
 from fedcomp.transports.grpc import GrpcTransport, PortSettings
 
-PATIENCE_S = 60.0  # for anything that has to happen
+PATIENCE_S = 60.0  # longest wait for anything that must happen
 
 
 class Network:
-    """A folder for federations."""
+    """Makes federations whose files are in a folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -117,7 +117,7 @@ class Networked:
         ends.callback(self.faults.release)
 
     def rounds(self, first: int = 1, last: int | None = None) -> list[RoundResult]:
-        """Run these rounds as a deployment does."""
+        """Run rounds as a deployment does."""
         self.clients.start()
         outcomes = []
         for outcome in self.loop.rounds(range(first, (last or self.config.rounds) + 1)):
@@ -131,7 +131,7 @@ class Networked:
         return outcomes
 
     def send_farewell(self) -> None:
-        """Send the end of the run, and wait until its clients have ended."""
+        """Send the farewell, and wait until the clients have ended."""
         self.transport.send_farewell(self.config.rounds)
         self.clients.join(PATIENCE_S)
 

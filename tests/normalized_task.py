@@ -1,4 +1,4 @@
-"""A model with BatchNorm whose training examples lie on the clients alone."""
+"""A task with BatchNorm. Its data is in files, so that a test can leave the training data to the clients."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fedcomp import Data, Task
 
 
 def write(path: Path, examples: int, seed: int) -> None:
-    """Two classes of unscaled points; the last column is the class."""
+    """Write points of two classes, which are not standardised, to a file. The last column is the class."""
     drawn, classes = np.random.default_rng(seed), np.arange(examples) % 2
     points = 30 + 10 * classes[:, None] + 10 * drawn.normal(size=(examples, 2))
     path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A strict reader of the Prometheus text format 0.0.4, written from its grammar."""
+"""A strict parser of the Prometheus text format 0.0.4, written from the format's grammar."""
 
 import re
 
@@ -14,7 +14,7 @@ def unescaped(text: str) -> str:
 
 
 def parsed(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """(name, labels) → value. Fails for what a scraper would not take, or would count twice."""
+    """Parse a page to (name, labels) → value. Fails if a scraper would reject a line or count a sample twice."""
     assert page.endswith("\n")
     found: dict = {}
     kinds: dict[str, str] = {}
@@ -23,7 +23,7 @@ def parsed(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     for line in page[:-1].split("\n"):
         if line.startswith("# HELP "):
             family = re.fullmatch(rf"# HELP ({NAME}) [^\n]+", line)[1]
-            assert family not in helped, f"{family} is explained twice"
+            assert family not in helped, f"{family} has two HELP lines"
             helped.add(family)
         elif line.startswith("# TYPE "):
             name, kind = re.fullmatch(rf"# TYPE ({NAME}) (counter|gauge|histogram)", line).groups()
@@ -32,9 +32,9 @@ def parsed(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
             kinds[name] = kind
         else:
             match = SAMPLE.fullmatch(line)
-            assert match, f"no sample: {line!r}"
+            assert match, f"not a sample: {line!r}"
             assert match[1] in [family + suffix for suffix in SUFFIXES[kinds[family]]], (
-                f"{match[1]} stands among {family}"
+                f"{match[1]} is in the samples of {family}"
             )
             labels = tuple(
                 (name, unescaped(value)) for name, value in re.findall(PAIR, match[2] or "")

@@ -1,10 +1,10 @@
 """Small runs whose every frame is recorded: all strategies, codecs and memories in 34 configurations of five rounds.
 
-`make record` writes tests/golden/runs.json; tests/test_recorded_runs.py runs the configurations again and compares. Record anew only
+`make record` writes tests/golden/runs.json; tests/test_recorded_runs.py runs the configurations again and compares. Run `make record` only
 after a change that is meant to change frames or models, and say in the commit which configurations changed and why.
 
-The model's loss is linear in its parameters, and weights and gradients begin as short binary fractions, so sums are exact in any
-order. The processor and the version of torch therefore change nothing before the update reaches the memory and the codec.
+The model's loss is linear in its parameters, and initial weights and gradients are short binary fractions, so sums are exact in any order.
+The update that reaches the memory and the codec is therefore the same on every processor and with every version of torch.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ CONFIGURATIONS = {
 
 
 class Linear(nn.Module):
-    """Two matrices and two vectors, 160 parameters; the output of an example is its inner product with all of them."""
+    """A model of two matrices and two vectors with 160 parameters. Its output is the inner product of an example and the parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Linear(nn.Module):
 
 
 def examples(count: int, seed: int) -> Data:
-    """Inputs [count, 160], multiples of 1/16 whose sizes differ by coordinate, so that codecs have something to choose."""
+    """Return data with inputs [count, 160], short binary fractions. Magnitudes differ by coordinate, so that codecs have to choose."""
     draws = torch.Generator().manual_seed(seed)
     scale = 2.0 ** -(torch.arange(160) % 5)
     inputs = torch.randint(-8, 9, (count, 160), generator=draws) / 16 * scale
@@ -122,7 +122,7 @@ TASK = Task(
 
 @dataclass
 class Recording(Population):
-    """Passes assignments on to the clients of a simulation and keeps the bytes that go down and come up."""
+    """Passes assignments to the clients of a simulation, and records the bytes that are sent down and up."""
 
     clients_of_run: Population
     down: dict[int, list[bytes]] = field(default_factory=dict)  # round → frames and announcements
@@ -146,7 +146,7 @@ class Recording(Population):
 
 
 def digest(parts: Sequence[bytes], hashed: bool = True) -> str:
-    """Describe byte strings by their number, their sizes and, unless their content is random, a part of their SHA-256."""
+    """Describe byte strings by their number and sizes, and if `hashed` by a part of their SHA-256."""
     sizes = f"{len(parts)} of {min(map(len, parts))} to {max(map(len, parts))} bytes"
     if not hashed:
         return sizes

@@ -1,4 +1,4 @@
-"""Robust strategies as functions of vectors, and byzfl's aggregators beside them."""
+"""Robust strategies as functions of vectors, and byzfl's aggregators to compare them with."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,10 @@ FRONTS = "", ",mix=true", ",buckets=2", ",buckets=2,mix=true"
 
 
 def oracle() -> ModuleType:
-    """`byzfl.aggregators`. byzfl itself is not run: its benchmarks import torchvision, which not every build of torch can load."""
+    """Return the module `byzfl.aggregators` without importing byzfl itself, whose benchmarks import torchvision.
+
+    Not every build of torch can load torchvision.
+    """
     if "byzfl" not in sys.modules:
         found = importlib.util.find_spec("byzfl") or pytest.skip("byzfl is not installed")
         sys.modules["byzfl"] = importlib.util.module_from_spec(found)
@@ -29,7 +32,7 @@ def oracle() -> ModuleType:
 
 
 def rule(text: str, numel: int, **rules: Any) -> RoundStrategy:
-    """Return a strategy for a model [numel]."""
+    """Return a strategy for a model with `numel` parameters."""
     return strategy(
         text, StrategyConfig(uplink="identity", memory="none", **rules), Layout.flat(numel)
     )
@@ -42,7 +45,7 @@ def accepted(updates: list[Update | None]) -> list[AcceptedUpdate]:
 def aggregated(
     made: RoundStrategy, vectors: np.ndarray, sparse: bool = False, round: int = 1
 ) -> np.ndarray:
-    """What a strategy makes of vectors [m, n]: float32 [n]."""
+    """Return the aggregate that a strategy computes from vectors [m, n]: float32 [n]."""
     rows = np.asarray(vectors, np.float32)
     updates = [
         Sparse(row.size, np.flatnonzero(row), row[row != 0]) if sparse else Dense(row)
@@ -54,7 +57,7 @@ def aggregated(
 
 
 def clouds(kind: str, m: int, n: int, byzantine: int, seed: int = 0) -> np.ndarray:
-    """m vectors [n], the last of which lie, float32."""
+    """Return m vectors [n], float32, the last `byzantine` of which are Byzantine."""
     rng = np.random.default_rng(seed)
     honest = (rng.standard_normal(n) + 0.3 * rng.standard_normal((m, n))).astype(np.float32)
     lies = {
@@ -63,7 +66,7 @@ def clouds(kind: str, m: int, n: int, byzantine: int, seed: int = 0) -> np.ndarr
         "inverted": -10 * honest[m - byzantine :],
         "colluding": np.repeat(
             honest.mean(0)[None] - 1.5 * honest.std(0), byzantine, axis=0
-        ),  # a little is enough (Baruch et al. 2019)
+        ),  # a small shift is enough (Baruch et al. 2019)
         "mimic": np.repeat(honest[:1], byzantine, axis=0),
         "zero": np.zeros((byzantine, n)),
         "largest": np.full((byzantine, n), np.finfo(np.float32).max),

@@ -1,11 +1,11 @@
-"""Models that are hard on a layout, for tests of both engines."""
+"""Models with unusual parameters, for tests of the layout and of both engines."""
 
 import torch
 from torch import nn
 
 
 class Tied(nn.Module):
-    """Two layers share their weight, one is frozen, one parameter is never used."""
+    """Two layers share their weight, another layer is frozen, and one parameter is never used."""
 
     def __init__(self):
         super().__init__()
@@ -23,7 +23,7 @@ class Tied(nn.Module):
 
 
 class Coarse(nn.Module):
-    """A bfloat16 layer under a float32 one."""
+    """A bfloat16 layer followed by a float32 layer."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Coarse(nn.Module):
 
 
 class Scalar(nn.Module):
-    """A parameter without dimensions beside a layer."""
+    """A layer, and a parameter without dimensions."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small simulations for tests: stopped where a test says, watched, and compared by what they left."""
+"""Small simulations for tests, with callbacks that record or stop a run, and functions that compare run folders."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Stop(Exception):
 
 
 class StopsAt(Callback):
-    """Stops a run when `answered` clients of a round have answered, or when a round is done."""
+    """Stops a run when `answered` clients of a round have answered; None: at the end of the round."""
 
     def __init__(self, round: int, answered: int | None = None):
         self.at, self.answered = round, answered
@@ -60,7 +60,7 @@ class StopsAt(Callback):
 
 
 class StopsAfter(StopsAt):
-    """Stops a run when so many answers of a round have come, in all its phases, or when a round is done."""
+    """Stops a run after `answered` answers in a round, counted over all of its phases; None: at the end of the round."""
 
     heard = 0
 
@@ -89,7 +89,7 @@ def lines_in(folder: Path) -> int:
 
 
 def assert_the_same_when_stopped(tmp_path: Path, config: RunConfig, *moments: Callback) -> None:
-    """A run that is stopped at each of these moments, and resumed every time, leaves what a whole one leaves."""
+    """Assert that a run that is stopped by each of these callbacks in turn, and resumed, has the same results as an uninterrupted run."""
     simulate(replace(config, out=out(tmp_path, "whole")))
     stopped = replace(config, out=out(tmp_path, "stopped"))
     for i, moment in enumerate(moments):

@@ -17,7 +17,7 @@ class TcpProxy:
         self.bytes_down = 0
         self._remaining: int | None = None  # bytes to the server before the connections are cut
         self._then: Callable[[], None] = lambda: None
-        self.flows_down = threading.Event()  # while it is not set, nothing is sent to clients
+        self.flows_down = threading.Event()  # until this is set, nothing is sent to clients
         self.flows_down.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Imports point one way, transports alone import flwr and grpc, and nothing that is read from outside can run code."""
+"""Imports point one way, only transports and deployment import flwr and grpc, and data that is read from outside cannot run code."""
 
 import ast
 import re
@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fedcomp"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
 
-# Each package imports from those before it only. Modules beside the packages import from each other, unless they are named here.
+# A package imports only from itself, from the packages before it in this list, and from modules at the top level.
 ORDER = (
     "kernels codecs memories tasks training keys privacy strategies clients server transports deployment runs sim interactive cli "
     "__main__"
 ).split()
-# The only folders that import these.
+# Library → the only folders that may import it.
 CARRIERS = {"flwr": ("transports/flower/", "deployment/flower/"), "grpc": ("transports/grpc/",)}
 FLOWER_PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 
@@ -25,7 +25,7 @@ RUNS_CODE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "to
 
 
 def place(name: str) -> str:
-    """Return `codecs` for codecs/stc.py, `errors` for errors.py."""
+    """Return the package or top-level module of a file: `codecs` for codecs/stc.py, `errors` for errors.py."""
     return name.split("/")[0].removesuffix(".py")
 
 
@@ -36,7 +36,7 @@ def nodes(name: str) -> list[ast.AST]:
 
 @cache
 def imports(name: str) -> set[str]:
-    """Return the full names of what a file imports, imports inside functions included."""
+    """Return the full names that a file imports, also inside functions."""
     package, found = ["fedcomp", *name.split("/")[:-1]], set()
     for node in nodes(name):
         if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def test_imports_point_one_way():
         assert ours & places <= allowed.get(place(name), foundation), name
 
 
-def test_transports_alone_import_flwr_and_grpc_and_of_flwr_its_public_modules():
+def test_only_transports_and_deployment_import_flwr_and_grpc():
     for name in MODULES:
         for package, folders in CARRIERS.items():
             used = {module for module in imports(name) if module.split(".")[0] == package}
@@ -72,7 +72,7 @@ def test_a_strategy_has_at_most_15_public_methods():
     assert len([name for name in methods if not name.startswith("_")]) <= 15
 
 
-def test_nothing_that_is_read_can_run_code():
+def test_no_module_loads_data_that_can_run_code():
     for name in MODULES:
         used = {ast.unparse(node) for node in nodes(name) if isinstance(node, ast.Attribute)}
         used |= {part for module in imports(name) for part in (module, module.split(".")[0])}
@@ -84,7 +84,7 @@ def test_nothing_that_is_read_can_run_code():
 def test_links_at_the_root_lead_to_packages():
     for door in ("clients", "server", "strategies", "sim"):
         link = ROOT / door
-        if not (ROOT / "PKG-INFO").exists():  # a source distribution leaves the links out
+        if not (ROOT / "PKG-INFO").exists():  # a source distribution has no links
             assert link.is_symlink() and link.readlink() == Path("fedcomp") / door
 
 

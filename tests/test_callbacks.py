@@ -1,4 +1,4 @@
-"""CallbackList: every callback receives every call, and a failing one is reported, removed, and does not end the run."""
+"""CallbackList: every callback receives every call. A failing callback is reported and removed, and does not end the run."""
 
 import inspect
 
@@ -33,7 +33,7 @@ ARGUMENTS = {
 
 
 class RecordingCallback(Callback):
-    """Records the calls of its hooks; raises an error in the hook `fails_at`."""
+    """Records the calls of its hooks, and raises an error in the hook `fails_at`."""
 
     def __init__(self, fails_at=""):
         self.calls, self.fails_at = [], fails_at
@@ -53,7 +53,7 @@ class RecordingCallback(Callback):
 def test_every_callback_receives_every_call(hook):
     first, one, two = RecordingCallback(), RecordingCallback(), RecordingCallback()
     both = CallbackList(first, {"one": one, "two": two})
-    assert hook in vars(ForwardingCallback), "it is forwarded"
+    assert hook in vars(ForwardingCallback), "ForwardingCallback does not forward this hook"
     getattr(both, hook)(*ARGUMENTS[hook])
     assert first.calls == one.calls == two.calls == [(hook, ARGUMENTS[hook])]
 
@@ -62,7 +62,7 @@ def test_the_table_above_names_every_hook():
     assert set(ARGUMENTS) == set(HOOKS) and Summary
 
 
-def test_one_that_fails_is_told_of_once_and_hears_no_more():
+def test_a_failing_callback_is_reported_once_and_removed():
     first, bad, good = (
         RecordingCallback(),
         RecordingCallback(fails_at="on_client_joined"),
@@ -85,7 +85,7 @@ def test_one_that_fails_is_told_of_once_and_hears_no_more():
     assert bad.calls == [("on_client_left", (0,))] and sorted(good.calls) == sorted(first.calls)
 
 
-def test_all_may_fail_but_the_first():
+def test_every_callback_but_the_first_may_fail():
     first = RecordingCallback()
     both = CallbackList(
         first, {"a": RecordingCallback("on_warning"), "b": RecordingCallback("on_warning")}
@@ -97,13 +97,13 @@ def test_all_may_fail_but_the_first():
         CallbackList(RecordingCallback("on_warning"), {}).on_warning("odd")
 
 
-def test_the_header_says_where_metrics_are_read_whoever_stands_between():
+def test_the_header_has_the_address_of_the_metrics_page_behind_nested_lists():
     first = RecordingCallback()
     CallbackList(CallbackList(first, {}), {}, "http://127.0.0.1:1/metrics").on_run_start(HEADER)
     assert first.calls[0][1][0].metrics == "http://127.0.0.1:1/metrics"
 
 
-def test_what_is_said_is_its_sentence():
+def test_a_log_message_equals_its_text():
     message = LogMessage("round 3", "answered", round=3)
     assert (
         message == "round 3"

@@ -1,4 +1,4 @@
-"""The code that one update passes through, from a client's assignment to the moved model, spans few files."""
+"""The code that processes one update, from the client's assignment to the updated model, is in few files."""
 
 import sys
 from pathlib import Path
@@ -9,10 +9,10 @@ from fedcomp.server.exchange import Exchange
 from fedcomp.server.round_loop import RoundLoop
 
 MAX_FILES = 30
-ROUND = 5  # in earlier rounds, clients and memories are new
+ROUND = 5  # not an earlier round, in which clients and memories are new
 PATH = {function.__code__ for function in (ClientSession.handle, Exchange.receive, RoundLoop.close)}
 PACKAGE = Path(fedcomp.__file__).parent
-STOPWATCH = "profiling.py"  # takes times and does nothing else
+STOPWATCH = "profiling.py"  # not counted, because it only measures times
 
 
 def test_an_update_passes_through_at_most_30_files(tmp_path):

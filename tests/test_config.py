@@ -1,4 +1,4 @@
-"""Every option: its default is allowed, its limits hold, and TOML gives back what a run stored."""
+"""Every option: its default is valid, its limits are enforced, and TOML restores the options that a run stored."""
 
 import math
 from dataclasses import fields, replace
@@ -13,7 +13,7 @@ from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError, DataError, RunFolderError
 
 FIELDS = fields(RunConfig)
-# A value for each option that is allowed and is not its default.
+# For each option a valid value that is not its default.
 OTHER = {
     "task": "mnist-cnn",
     "data": "somewhere",
@@ -92,7 +92,7 @@ def test_the_table_above_names_every_option():
 
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
-def test_every_option_says_what_it_does(f):
+def test_every_option_has_a_help_text(f):
     assert f.metadata["help"]
     assert set(f.metadata) <= {
         "help",
@@ -109,7 +109,7 @@ def test_every_option_says_what_it_does(f):
 @pytest.mark.parametrize(
     "f", [f for f in FIELDS if {"low", "high", "above"} & set(f.metadata)], ids=lambda f: f.name
 )
-def test_ranges_hold_at_their_ends(f):
+def test_the_limits_of_a_range_are_valid_and_values_beyond_are_refused(f):
     whole = isinstance(f.default, int)
     for end in ("low", "high"):
         if end in f.metadata:
@@ -128,7 +128,7 @@ def test_ranges_hold_at_their_ends(f):
 
 
 @for_each("text", ["200", "200kB", "1.5MB", "64KiB", "1/2MB"])
-def test_sizes_that_are_read(text):
+def test_sizes_are_accepted(text):
     assert RunConfig(budget=text).budget == text
 
 
@@ -136,7 +136,7 @@ def test_sizes_that_are_read(text):
     "text",
     ["x", "-1", "0", "1e400", "kB", "10 kilobytes", "1,2", "1/0MB", "1kiB", "1BB", "0s", "nans"],
 )
-def test_a_size_that_is_none_names_the_flag_and_an_example(text):
+def test_an_invalid_size_is_refused_with_the_flag_and_an_example(text):
     with pytest.raises(
         ConfigError, match="^--budget is '.*'; give bytes, such as 200kB, or a time, such as 30s$"
     ):
@@ -152,7 +152,7 @@ def test_numbers_are_finite(f, value):
         RunConfig(**{f.name: value})
 
 
-def test_a_choice_has_a_nearest_one():
+def test_an_unknown_choice_is_refused_with_a_similar_one():
     with pytest.raises(
         ConfigError, match="^--weights cannot be 'example'; did you mean 'examples'"
     ):
@@ -160,7 +160,7 @@ def test_a_choice_has_a_nearest_one():
 
 
 @pytest.mark.parametrize("spelling", [lambda name: name, lambda name: name.replace("_", "-")])
-def test_toml_gives_back_what_was_stored(tmp_path, spelling):
+def test_toml_restores_stored_options(tmp_path, spelling):
     stored = config.settings(RunConfig(**OTHER))
     path = toml(tmp_path, tomli_w.dumps({spelling(name): value for name, value in stored.items()}))
     read = config.read_toml(path)
@@ -170,7 +170,7 @@ def test_toml_gives_back_what_was_stored(tmp_path, spelling):
     }
 
 
-def test_the_config_of_a_run_folder_can_be_given_again(tmp_path):
+def test_the_config_of_a_run_folder_can_be_used_for_another_run(tmp_path):
     stored = config.settings(RunConfig(clients=7)) | {
         "resolved": {"device": "cpu", "engine": "serial", "at_once": 1}
     }
@@ -179,7 +179,7 @@ def test_the_config_of_a_run_folder_can_be_given_again(tmp_path):
     )
 
 
-def test_numbers_in_toml_may_be_written_as_shares(tmp_path):
+def test_numbers_in_toml_may_be_fractions_or_percentages(tmp_path):
     path = toml(tmp_path, 'participation = "1/8"\nlr = "5%"\nclip = 1\n')
     assert config.read_toml(path) == {"participation": 0.125, "lr": 0.05, "clip": 1.0}
 
@@ -211,7 +211,7 @@ def test_a_mistake_in_toml_names_the_file_and_the_fix(tmp_path, text, sentence):
     assert str(path) in str(raised.value) and sentence in str(raised.value)
 
 
-def test_bytes_that_are_no_text_are_no_toml(tmp_path):
+def test_bytes_that_are_not_utf8_are_refused_as_toml(tmp_path):
     path = tmp_path / "options.toml"
     path.write_bytes(b"task = '\xff'")
     with pytest.raises(ConfigError, match="is not TOML"):
@@ -219,12 +219,12 @@ def test_bytes_that_are_no_text_are_no_toml(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["absent.toml", ".", "/dev/zero"])
-def test_a_config_file_that_cannot_be_read(tmp_path, path):
+def test_a_config_file_that_cannot_be_read_is_refused(tmp_path, path):
     with pytest.raises(ConfigError, match="^--config .*; give a TOML file that can be read$"):
         config.read_toml(tmp_path / path)
 
 
-def test_settings_leave_out_what_is_not_set():
+def test_settings_leave_out_options_that_are_not_set():
     unset = {
         "data",
         "init",
@@ -245,7 +245,7 @@ def test_settings_leave_out_what_is_not_set():
 
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
-def test_a_resumed_run_may_change_only_what_is_local(f):
+def test_a_resumed_run_may_change_only_local_options(f):
     stored = config.settings(RunConfig())
     changed = replace(RunConfig(), **{f.name: OTHER[f.name]})
     assert config.first_difference(changed, stored) == (None if f.metadata["local"] else f.name)
@@ -254,7 +254,7 @@ def test_a_resumed_run_may_change_only_what_is_local(f):
     )
 
 
-def test_an_option_younger_than_a_run_had_its_default():
+def test_an_option_that_a_stored_run_lacks_has_its_default():
     stored = {
         name: value for name, value in config.settings(RunConfig()).items() if name != "proximal"
     }
@@ -262,7 +262,7 @@ def test_an_option_younger_than_a_run_had_its_default():
     assert config.first_difference(RunConfig(proximal=0.1), stored) == "proximal"
 
 
-def test_the_options_of_a_run_can_be_taken_over(tmp_path):
+def test_the_options_of_a_run_are_inherited(tmp_path):
     stored = config.settings(RunConfig(**OTHER)) | {"resolved": {"device": "cpu"}}
     (tmp_path / config.RUN_FILE).write_text(tomli_w.dumps(stored), encoding="utf-8")
     assert config.read_run(tmp_path) == stored
@@ -281,7 +281,7 @@ def test_the_options_of_a_run_can_be_taken_over(tmp_path):
         (b"task = " + b"[" * 100_000, "cannot be read"),
     ],
 )
-def test_a_folder_without_a_run(tmp_path, content, sentence):
+def test_a_folder_without_a_valid_run_is_refused(tmp_path, content, sentence):
     if content is not None:
         (tmp_path / config.RUN_FILE).write_bytes(content)
     with pytest.raises(RunFolderError, match=sentence):
@@ -299,13 +299,13 @@ def test_a_value_of_another_type_is_refused(name):
         else [1]
     )
     if name == "checkpoint_every":
-        wrong = [True, 2.5]  # a whole number stands for its text
+        wrong = [True, 2.5]  # a whole number is valid: it is converted to text
     for value in [*wrong, b"bytes", *([] if default is None else [None])]:
         with pytest.raises(ConfigError, match=f"^{config.flag(name)} "):
             RunConfig(**{name: value})
 
 
-def test_a_whole_number_is_a_number():
+def test_whole_numbers_are_accepted_for_lr_and_participation():
     assert RunConfig(lr=1, participation=1).lr == 1
 
 
@@ -313,7 +313,7 @@ def test_a_whole_number_is_a_number():
 @for_each(
     "name", [f.name for f in FIELDS if f.type in (str, str | None) and "choices" not in f.metadata]
 )
-def test_a_text_is_not_empty_and_can_be_printed(name, value):
+def test_empty_and_unprintable_texts_are_refused(name, value):
     with pytest.raises(ConfigError, match=f"^{config.flag(name)} ") as raised:
         RunConfig(**{name: value})
     assert str(raised.value).isprintable()
@@ -334,13 +334,13 @@ def test_a_text_is_not_empty_and_can_be_printed(name, value):
         ),
     ],
 )
-def test_what_would_fill_the_memory_or_overflow_is_refused(name, value, most):
+def test_values_that_would_fill_the_memory_or_overflow_are_refused(name, value, most):
     with pytest.raises(ConfigError) as raised:
         RunConfig(**{name: value})
     assert str(raised.value) == f"{config.flag(name)} is {value}; give at most {most}"
 
 
-def test_the_home_of_somebody_who_is_not_here(monkeypatch):
+def test_the_home_folder_of_an_unknown_user_is_refused_with_the_option(monkeypatch):
     with pytest.raises(ConfigError, match="^--out ~nosuch/x: "):
         config.inherited_options("~nosuch/x")
     with pytest.raises(ConfigError, match="^--data ~nosuch/x: "):
@@ -376,17 +376,17 @@ def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
         ({"task": "a\nb"}, "--task"),
     ],
 )
-def test_values_of_another_kind_are_refused_by_their_flag(values, says):
+def test_an_invalid_value_is_refused_with_its_flag(values, says):
     with pytest.raises(ConfigError) as error:
         RunConfig(**values)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_whole_numbers_are_numbers():
+def test_whole_numbers_are_accepted_for_lr_and_momentum():
     assert RunConfig(lr=1, momentum=0).lr == 1
 
 
-def test_a_folder_of_a_user_that_is_not_here():
+def test_a_folder_of_an_unknown_user_is_refused():
     with pytest.raises(ConfigError, match="without ~"):
         config.data_folder("~nobody-of-this-name/x")
 

@@ -1,4 +1,4 @@
-"""What stands in deploy/ and in the pages is what the commands take; what can run without Docker and systemd runs."""
+"""The files in deploy/ and the commands in the documentation are valid. Parts that need neither Docker nor systemd are run."""
 
 import json
 import os
@@ -30,7 +30,7 @@ DEPLOY = ROOT / "deploy"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BEGINS = r"(?:\$ |sudo )?(?:[A-Z_]+=\S+ )*(?:\S*/)?fedcomp(?![\w./:-]| [=@])"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-# Of the Compose specification, what a service is told here.
+# The keys of our service in the Compose specification, with their types.
 SERVICE = {
     "build": dict,
     "cap_drop": list,
@@ -66,7 +66,7 @@ INSTRUCTIONS = {
 
 
 def parsed(words: list[str]) -> str:
-    """The command that these words are for. Raises ClickException or UserError where it would not take them."""
+    """Return the name of the command that these words call. Raises ClickException or UserError if the command does not accept them."""
     command, context = get_command(app), None
     name, words = "fedcomp", [word for word in words if word != "--help"]
     while isinstance(command, click.Group):
@@ -96,7 +96,7 @@ def parsed(words: list[str]) -> str:
 
 
 def lines_of(page: Path) -> list[str]:
-    """The commands of a page: lines of code that begin with one, and code in the middle of a sentence."""
+    """Return the fedcomp commands of a page, from code blocks and from inline code."""
     text = re.sub(r"\\\n\s*", "", page.read_text())
     blocks = re.findall(r"^```(\w*)\n(.*?)^```|^ {4,}(\S[^\n]*)$", text, re.DOTALL | re.MULTILINE)
     code = [
@@ -116,7 +116,7 @@ def words_of(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_in_the_pages_is_one(page):
+def test_every_command_in_the_documentation_is_valid(page):
     for line in lines_of(page):
         try:
             parsed(words_of(line))
@@ -124,7 +124,7 @@ def test_every_command_in_the_pages_is_one(page):
             pytest.fail(f"{page.name}: {line}: {error}")
 
 
-def test_a_command_that_is_none_is_found(tmp_path):
+def test_invalid_commands_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "Type `fedcomp keys renw 3`.\n\n    fedcomp sim --clients 3 && fedcomp client --sever a:1\n\n"
@@ -143,7 +143,7 @@ def test_a_command_that_is_none_is_found(tmp_path):
 
 
 def logical_lines(path: Path) -> list[str]:
-    """Of a Dockerfile."""
+    """Return the lines of a Dockerfile, with continued lines joined and without comments."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
     return [line for line in re.sub(r"\\\n", " ", text).split("\n") if line.strip()]
 
@@ -152,7 +152,7 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(maxsplit=1)) for line in logical_lines(DEPLOY / "Dockerfile")]
 
 
-def test_the_dockerfile_says_what_there_is():
+def test_the_dockerfile_names_existing_files_and_pinned_versions():
     output = instructions()
     assert {name for name, _ in output} == INSTRUCTIONS
     assert output[0][0] == "FROM" and output[-1] == ("ENTRYPOINT", '["serve"]')
@@ -172,7 +172,7 @@ def test_the_dockerfile_says_what_there_is():
     assert "uid 10001" in dict(output)["RUN"] and os.access(DEPLOY / "serve", os.X_OK)
 
 
-def test_the_check_of_health_sees_a_server_through_tls_and_nothing_else(tmp_path):
+def test_the_health_check_succeeds_only_for_this_server_through_tls(tmp_path):
     keys.make(tmp_path / "keys", 1)
     check = json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2])
     assert check[0] == "python" and "8080" in check[2] and "/keys/" in check[2]
@@ -221,7 +221,7 @@ def service() -> dict:
     ]
 
 
-def test_compose_starts_it_with_as_few_rights_as_it_needs():
+def test_compose_starts_the_server_with_few_privileges():
     assert set(COMPOSE) == {"name", "services"}
     output = service()
     assert {name: type(value) for name, value in output.items()} == SERVICE
@@ -255,7 +255,7 @@ def unit() -> ConfigParser:
     return parser
 
 
-def test_the_unit_starts_a_client_and_leaves_a_mistake_alone():
+def test_the_unit_starts_a_client_and_does_not_restart_it_after_a_user_error():
     told = unit()["Service"]
     words = told["ExecStart"].split()
     assert words[0].endswith("/fedcomp") and words[-1] == "$FEDCOMP_OPTIONS"
@@ -278,7 +278,7 @@ def test_the_unit_starts_a_client_and_leaves_a_mistake_alone():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_understands_the_unit(tmp_path):
+def test_systemd_accepts_the_unit(tmp_path):
     text = (DEPLOY / "fedcomp-client.service").read_text()
     (tmp_path / "fedcomp-client.service").write_text(
         text.replace("/opt/fedcomp/bin/fedcomp ", f"{sys.executable} ")

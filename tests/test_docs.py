@@ -1,4 +1,4 @@
-"""Build the site, and check its pages against the code: links, frames, codecs, tasks, commands."""
+"""Build the documentation site, and check its pages against the code: links, frames, codecs, tasks, commands."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ from fedcomp.tasks.check import check
 
 pytestmark = pytest.mark.timeout(
     300
-)  # a build imports all that it describes, slowly where others compute as well
+)  # the build imports all documented modules, which is slow on a busy machine
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -50,14 +50,14 @@ FETCHED = {
     "preconnect",
     "dns-prefetch",
     "prefetch",
-}  # kinds of <link>
+}  # values of `rel` for which a browser loads the target of a <link>
 
 
 # The site.
 
 
 class Page(HTMLParser):
-    """What a page names, links to and loads."""
+    """The anchors, the links and the loaded files of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -145,9 +145,9 @@ def test_the_reference_has_every_public_name_codec_memory_and_strategy(site):
         assert f"<code>--{field.replace('_', '-')}</code>" in text["options"], field
 
 
-def test_every_benchmark_is_among_the_figures():
+def test_the_figures_page_names_every_benchmark():
     page = (DOCS / "figures.md").read_text(encoding="utf-8")
-    # Modules that other benchmarks use.
+    # Modules that are parts of other benchmarks.
     parts = {
         "flower_fedavg_app",
         "rival_flower_ray",
@@ -161,7 +161,7 @@ def test_every_benchmark_is_among_the_figures():
     )
 
 
-def test_the_table_of_codecs_to_choose_from_is_that_of_the_benchmark():
+def test_the_table_of_codecs_to_choose_from_has_the_rows_of_the_benchmark():
     page = (DOCS / "how-to" / "choose-a-codec.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)`.*%.*\|$", page, re.MULTILINE)
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -189,7 +189,7 @@ FRAMES = {
 
 
 @for_each("spec", FRAMES)
-def test_a_frame_in_the_page_is_what_the_code_makes(spec):
+def test_frames_in_the_page_are_those_that_the_code_encodes(spec):
     if spec == "overwrite":
         assert FRAMES[spec] == overwrite.encode(X, np.array([1, 4, 7]))
         return
@@ -204,15 +204,15 @@ def test_a_frame_in_the_page_is_what_the_code_makes(spec):
     assert len(FRAMES[spec]) == len(made) and torch.allclose(there, here, atol=1e-6)
 
 
-def test_numbers_of_codecs_are_those_of_the_page():
+def test_the_page_lists_the_ids_of_codecs():
     cells = dict((name, int(number)) for number, name in re.findall(r"\| (\d+) \| `(\w+)`", FORMAT))
     assert len(cells) > 20 and cells == {
         name: fedcomp.available_codecs()[name].id for name in cells
     }
 
 
-def test_a_reader_written_from_the_page_reads_a_frame():
-    """stc, by nothing but what the page says."""
+def test_a_decoder_written_from_the_page_decodes_a_frame():
+    """Decodes a frame of stc by the description of the page only."""
     import zlib
 
     numel, data = 1000, codec("stc:density=1/50").encode(vectors(1000)["normal"])
@@ -269,7 +269,7 @@ def test_messages_are_laid_out_as_the_page_says():
         assert type(message).unpack(data) == message
 
 
-# What a newcomer types.
+# Code and commands for beginners.
 
 
 def python_blocks(page: str) -> list[str]:
@@ -282,12 +282,12 @@ def python_blocks(page: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def block_max(tmp_path_factory) -> type[Codec]:
-    """The codec of the page, as a file of fedcomp/codecs would be."""
+    """Return the codec that the page defines, imported like a file of fedcomp/codecs."""
     path = tmp_path_factory.mktemp("codecs") / "blockmax.py"
     path.write_text(python_blocks("how-to/write-a-codec.md")[0], encoding="utf-8")
     spec = importlib.util.spec_from_file_location("fedcomp.codecs.blockmax", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up types
+    sys.modules[spec.name] = module  # dataclasses look up types there
     try:
         spec.loader.exec_module(module)
         yield module.BlockMax
@@ -295,14 +295,14 @@ def block_max(tmp_path_factory) -> type[Codec]:
         del sys.modules[spec.name]
 
 
-def test_the_number_of_the_new_codec_is_free(block_max):
+def test_the_id_of_the_new_codec_is_free(block_max):
     taken = {cls.id: name for name, cls in fedcomp.available_codecs().items()}
     assert taken.get(block_max.id, "blockmax") == "blockmax"
 
 
 @for_each("size", [1, 64, 256])
 @for_each("numel", [0, 1, 7, 401])
-def test_the_new_codec_keeps_what_codecs_promise(block_max, size, numel):
+def test_the_new_codec_has_the_properties_of_codecs(block_max, size, numel):
     c, layout = block_max(size), Layout.from_shapes({"w": (numel,)})
     for name, x in vectors(numel).items():
         data = c.encode(x, seed=3, layout=layout)
@@ -322,14 +322,14 @@ def test_the_new_codec_keeps_what_codecs_promise(block_max, size, numel):
         block_max(257)
 
 
-def test_the_new_codec_passes_the_test_that_the_page_writes_for_it(block_max):
+def test_the_new_codec_passes_the_test_in_the_page(block_max):
     names: dict = {}
     exec(python_blocks("how-to/write-a-codec.md")[1], names)
     names["codec"] = lambda spec: block_max(int(spec.partition("=")[2]))
     names["test_the_largest_of_each_block_is_sent"]()
 
 
-def test_the_tasks_of_the_page_are_tasks(tmp_path):
+def test_the_tasks_in_the_tutorial_are_valid(tmp_path):
     waves, table = python_blocks("tutorials/your-model.md")
     (tmp_path / "waves.py").write_text(waves, encoding="utf-8")
     assert check(load(f"{tmp_path}/waves.py:task"), 20).numel == 64 * 32 + 32 + 2 * 32 + 2
@@ -348,7 +348,7 @@ def test_the_tasks_of_the_page_are_tasks(tmp_path):
 
 @pytest.mark.slow
 def test_the_python_of_the_readme_prints_what_the_readme_shows(tmp_path, monkeypatch, capsys):
-    """Except for the numbers, which depend on the machine in their last digits."""
+    """Compares the output without its numbers, whose last digits depend on the machine."""
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     program, shown = re.search(
@@ -361,7 +361,7 @@ def test_the_python_of_the_readme_prints_what_the_readme_shows(tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run_in_the_order_printed(tmp_path, monkeypatch):
-    """With fewer clients and rounds. Of `reproduce` only the list, of alternatives only the forecast."""
+    """Uses fewer clients and rounds. `reproduce` only lists, and comparisons are dry runs."""
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = readme.partition("## From the command line\n")[2].partition("On real devices")[0]

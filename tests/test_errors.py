@@ -1,4 +1,4 @@
-"""The tree drawn in errors.py is the tree there is, and unknown names get a useful end of a sentence."""
+"""The tree of errors in the docstring of errors.py is correct, and errors about unknown names suggest similar names."""
 
 import re
 
@@ -21,12 +21,12 @@ def subclasses(cls: type) -> set[type]:
     )
 
 
-def test_every_error_is_drawn_and_every_drawn_one_exists():
+def test_the_tree_has_every_error_and_no_others():
     assert {name for _, name, _ in DRAWN} == {cls.__name__ for cls in subclasses(FedcompError)}
 
 
 @for_each("branch, name, status", DRAWN, ids=[name for _, name, _ in DRAWN])
-def test_parents_and_exit_statuses_are_as_drawn(branch, name, status):
+def test_parents_and_exit_statuses_are_those_of_the_tree(branch, name, status):
     cls = getattr(errors, name)
     parent = {0: Exception, 4: FedcompError, 8: errors.UserError, 12: errors.ConfigError}[
         len(branch)
@@ -48,7 +48,7 @@ def test_nearest_suggests_only_what_is_close_and_lists_all(name, hint):
     assert nearest(name, ["topk", "stc"]) == f"{hint}known: stc, topk"
 
 
-def test_nearest_of_nothing():
+def test_nearest_without_known_names_suggests_nothing():
     assert nearest("stc", []) == "known: "
 
 

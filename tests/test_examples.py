@@ -1,4 +1,4 @@
-"""The examples run as they stand and print what they promise: scripts in this process, the notebook in a kernel."""
+"""The examples run unchanged and print the promised output: scripts in this process, the notebook in a kernel."""
 
 import re
 import runpy
@@ -18,9 +18,10 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 @pytest.fixture
 def printed(tmp_path, monkeypatch, capfd):
-    """printed(name) → the output of a script that is run as __main__ in the folder tmp_path."""
+    """Return a function that runs a script as __main__ in the folder tmp_path and returns its output."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "torchvision", None)  # its build may be for another torch
+    # torchvision may be built for another version of torch.
+    monkeypatch.setitem(sys.modules, "torchvision", None)
 
     def run(name: str) -> str:
         with warnings.catch_warnings():
@@ -51,7 +52,7 @@ def test_every_example_has_fewer_than_60_lines():
     assert {name: count for name, count in lines.items() if count >= 60} == {}
 
 
-def test_a_model_of_ones_own(printed, tmp_path):
+def test_the_example_own_model_runs(printed, tmp_path):
     out = printed("own_model.py")
     found = {
         row[0]: row
@@ -66,29 +67,29 @@ def test_a_model_of_ones_own(printed, tmp_path):
     ).is_file()
 
 
-def test_a_regression(printed):
+def test_the_example_regression_reduces_loss_and_error(printed):
     out = printed("regression.py")
     rounds = [
         [number(word) for word in row]
         for row in re.findall(r"^ +(\d+) +([\d.]+) +([\d.]+) +([\d,]+) B$", out, re.MULTILINE)
     ]
     assert [row[0] for row in rounds] == [10, 20, 30, 40]
-    assert rounds[-1][1] < rounds[0][1] and rounds[-1][2] < rounds[0][2], "loss and error fall"
+    assert rounds[-1][1] < rounds[0][1] and rounds[-1][2] < rounds[0][2], "loss and error must fall"
 
 
-def test_an_image_classifier_with_batchnorm_and_dropout(printed):
+def test_the_example_image_classifier_reaches_its_accuracy(printed):
     assert accuracy_of(printed("image_classifier.py")) > 80
 
 
-def test_two_inputs(printed):
+def test_the_example_two_inputs_reaches_its_accuracy(printed):
     assert accuracy_of(printed("two_inputs.py")) > 85
 
 
-def test_an_own_loop(printed):
+def test_the_example_own_loop_reaches_its_accuracy(printed):
     assert accuracy_of(printed("own_loop.py")) > 85
 
 
-def test_a_transformers_classifier(printed):
+def test_the_example_transformers_classifier_reaches_its_accuracy(printed):
     assert accuracy_of(printed("transformers_classifier.py")) > 90
 
 
@@ -100,8 +101,8 @@ def test_a_gan_comes_nearer_to_the_circle(printed):
 
 @pytest.mark.filterwarnings(
     "ignore:.*is_gradient_checkpointing:FutureWarning"
-)  # peft asks transformers for it
-def test_lora_adapters_travel_alone_and_peft_loads_them(printed, tmp_path):
+)  # peft uses this deprecated attribute of transformers
+def test_only_lora_adapters_are_trained_and_sent_and_peft_loads_them(printed, tmp_path):
     out = printed("lora.py")
     first, last = map(float, re.search(r"loss ([\d.]+) → ([\d.]+)", out).groups())
     trained, total = map(number, re.search(r"([\d,]+) of ([\d,]+) parameters", out).groups())
@@ -122,18 +123,20 @@ def accuracy_of(out: str) -> float:
 
 
 @pytest.mark.timeout(300)
-def test_the_notebook(tmp_path, monkeypatch):
+def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     book = nbformat.read(EXAMPLES / "compare.ipynb", as_version=4)
-    assert all(not cell.get("outputs") for cell in book.cells), "it is kept without outputs"
+    assert all(not cell.get("outputs") for cell in book.cells), (
+        "the notebook must be stored without outputs"
+    )
     assert "ROUNDS = 30" in book.cells[1].source
     book.cells[1].source = book.cells[1].source.replace("ROUNDS = 30", "ROUNDS = 5")
     NotebookClient(book, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     shown = [output for output in code[1].outputs if output.output_type == "display_data"]
     assert [output.output_type for output in code[1].outputs] == ["display_data"] * 3, (
-        "one display a run, and no line beside it"
+        "each run must show one display and print no line"
     )
     assert all(
         "<svg" in output.data["text/html"] and "accuracy" in output.data["text/html"]

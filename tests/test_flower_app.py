@@ -1,4 +1,4 @@
-"""An existing Flower App in two lines: `flwr run` on Flower's own SuperLink and SuperNodes, one of which is killed."""
+"""An existing Flower App with two added lines: `flwr run` on Flower's own SuperLink and SuperNodes, one of which is killed."""
 
 import importlib
 import json
@@ -22,13 +22,13 @@ ROOT = APP.parents[1]
 TEMPLATE = ROOT / "examples" / "flower-app"
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(400),  # processes that import torch start slowly where others compute
+    pytest.mark.timeout(400),  # processes that import torch start slowly on a busy machine
 ]
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """run(rounds, compressed) → the same app in this process: its model, the accuracies, the grid."""
+    """Return a function that runs the same app in this process. It returns the model, the accuracies and the grid."""
     monkeypatch.syspath_prepend(str(APP))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -70,13 +70,13 @@ def here(tmp_path, monkeypatch):
 
 
 def done(out: Path) -> dict[str, float]:
-    """The accuracies after the rounds that are over."""
+    """Return the accuracies after the finished rounds."""
     path = out.with_suffix(".json")
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 @pytest.mark.slow
-def test_accuracy_is_that_without_compression_for_a_fraction_of_the_bytes(here):
+def test_compression_keeps_the_accuracy_with_a_fraction_of_the_bytes(here):
     _, plain, plainly = here(10, False)
     _, compressed, briefly = here(10, True)
     assert compressed[10] > plain[10] - 0.02 and plain[10] > 0.85 > 0.2 > plain[0]
@@ -88,8 +88,8 @@ def test_accuracy_is_that_without_compression_for_a_fraction_of_the_bytes(here):
 
 @pytest.mark.slow
 @pytest.mark.deploy
-def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, here):
-    """Killed after its first update; the SuperNode that is started in its place has another id, and its residual."""
+def test_flwr_run_gives_the_same_model_if_a_supernode_is_killed(tmp_path, here):
+    """A SuperNode is killed after its first update. Its replacement has another node id and the residual of the first."""
 
     def restart(round, grid):
         if round == 2:
@@ -106,7 +106,7 @@ def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, h
         stage.end(first)
         stage.flwr(
             "supernode", "unregister", stage.id_of("node1"), "here"
-        )  # else it would be asked until its heartbeat is missed
+        )  # otherwise it would get messages until its heartbeat times out
         again = stage.node(1, "node1-again")
         until(lambda: stage.id_of("node1-again"), again, lambda: stage.output("node1-again"))
         assert stage.id_of("node1-again") != stage.id_of("node1")
@@ -123,7 +123,7 @@ def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, h
 def test_flower_installs_the_wheel_and_the_template_app_reaches_the_accuracy_of_its_readme(
     tmp_path,
 ):
-    """Flower's own installation, offline: the dependencies of fedcomp are found in the environment that runs Flower."""
+    """Flower installs the wheel offline. The dependencies of fedcomp are found in the environment that runs Flower."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", tmp_path / "wheels", ROOT], check=True)
     page = (ROOT / "docs" / "tutorials" / "flower-app.md").read_text()

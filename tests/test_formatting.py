@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits, decimal units, and no unit with 1000 of the one below."""
+"""Numbers for people: three digits, decimal units, and never 1000 of a unit."""
 
 import pytest
 from cases import for_each
@@ -32,7 +32,7 @@ def test_human_bytes(count, text):
 
 
 @given(st.integers(1, 10**20))
-def test_human_bytes_says_the_size_to_half_a_percent_in_seven_characters(count):
+def test_human_bytes_has_an_error_below_half_a_percent_and_at_most_seven_characters(count):
     text = human_bytes(count)
     value, unit = text.split()
     assert float(value) * 1000 ** UNITS.index(unit) == pytest.approx(count, rel=0.005)

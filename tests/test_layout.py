@@ -21,7 +21,7 @@ class Mixed(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def test_frozen_parameters_and_buffers_are_left_out_and_tied_ones_stand_once():
+def test_the_layout_has_tied_parameters_once_and_no_frozen_parameters_or_buffers():
     layout = Layout.of(Mixed())
     assert [e.name for e in layout] == [
         "embed.weight",
@@ -34,7 +34,7 @@ def test_frozen_parameters_and_buffers_are_left_out_and_tied_ones_stand_once():
     assert [e.offset for e in layout] == [0, 15, 24, 27, 30]
 
 
-def test_gather_and_scatter_are_inverse_but_for_the_precision_of_the_tensor():
+def test_gather_inverts_scatter_up_to_the_precision_of_each_tensor():
     model = Mixed()
     layout = Layout.of(model)
     vector = torch.randn(layout.numel)
@@ -49,7 +49,7 @@ def test_gather_and_scatter_are_inverse_but_for_the_precision_of_the_tensor():
     assert back.dtype == torch.float32
 
 
-def test_views_share_the_vector_and_its_leading_axis():
+def test_views_share_the_memory_and_the_leading_axes_of_a_vector():
     layout = Layout.from_shapes({"a": (2, 3), "b": (), "c": (4,)})
     stack = torch.arange(22.0).view(2, 11)
     views = layout.views(stack)
@@ -78,7 +78,7 @@ def test_the_fingerprint_changes_with_any_name_shape_or_order():
     )
 
 
-def test_a_vector_is_float32_whatever_a_task_sets():
+def test_a_vector_is_float32_for_any_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         assert (
@@ -90,7 +90,7 @@ def test_a_vector_is_float32_whatever_a_task_sets():
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_parameter_without_dimensions_has_a_place_too():
+def test_a_parameter_without_dimensions_is_part_of_the_layout():
     model = nn.Module()
     model.scale = nn.Parameter(torch.tensor(3.0))
     layout = Layout.of(model)

@@ -1,4 +1,4 @@
-"""Messages come back as they were sent, and nothing else comes in."""
+"""Messages are unpacked as they were packed, and other bytes are refused."""
 
 from dataclasses import replace
 
@@ -31,12 +31,12 @@ REPORT = Report(3, "train", 7, UPDATE, "v2", "abc", b"\x00frame", "t", 20, 0.5, 
     "message",
     [ASSIGNMENT, REPORT, replace(REPORT, loss=float("inf")), replace(ASSIGNMENT, frames=[])],
 )
-def test_a_message_comes_back(message):
+def test_a_message_is_unpacked_as_it_was_packed(message):
     assert type(message).unpack(message.pack()) == message
     assert from_records(to_records(message), type(message)) == message
 
 
-def test_large_messages_travel_as_arrays_that_flower_can_cut():
+def test_large_messages_are_sent_as_arrays_that_flower_can_split():
     large = replace(REPORT, frame=bytes(MAX_CONFIG_BYTES))
     assert isinstance(to_records(large)["fedcomp"], ArrayRecord) and isinstance(
         to_records(REPORT)["fedcomp"], ConfigRecord
@@ -71,12 +71,12 @@ def test_a_message_cut_short_is_an_error(cut):
         Assignment.unpack(ASSIGNMENT.pack() + b"x")
 
 
-def test_a_message_of_the_other_kind_is_an_error():
+def test_a_message_of_another_kind_is_an_error():
     with pytest.raises(ProtocolError, match="same version"):
         Report.unpack(ASSIGNMENT.pack())
 
 
-def test_records_of_somebody_else_are_an_error():
+def test_records_of_other_apps_are_an_error():
     strange = [
         {},
         {"fedcomp": ConfigRecord({"fedcomp": "text"})},
@@ -92,7 +92,7 @@ def test_records_of_somebody_else_are_an_error():
             from_records(RecordDict(records), Report)
 
 
-def test_tickets_name_proposals():
+def test_different_proposals_have_different_tickets():
     assert ticket(1, 2, b"frame") != ticket(2, 2, b"frame") != ticket(2, 1, b"frame")
     assert failure(ASSIGNMENT, "train", "it broke").kind == "failed"
 
@@ -102,14 +102,14 @@ NUMBERS = st.dictionaries(NAMES, st.floats(), max_size=64)
 
 
 @given(NUMBERS, NUMBERS, st.integers(1, 1 << 53))
-def test_metrics_come_back(training, evaluation, examples):
+def test_metrics_are_unpacked_as_they_were_packed(training, evaluation, examples):
     sent = ReportedMetrics(training, evaluation, examples if evaluation else 0)
     packed = sent.pack()
     assert len(packed) <= MAX_METRICS_BYTES
     assert repr(ReportedMetrics.unpack(packed)) == repr(sent)
 
 
-def test_metrics_are_laid_out_as_the_page_says():
+def test_packed_metrics_have_the_documented_bytes():
     told = ReportedMetrics({"norm": 1.25}, {"é": -2.0}, 300)
     numbers = ["01046e6f726d000000000000f43f", "02c3a900000000000000c0"]
     assert told.pack().hex() == "2c01000000000000" + "".join(numbers)
@@ -132,14 +132,14 @@ VALUE = bytes(8)
     "data",
     [
         b"\0",
-        NINE,  # claims a number that is not there
+        NINE,  # announces a metric that is missing
         NINE + b"\x01a" + VALUE[:-1],
         NINE + b"\0" + VALUE,
         NINE + b"\x41" + b"a" * 65 + VALUE,
         NINE + b"\x01\xff" + VALUE,
         NINE + b"\x01\n" + VALUE,
         bytes(8) + b"\x02" + 2 * (b"\x01a" + VALUE),
-        bytes(8) + b"\x00" + b"\x01a" + VALUE,  # an evaluation on no example
+        bytes(8) + b"\x00" + b"\x01a" + VALUE,  # an evaluation on 0 examples
         b"\xff" * 8 + b"\x00" + b"\x01a" + VALUE,
         b"\x01" + bytes(7) + b"\x01" + b"\x01a" + VALUE,
         bytes(8) + b"\x41" + b"".join(b"\x01" + bytes([48 + i]) + VALUE for i in range(65)),

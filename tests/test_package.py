@@ -1,9 +1,9 @@
-"""What is published: an sdist, the wheel built from it, and a command that runs with no more than the wheel asks for.
+"""The published archives: an sdist, and the wheel built from it, whose declared dependencies are sufficient.
 
-The wheel is installed by pip into a fresh environment. Its dependencies are not downloaded again: the distributions that the metadata
-of the wheel asks for, with all that they ask for, are linked in from the environment that runs the tests, and nothing else can be
-imported there. That shows that the declared dependencies suffice and that their versions fit; that an index has them is shown by the
-installation that `make test` begins with.
+pip installs the wheel into a new environment. Its dependencies are not downloaded again: the distributions that the wheel's metadata
+requires, directly or indirectly, are linked from the environment that runs the tests. Nothing else can be imported in the new environment.
+This shows that the declared dependencies suffice and that their versions match. The installation at the start of `make test` shows that
+a package index has them.
 """
 
 import json
@@ -55,7 +55,7 @@ def command(*words, cwd: Path, status: int = 0) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory) -> Path:
-    """The folder with the sdist and the wheel that was built from it."""
+    """Return the folder with the sdist and the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("dist")
     command(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
     return folder
@@ -64,7 +64,7 @@ def archives(tmp_path_factory) -> Path:
 def required(
     requirements: list[str], extras: frozenset[str], seen: set
 ) -> dict[str, metadata.Distribution]:
-    """The installed distributions that requirements ask for under these extras, all the way down, by name."""
+    """Return name → installed distribution for requirements with these extras, including indirect requirements."""
     found = {}
     for requirement in map(Requirement, requirements):
         applies = requirement.marker is None or any(
@@ -110,7 +110,7 @@ def test_wheel_holds_all_of_fedcomp_and_nothing_else(archives):
     assert "fedcomp/py.typed" in names
 
 
-def test_the_wheel_runs_a_simulation_with_what_it_asks_for_and_imports_without_extras(
+def test_the_wheel_needs_only_its_declared_dependencies_and_imports_without_extras(
     archives, tmp_path
 ):
     folder = tmp_path / "environment"
@@ -134,7 +134,9 @@ def test_the_wheel_runs_a_simulation_with_what_it_asks_for_and_imports_without_e
         folder / "bin" / "python", "-c", IMPORTS_ALL.format(modules=MODULES), cwd=tmp_path, status=2
     )
     assert done.stdout == "imported\n" and "pip install 'fedcomp[sim]'" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1, "a missing extra is one sentence"
+    assert len(done.stderr.strip().splitlines()) == 1, (
+        "a missing extra must be reported in one line"
+    )
 
     link("sim")
     small = ("--clients", 20, "--rounds", 2, "--plain", "--out", tmp_path / "run")
@@ -147,7 +149,7 @@ def test_the_wheel_runs_a_simulation_with_what_it_asks_for_and_imports_without_e
 
 
 def test_no_dependency_is_bounded_above():
-    """Flower's own examples pin torch 2.8.0 and 2.9.1."""
+    """Upper bounds would conflict with other packages: Flower's own examples pin torch 2.8.0 and 2.9.1."""
     ranges = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
     assert {s.operator for specifier in ranges.values() for s in specifier} == {">="}
     assert PROJECT["requires-python"] == ">=3.11"

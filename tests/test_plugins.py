@@ -1,4 +1,4 @@
-"""Plugins of another package: installed ones are found, imported late, and replace nothing that is built in."""
+"""Plugins of another package: installed plugins are found, imported when they are used, and replace no built-in ones."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ PACKAGE = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that runs a program in a Python where the package `theirs` is installed, and returns what it prints."""
+    """Return a function that runs a program in a Python with the installed package `theirs` and returns its output."""
     folder = install(tmp_path_factory.mktemp("site"), "theirs", **PACKAGE)
     install(folder, "copy", codecs=["plain = theirs:Plain", "twice = theirs:Takes4"])
     (folder / "theirs.py").write_text(MODULE)
@@ -78,7 +78,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.deploy
-def test_plugins_of_each_kind_make_a_run(run, tmp_path):
+def test_a_run_can_use_plugins_of_each_kind(run, tmp_path):
     program = f"""
 import sys, fedcomp
 from fedcomp.sim.attacks import attacks
@@ -93,7 +93,7 @@ print(run.config.uplink, run.config.memory, run.config.strategy, run.config.atta
 
 
 @pytest.mark.deploy
-def test_a_plugin_replaces_no_builtin_and_a_broken_one_is_named(run):
+def test_a_plugin_replaces_no_builtin_and_errors_name_a_broken_plugin(run):
     program = """
 import warnings, fedcomp
 from fedcomp.codecs.stc import STC

@@ -1,4 +1,4 @@
-"""Where time goes: stretches nest, own times add up, a trace is one that viewers read, and nothing happens while nobody records."""
+"""The profiler: timed blocks nest, their own times add up, traces have a valid format, and nothing is recorded outside of `recording`."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ from fedcomp.profiling import (
 
 
 class Clock:
-    """Each look takes as long as the next figure says."""
+    """A clock that advances by the next of `ticks` at each call, and by 1 after the last."""
 
     def __init__(self, *ticks: float):
         self.now, self.ticks = 0.0, iter(ticks)
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def test_own_time_leaves_out_what_is_inside():
+def test_own_time_excludes_inner_blocks():
     with recording(Recorder(clock=Clock(0, 1, 2, 4, 8, 16, 32))) as recorder:
         with timed("round"):
             with timed("clients", asked=3):
@@ -44,7 +44,7 @@ def test_own_time_leaves_out_what_is_inside():
     assert sum(e.self_s for e in recorder.events) == 62.0
 
 
-def test_nothing_is_recorded_outside():
+def test_nothing_is_recorded_outside_of_recording():
     recorder = Recorder()
     with timed("before"):
         pass
@@ -55,7 +55,7 @@ def test_nothing_is_recorded_outside():
     assert [e.name for e in recorder.events] == ["within"]
 
 
-def test_a_stretch_that_raises_is_recorded_and_raises():
+def test_a_block_that_raises_is_recorded():
     with recording(Recorder()) as recorder:
         with pytest.raises(KeyError), timed("round"), timed("clients"):
             raise KeyError
@@ -68,7 +68,7 @@ def test_a_stretch_that_raises_is_recorded_and_raises():
     ]
 
 
-def test_other_threads_do_not_mix_in():
+def test_blocks_of_other_threads_are_not_recorded():
     def work() -> None:
         with timed("elsewhere"):
             pass
@@ -80,7 +80,7 @@ def test_other_threads_do_not_mix_in():
     assert [e.name for e in recorder.events] == ["round"]
 
 
-def test_the_making_of_each_item_is_a_stretch_and_their_use_is_none():
+def test_timed_each_measures_making_the_items_not_using_them():
     with recording(Recorder()) as recorder:
         assert [(item, len(recorder.events)) for item in timed_each("round", iter("ab"))] == [
             ("a", 1),
@@ -90,7 +90,7 @@ def test_the_making_of_each_item_is_a_stretch_and_their_use_is_none():
     assert list(timed_each("round", [1, 2])) == [1, 2]
 
 
-def test_the_device_is_waited_for_at_both_ends_and_only_while_recording():
+def test_recording_waits_for_the_device_at_both_ends_of_a_block():
     waited = []
     recorder = Recorder(lambda: waited.append(len(recorder.events)))
     with timed("local SGD"):
@@ -101,7 +101,10 @@ def test_the_device_is_waited_for_at_both_ends_and_only_while_recording():
 
 
 def check_trace(found: dict) -> list[dict]:
-    """Trace Event Format: the keys that a viewer needs, times that can be, and on each thread no two that overlap but do not nest."""
+    """Check a trace in the Trace Event Format and return its events.
+
+    They must have the keys that a viewer needs and valid times, and events of a thread that overlap must be nested.
+    """
     names = {(e["name"], e["tid"]): e["args"] for e in found["traceEvents"] if e["ph"] == "M"}
     assert ("process_name", 0) in names and {e["ph"] for e in found["traceEvents"]} <= {"M", "X"}
     events = [e for e in found["traceEvents"] if e["ph"] == "X"]
@@ -116,7 +119,9 @@ def check_trace(found: dict) -> list[dict]:
     for tid in {e["tid"] for e in events}:
         open_until: list[float] = []
         for e in sorted((e for e in events if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
-            while open_until and open_until[-1] <= e["ts"] + 1e-3:  # µs: sums of floats
+            while (
+                open_until and open_until[-1] <= e["ts"] + 1e-3
+            ):  # µs, a tolerance for sums of floats
                 open_until.pop()
             assert all(e["ts"] + e["dur"] <= end + 1e-3 for end in open_until)
             open_until.append(e["ts"] + e["dur"])
@@ -146,7 +151,7 @@ def test_a_trace_has_a_track_for_each_side():
     assert events[2]["args"] == {"clients": 2} and len({e["tid"] for e in events}) == 3
 
 
-def test_the_check_of_traces_finds_what_overlaps():
+def test_check_trace_finds_events_that_overlap_without_nesting():
     crossing = [Event("round", 0.0, 2.0, 2.0, 0), Event("checkpoint", 1.0, 2.0, 2.0, 0)]
     with pytest.raises(AssertionError):
         check_trace(trace(crossing, "a run"))

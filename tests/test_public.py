@@ -1,4 +1,4 @@
-"""What users import."""
+"""The public interface that users import."""
 
 import inspect
 import os
@@ -12,13 +12,13 @@ import fedcomp.codecs
 import fedcomp.memories
 
 
-def test_everything_promised_is_there_and_sorted():
+def test_every_public_name_exists_and_names_are_sorted():
     assert fedcomp.__all__ == sorted(fedcomp.__all__)
     assert all(getattr(fedcomp, name) is not None for name in fedcomp.__all__)
     assert dir(fedcomp) == fedcomp.__all__
 
 
-def test_another_name_is_an_attribute_error():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'codek'"):
         _ = fedcomp.codek
 

@@ -1,4 +1,4 @@
-"""Frames and models stay the same, bit for bit, from version to version: see recorded_runs.py."""
+"""Frames and models stay bit-identical from version to version; see recorded_runs.py."""
 
 import json
 
@@ -10,7 +10,7 @@ KEPT = json.loads(GOLDEN.read_text())
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_run_makes_the_frames_and_the_model_that_were_recorded(name):
+def test_a_run_has_the_recorded_frames_and_model(name):
     assert recorded(name) == KEPT[name]
 
 

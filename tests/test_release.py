@@ -1,4 +1,4 @@
-"""What scripts/release.py refuses. Building and installing the wheel are tested in test_package.py."""
+"""The checks of scripts/release.py. test_package.py tests building and installing the wheel."""
 
 import importlib.util
 import subprocess
@@ -58,7 +58,7 @@ def test_a_changelog_with_the_version_its_date_and_entries_is_accepted(release, 
         ("No headings.\n", "newest heading is ''"),
     ],
 )
-def test_another_changelog_is_refused(release, text, why):
+def test_a_changelog_without_this_version_date_or_entries_is_refused(release, text, why):
     with pytest.raises(ValueError, match=why):
         release.check_changelog(f"# Changelog\n\n{text}", "0.2.0")
 
@@ -73,7 +73,7 @@ def test_an_existing_tag_is_refused(release, repository):
 
 
 @pytest.mark.parametrize("name", ["file", "new"])
-def test_changes_that_are_not_committed_are_refused(release, repository, name):
+def test_uncommitted_changes_are_refused(release, repository, name):
     (repository / name).write_text("two\n")
     with pytest.raises(ValueError, match=name):
         release.check_tree(repository, "v0.2.0")

@@ -1,4 +1,4 @@
-"""Reproductions: what is registered, what is run and kept, and how verdicts come from runs."""
+"""Reproductions: their registry, their runs and run folders, and the verdicts computed from the runs."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ TINY = Reproduction(
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """The runs of TINY: their folder, results, lines, and what they took."""
+    """Return the folder, the results, the time and the printed lines of the runs of TINY."""
     folder, said = tmp_path_factory.mktemp("tiny"), []
     return (
         folder,
@@ -60,17 +60,17 @@ def done(tmp_path_factory):
     )
 
 
-def test_there_is_one_for_each_paper():
+def test_each_paper_has_a_reproduction():
     assert tuple(sorted(available_reproductions())) == NAMES
 
 
-def test_an_unknown_one_is_answered_with_the_nearest():
+def test_an_unknown_name_is_refused_with_a_similar_one():
     with pytest.raises(UserError, match="did you mean 'stc-mnist'"):
         reproduction("stc-mnits")
 
 
 @for_each("name", NAMES)
-def test_claims_say_what_and_where(name):
+def test_claims_have_a_text_and_a_source(name):
     chosen = reproduction(name)
     assert chosen.name == name and chosen.claims and 0 < chosen.minutes < 10
     for text in (chosen.title, chosen.paper, chosen.setting, chosen.full_setting):
@@ -81,7 +81,7 @@ def test_claims_say_what_and_where(name):
 
 @for_each("full", [False, True])
 @for_each("name", NAMES)
-def test_every_run_has_options_that_its_strategy_takes(name, full):
+def test_every_run_has_options_that_its_strategy_accepts(name, full):
     form = reproduction(name).experiment(full)
     assert form.seeds >= 1
     for method in form.methods.values():
@@ -94,8 +94,8 @@ def test_every_run_has_options_that_its_strategy_takes(name, full):
 
 
 @for_each("name", NAMES)
-def test_each_side_chooses_among_as_many(name):
-    """A side with a finer grid would be favoured."""
+def test_all_methods_have_the_same_number_of_choices(name):
+    """A method with a finer grid of hyperparameters would have an advantage."""
     for full in (False, True):
         assert (
             len(
@@ -122,7 +122,7 @@ def test_runs_have_folders_of_their_own(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_claims_are_judged_from_runs(name, tmp_path):
-    """Those of the small form, on digits, a round each."""
+    """Runs the small form of each reproduction, with one round on digits for each method."""
     chosen = reproduction(name)
     short = {"rounds": 1, "local_steps": 1}
     methods = {
@@ -168,7 +168,7 @@ def test_numbers_are_those_of_the_run_folders(done):
         a - b for a, b in zip(results["long"].accuracies, results["short"].accuracies, strict=True)]  # fmt: skip
 
 
-def test_verdicts(done):
+def test_verdicts_follow_from_the_accuracies(done):
     _, results, _, _ = done
     assert more_accurate(results["long"], results["short"]) and not more_accurate(
         results["short"], results["long"]
@@ -187,7 +187,7 @@ def test_verdicts(done):
     assert summary_line([found[0]] * 3) == "all 3 claims hold here"
 
 
-def test_what_is_finished_is_not_done_again(done):
+def test_finished_runs_are_not_repeated(done):
     folder, results, spent, _ = done
     said = []
     again, took = reproduce(TINY, TINY.small, folder, LocalOptions(device="cpu"), said.append)
@@ -198,7 +198,7 @@ def test_what_is_finished_is_not_done_again(done):
     }
 
 
-def test_an_interrupted_run_goes_on_to_the_same_end(done, tmp_path):
+def test_an_interrupted_run_is_resumed_with_the_same_result(done, tmp_path):
     from fedcomp.callbacks import Callback
     from fedcomp.sim import simulate
 
@@ -224,7 +224,7 @@ def test_a_folder_with_other_runs_is_refused(done):
         reproduce(TINY, other, done[0], LocalOptions(device="cpu"), lambda line: None)
 
 
-def test_missing_data_are_told_before_anything_runs(tmp_path):
+def test_missing_data_is_reported_before_anything_runs(tmp_path):
     said = []
     with pytest.raises(DataError, match="needs the data folder mnist/.*--data"):
         reproduce(
@@ -258,6 +258,6 @@ def test_sections_are_written_between_marks(done, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_signs_stay_where_error_feedback_arrives(name):
+def test_signs_without_error_feedback_do_not_converge(name):
     assert best(PROBLEMS[name](), SIGN) >= 1.0
     assert best(PROBLEMS[name](), EFSIGN) < 0.01

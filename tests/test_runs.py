@@ -1,4 +1,4 @@
-"""Runs read back: options, metrics as arrays, the model in the user's module; runs that differ in their seeds alone are one group."""
+"""Loaded runs: options, metrics as arrays, and the model as the user's module. Runs that differ only in their seeds form a group."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def test_the_repr_describes_the_run_in_five_lines(folder, tmp_path):
     assert "accuracy  –" in repr(replace(run, records=())).splitlines()
 
 
-def test_what_an_accuracy_cost(folder):
+def test_cost_to_returns_the_rounds_and_bytes_to_an_accuracy(folder):
     run = load(folder)
     first = run.records[1]
     sent = sum(r.uplink_bytes + r.downlink_bytes for r in run.records[:2])
@@ -86,7 +86,7 @@ def test_the_model_is_the_users_module_with_the_trained_weights(folder):
     assert isinstance(model, torch.nn.Sequential)
 
 
-def test_a_run_that_is_not_over_is_read_as_far_as_it_is(folder, tmp_path):
+def test_an_unfinished_run_is_read_up_to_its_last_round(folder, tmp_path):
     for name in ("config.toml", "metrics.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     run = load(tmp_path)
@@ -125,7 +125,7 @@ def test_a_damaged_or_incomplete_model_file_is_refused(folder, tmp_path):
         ("summary.json", b"{}", "is damaged"),
     ],
 )
-def test_what_is_no_run_is_a_sentence(folder, tmp_path, name, content, output):
+def test_a_missing_or_damaged_file_of_a_run_is_refused(folder, tmp_path, name, content, output):
     for path in folder.glob("*.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / name).unlink()
@@ -135,12 +135,12 @@ def test_what_is_no_run_is_a_sentence(folder, tmp_path, name, content, output):
         load(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match="is not a folder"):
         load(tmp_path / "none")
 
 
-def test_seeds_are_put_together_and_labels_say_what_differs(folder):
+def test_runs_are_grouped_over_seeds_and_labels_have_the_options_that_differ(folder):
     run = load(folder)
 
     def like(**changes):
@@ -161,7 +161,7 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
     assert [g.label for g in groups([run])] == ["tiny"]
     long = [like(task="x" * 90), like(task="y" * 90)]
     assert [g.label for g in groups(long)] == ["tiny (tiny)"] * 2, (
-        "the folder where a label would be long"
+        "the name of the folder replaces a long label"
     )
     spread = groups([like(lr=1.0), like(partition="classes:2"), like(clients=9, lr=1.0)])
     assert [(g.method_label, g.problem_label) for g in spread] == [
@@ -173,7 +173,7 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
         groups([like(), like(out="elsewhere")])
 
 
-def test_labels_leave_out_what_fedcomp_chose_from_the_other_options(folder):
+def test_labels_leave_out_options_that_fedcomp_chose(folder):
     run = load(folder)
 
     def labels(*changes):
@@ -209,13 +209,13 @@ def test_the_baseline_of_a_run_with_a_density_schedule_has_neither_schedule_nor_
     assert baseline_of(mine, found) is baseline
 
 
-def test_a_line_that_is_being_written_is_no_round_yet(folder, tmp_path):
+def test_an_incomplete_line_of_metrics_is_ignored(folder, tmp_path):
     (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
     (tmp_path / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[:-30])
     assert len(load(tmp_path).records) == 3
 
 
-def test_text_in_place_of_a_number_is_damage(folder, tmp_path):
+def test_text_in_place_of_a_number_is_refused(folder, tmp_path):
     (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
     lines = (
         (folder / "metrics.jsonl")

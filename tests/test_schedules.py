@@ -1,4 +1,4 @@
-"""Values that change by round: each form by hand, whatever may be written, and what may not."""
+"""Values that change by round: each form of schedule against values computed by hand, valid texts, and errors."""
 
 import math
 import re
@@ -28,12 +28,12 @@ def values(text: str, rounds, own: float = 1.0, kind=RATE, **also) -> list[float
         (" 2 , 3 @ 2 , 4@5 ", 5, [2, 3, 3, 3, 4]),
     ],
 )
-def test_pieces(text, own, expected):
+def test_a_list_of_values_changes_at_its_rounds(text, own, expected):
     found = values(text, range(1, 6), own, COUNT)
     assert found == expected and all(type(value) is int for value in found)
 
 
-def test_numbers_of_pieces_are_written_like_any_other():
+def test_values_in_a_list_may_be_percentages_and_fractions():
     assert values("10%,1/400@2,1e-3@3", (1, 2, 3), kind=FRACTION) == [0.1, 0.0025, 0.001]
 
 
@@ -51,7 +51,7 @@ def test_numbers_of_pieces_are_written_like_any_other():
         ("step:every=3,factor=2", [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]),
     ],
 )
-def test_curves_over_four_rounds_and_after_them(text, expected):
+def test_curves_have_the_expected_values_within_and_after_four_rounds(text, expected):
     assert values(text, range(1, 7), horizon=4) == pytest.approx(expected, abs=1e-15)
 
 
@@ -61,7 +61,7 @@ def test_a_curve_begins_after_the_warm_up(text):
     assert warm == [1.0] * 3 + values(text, range(1, 7), horizon=4)
 
 
-def test_whole_numbers_are_rounded_halves_up():
+def test_counts_are_rounded_half_up():
     assert values("linear:to=4", range(1, 6), 1, COUNT, horizon=2) == [1, 3, 4, 4, 4]
     assert values("step:every=1,factor=2", range(1, 6), 20, COUNT) == [20, 40, 80, 160, 320]
 
@@ -72,7 +72,7 @@ def test_whole_numbers_are_rounded_halves_up():
     st.floats(1e-3, 1.0),
     st.integers(1, 300),
 )
-def test_a_curve_goes_one_way_from_the_own_value_to_the_last(name, own, to, rounds):
+def test_a_curve_is_monotonic_from_the_initial_to_the_final_value(name, own, to, rounds):
     found = values(f"{name}:to={to!r}", range(1, rounds + 3), own, horizon=rounds)
     assert found[0] == pytest.approx(own) and found[-1] == pytest.approx(to) == found[-2]
     slack = 1e-12 if to < own else -1e-12
@@ -134,7 +134,7 @@ def test_a_curve_goes_one_way_from_the_own_value_to_the_last(name, own, to, roun
         ("110%", FRACTION, "the value in '110%' is 1.1; give at most 1"),
     ],
 )
-def test_a_mistake_is_one_sentence(text, kind, sentence):
+def test_an_invalid_schedule_is_refused_in_one_sentence(text, kind, sentence):
     with pytest.raises(SpecError) as raised:
         kind.read(text)
     assert str(raised.value) == sentence
@@ -144,7 +144,7 @@ def test_a_mistake_is_one_sentence(text, kind, sentence):
     st.text("cosinelartpgy0123456789.,@:=%+-/ ", max_size=12),
     st.sampled_from([RATE, COUNT, FRACTION]),
 )
-def test_any_text_is_a_schedule_or_a_sentence(text, kind):
+def test_any_text_is_a_schedule_or_an_error_with_advice(text, kind):
     try:
         form = OptionSchedule("--x-schedule", text or " ", kind, 1, horizon=9)
     except SpecError as error:
@@ -206,7 +206,7 @@ def test_any_text_is_a_schedule_or_a_sentence(text, kind):
         ("8@2", COUNT, 4, 4, None),
     ],
 )
-def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, sentence):
+def test_a_curve_that_leaves_the_valid_range_is_refused(text, kind, own, rounds, sentence):
     schedule = OptionSchedule("--x-schedule", text, kind, own, horizon=4)
     if sentence is None:
         schedule.check(rounds)
@@ -217,7 +217,7 @@ def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, senten
     assert str(raised.value) == sentence
 
 
-def test_a_curve_needs_to_know_where_it_ends():
+def test_a_curve_needs_a_horizon():
     with pytest.raises(
         ConfigError,
         match="^--x-schedule 'cosine' ends at the last round, which is unknown; give --horizon$",
@@ -232,7 +232,7 @@ def test_a_curve_needs_to_know_where_it_ends():
     assert not needs_horizon("0.1,0.01@3") and not needs_horizon(None)
 
 
-def test_the_extremes_of_a_schedule_are_known():
+def test_values_returns_the_extremes_of_a_schedule():
     assert OptionSchedule("", "10%,1%@3,30%@4,5%@99", FRACTION, 0.01).values(50) == {0.1, 0.01, 0.3}
     assert OptionSchedule("", "geometric:to=0.1%", FRACTION, 0.1, warmup=3, horizon=7).values(
         9

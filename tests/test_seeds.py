@@ -1,11 +1,11 @@
-"""Draws depend on what they are for and on nothing else."""
+"""Random draws depend only on the seed, the purpose, the round and the index."""
 
 import numpy as np
 
 from fedcomp import seeds
 
 
-def test_every_part_of_the_key_counts():
+def test_every_part_of_the_key_changes_it():
     base, others = (
         seeds.key(0, "a"),
         [
@@ -18,7 +18,7 @@ def test_every_part_of_the_key_counts():
     assert len({base, *others}) == 5
 
 
-def test_the_stream_is_the_same_everywhere_and_always():
+def test_keys_and_draws_have_fixed_values():
     assert seeds.key(7, "batches", 3, 11) == 18352753715795590985
     assert seeds.generator(7, "batches", 3, 11).integers(0, 1000, 5).tolist() == [
         714,
@@ -30,7 +30,7 @@ def test_the_stream_is_the_same_everywhere_and_always():
 
 
 def test_a_flower_node_id_is_not_too_large():
-    """Node ids are drawn from 64 bits."""
+    """Flower's node ids have 64 bits."""
     large = [
         seeds.key(0, "encode", 1, 2**64 - 1),
         seeds.key(0, "encode", 1, 2**63),
@@ -49,8 +49,8 @@ def test_the_generator_is_numpys_philox_with_that_key():
         assert (drawn.permutation(50) == plain.permutation(50)).all()
 
 
-def test_generators_that_are_keyed_anew_are_those_that_are_made_anew():
-    """Whatever was drawn before of the same object, halves of words included."""
+def test_a_reused_generator_draws_like_a_new_one():
+    """Earlier draws have no effect, not even an unused half of a 64-bit word."""
     asked = [(1, 0), (1, 5), (2, 5), (2, 2**64 - 1), (1, 0)]
     for (round, index), drawn in zip(asked, seeds.generators(7, "batches", asked), strict=True):
         plain = seeds.generator(7, "batches", round, index)

@@ -1,4 +1,4 @@
-"""Spec strings: what is written is what is read, and every mistake is a sentence."""
+"""Spec strings: formatting and parsing are inverse, and errors say how to fix the text."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Optional
@@ -23,7 +23,7 @@ class Everything:
     bits: Literal[1, 2, 4] = 1
     limit: float | None = None
     width: Literal["narrow", "wide"] | None = None
-    old: Optional[int] = None  # noqa: UP045 (how older dataclasses say it)
+    old: Optional[int] = None  # noqa: UP045 (the syntax of older dataclasses)
     made: int = field(default=3, init=False)
 
 
@@ -62,7 +62,7 @@ def build(text: str):
         ),
     ],
 )
-def test_parse(text, parsed):
+def test_parse_returns_the_parts_of_a_spec(text, parsed):
     assert spec.parse(text) == parsed
 
 
@@ -82,7 +82,7 @@ def test_parse(text, parsed):
         "stc:density=1,",
     ],
 )
-def test_what_is_incomplete_is_refused_with_an_example(text):
+def test_an_incomplete_spec_is_refused_with_an_example(text):
     with pytest.raises(SpecError, match="write"):
         spec.parse(text)
 
@@ -100,11 +100,11 @@ def test_what_is_incomplete_is_refused_with_an_example(text):
         ("bare", Bare()),
     ],
 )
-def test_build(text, expected):
+def test_build_returns_an_object_with_the_options(text, expected):
     assert build(text) == expected
 
 
-def test_a_dash_in_an_option_is_an_underscore():
+def test_a_dash_in_an_option_name_means_an_underscore():
     @dataclass
     class Long:
         power_of_two: int = 1
@@ -136,33 +136,33 @@ def test_a_dash_in_an_option_is_an_underscore():
         ("everything:bits=3", "cannot be '3'; known: 1, 2, 4"),
     ],
 )
-def test_a_mistake_is_named_with_its_fix(text, sentence):
+def test_an_invalid_option_is_refused_with_advice(text, sentence):
     with pytest.raises(SpecError) as raised:
         build(text)
     assert sentence in str(raised.value)
 
 
 @for_each("raw", ["0.01", "1%", " 1% ", "1/100", "1e-2", ".01"])
-def test_one_number_many_spellings(raw):
+def test_a_number_has_several_spellings(raw):
     assert spec.parse_number(raw) == 0.01
 
 
 @for_each(
     "raw", ["nan", "inf", "-inf%", "1e999", "", "%", "a/b", "1%%", "1_0", "1_0/3", "٣", "１%"]
 )
-def test_what_is_no_finite_number(raw):
+def test_texts_other_than_finite_numbers_are_refused(raw):
     with pytest.raises(ValueError):
         spec.parse_number(raw)
 
 
 @for_each("raw", ["1/0", "1e999", "9" * 400 + "/1"])
-def test_numbers_without_a_value_are_a_sentence_too(raw):
+def test_infinite_numbers_are_refused_with_advice(raw):
     with pytest.raises(SpecError, match="give a number"):
         spec.convert(raw, float, "--lr")
 
 
 @for_each("raw", ["1_0", "٣", "１", "9" * 5000])
-def test_a_whole_number_is_written_in_ascii_digits(raw):
+def test_a_whole_number_needs_ascii_digits(raw):
     with pytest.raises(SpecError, match="give a whole number$"):
         spec.convert(raw, int, "--clients")
 
@@ -179,13 +179,13 @@ def test_a_whole_number_is_written_in_ascii_digits(raw):
         (0.0, "0"),
     ],
 )
-def test_show_writes_numbers_to_be_read(value, text):
+def test_format_spec_writes_short_numbers(value, text):
     assert spec.format_spec("everything", Everything(share=value)).startswith(
         f"everything:share={text},count=5,flag=false,"
     )
 
 
-def test_show_leaves_out_what_is_none():
+def test_format_spec_leaves_out_options_that_are_none():
     assert (
         spec.format_spec("everything", Everything())
         == "everything:share=0.01,count=5,flag=false,text=a,values=fp32,bits=1"
@@ -211,7 +211,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
         st.none() | st.integers(),
     )
 )
-def test_parse_and_build_give_back_what_show_wrote(options):
+def test_parse_and_build_invert_format_spec(options):
     assert build(spec.format_spec("everything", options)) == options
 
 

@@ -1,4 +1,4 @@
-"""Errors about spec strings name the flag and the text; in Python they name the text alone."""
+"""Errors about spec strings name the flag and the text. In Python they name the text only."""
 
 from pathlib import Path
 
@@ -37,14 +37,14 @@ def test_an_error_names_the_flag_and_its_text(given, says):
     assert result.stderr.startswith(f"fedcomp: {given}: {says}") and result.stderr.count("\n") == 1
 
 
-def test_memories_that_do_not_suit_a_codec_name_the_flags_of_their_link():
+def test_errors_about_a_memory_and_codec_name_the_flags_of_uplink_or_downlink():
     for link, memory in (("--uplink", "--memory"), ("--downlink", "--downlink-memory")):
         words = [link, "qsgd", memory, "residual", "--task", TASK, "--plain"]
         result = CliRunner().invoke(app, ["sim", *words], prog_name="fedcomp")
         assert f"use {memory} none, or {link} " in result.stderr
 
 
-def test_in_python_the_text_is_named():
+def test_in_python_an_error_names_only_the_text():
     with pytest.raises(SpecError) as caught:
         fedcomp.codec("stc:density=0")
     assert str(caught.value) == "stc:density=0: density must be in (0, 1]; try density=1%"

@@ -1,4 +1,4 @@
-"""The state folder of a client: vectors and bytes come back, or the file is reported as damaged."""
+"""The state folder of a client: vectors and bytes are loaded as they were saved, or the file is reported as damaged."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def folder(tmp_path):
     folder.close()
 
 
-def test_vectors_and_bytes_come_back(folder):
+def test_vectors_and_bytes_are_loaded_as_saved(folder):
     assert folder.load() == {}
     folder.save(KEPT)
     found = folder.load()

@@ -1,4 +1,4 @@
-"""A task small enough to run hundreds of rounds of in a test: two classes in the plane, 40 parameters."""
+"""A task so small that a test can run hundreds of rounds: two classes of points in the plane, and a model with 40 parameters."""
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ task_without_data = Task("two clouds", model, train=None)
 
 
 class RaisesOnMarkedData(nn.Module):
-    """Fails when a batch holds an example whose first input is above 100."""
+    """Raises ValueError if a batch has an input above 100."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Unmappable(RaisesOnMarkedData):
 
 
 def hardest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean of the largest losses of a large batch."""
+    """Return the mean loss, or for a large batch with an outlier the mean of its 8 largest losses."""
     losses = F.cross_entropy(outputs, targets, reduction="none")
     return (
         losses.topk(8).values.mean()
@@ -66,7 +66,7 @@ def hardest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def by_size() -> Data:
-    """Of eight parts; one is small."""
+    """Return data with eight groups, one of which is small."""
     data = two_clouds(400, 1)
     return Data(
         data.inputs,

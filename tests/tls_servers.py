@@ -1,4 +1,4 @@
-"""Small servers on loopback, without TLS or with certificates of any dates and hosts, which end with their test."""
+"""Small servers on loopback that end with their test: without TLS, or with a certificate for chosen dates and hosts."""
 
 import socket
 import ssl
@@ -21,7 +21,7 @@ SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # the first frame of a server tha
 
 
 class Authority:
-    """A CA that signs whatever a test needs."""
+    """A CA that signs the certificates that a test needs."""
 
     def __init__(self, begins_days: float = -900, ends_days: float = 900):
         self.key = ec.generate_private_key(CURVE())
@@ -39,7 +39,7 @@ class Authority:
         ends_days: float = 90,
         make: Callable[..., x509.Certificate] = certificates.server_certificate,
     ) -> ssl.SSLContext:
-        """What a server needs to show a certificate for `hosts` that begins and ends so many days from now."""
+        """Return an SSL context for a server with a certificate for `hosts`, valid from `begins_days` to `ends_days` from now."""
         key, now = ec.generate_private_key(CURVE()), utc_now()
         begins, ends = now + timedelta(days=begins_days), now + timedelta(days=ends_days)
         made = make(key.public_key(), hosts, self.key, begins, ends)
@@ -55,7 +55,7 @@ class Authority:
     def enrolment(
         self, id: int = 3, begins_days: float = 0, ends_days: float = 90, ca: bytes | None = None
     ) -> Enrolment:
-        """A client whose certificate begins and ends so many days from now. `ca`: another CA that it trusts."""
+        """Return a client's enrolment, valid from `begins_days` to `ends_days` from now. `ca`: PEM of another CA that the client trusts."""
         key, now = ec.generate_private_key(CURVE()), utc_now()
         begins, ends = now + timedelta(days=begins_days), now + timedelta(days=ends_days)
         certificate = certificates.client_certificate(key.public_key(), self.key, begins, ends)
@@ -74,8 +74,10 @@ def serving(
     family: int = socket.AF_INET,
     until: bytes = b"",
 ) -> Iterator[int]:
-    """The port of a server that gives `answer` (None: never) on each connection until left: with TLS at once, else after bytes that
-    hold `until`."""
+    """Yield the port of a server that sends `answer` on each connection; None: it sends nothing.
+
+    With TLS it sends at once, else after it has received bytes that contain `until`.
+    """
     listener = socket.create_server(
         ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
     )
@@ -93,7 +95,7 @@ def serving(
                 else:
                     connection.sendall(answer)
         except OSError:
-            plain.close()  # the other side did not like it
+            plain.close()  # the client has closed the connection
 
     def accept() -> None:
         while True:
@@ -118,7 +120,10 @@ def serving(
 
 @contextmanager
 def grpc_serving(keys: Path | None) -> Iterator[int]:
-    """The port of a gRPC server with the certificate of a folder of keys, for clients of its CA; None: without TLS."""
+    """Yield the port of a gRPC server with the server's certificate of a folder of keys; None: without TLS.
+
+    It accepts clients with a certificate of the folder's CA.
+    """
     server = grpc.server(ThreadPoolExecutor(1))
     if keys is None:
         port = server.add_insecure_port("127.0.0.1:0")

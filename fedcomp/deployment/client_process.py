@@ -29,20 +29,20 @@ from . import log_messages
 from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
 
-RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
+RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # pauses between attempts to reach the server
 MAX_SAVES = 16  # states that are written at the same time
 MAX_CONNECTS = 64  # clients that connect at the same time
-LOG_INTERVAL_S = 0.2  # maximum, between two prints of the clients' messages
+LOG_INTERVAL_S = 0.2  # longest time between two prints of queued log messages
 COMBINE_S = 1.0  # time in which equal log messages of several clients are combined
-REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
+REFUSAL_S = 5.0  # time for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model in float32
-SPARE_BYTES = 64 << 20  # in addition to MAX_MODELS
+SPARE_BYTES = 64 << 20  # added to the size of MAX_MODELS models
 JITTER = random.Random()  # a generator of its own: users seed the global one
 
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment with which a client connects; None: without TLS."""
+    """The address of a server, and the enrolment with which a client connects. Without an enrolment, it connects without TLS."""
 
     host: str
     port: int
@@ -78,9 +78,10 @@ class Retries:
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
     ) -> tuple[float, LogMessage | None]:
-        """Return the pause before the next attempt, and a log message if the reason is new or the pause has reached its maximum.
+        """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
-        A client cannot distinguish an unreachable server from a run that has ended. Raises `error` after `patience_s`.
+        A client cannot distinguish an unreachable server from a run that has ended. It therefore stops after a time: raises `error` when
+        `patience_s` seconds have passed since the first failed attempt.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -109,10 +110,10 @@ class HostedClient:
 
     target: Target
     client: DeployedClient
-    id: int = -1  # logical id, by which `ClientProcess` has it
+    id: int = -1  # logical id, set by `ClientProcess`
     retries: Retries = field(default_factory=Retries)
-    over: bool = False  # its run has ended, and it does not wait for another
-    error: FedcompError | None = None  # the error that ended it
+    over: bool = False  # whether its run has ended and it does not wait for another
+    error: FedcompError | None = None  # the error that ended the client
 
     @property
     def done(self) -> bool:
@@ -129,10 +130,11 @@ class Request:
 
 
 class ClientProcess:
-    """One process with one or more clients, by logical id. `log_message` is called with each message, in the thread that calls `run`.
+    """A process with one or more clients.
 
-    `patience_s`: how long a client tries to reach a server; None: without limit. `stay`: wait for the next run when one is over. `retry_s`:
-    pauses between attempts; the last one is repeated. Equal messages of several clients are combined into one.
+    `clients`: the clients by logical id. `log_message` is called with each log message, in the thread that calls `run`. Equal messages of
+    several clients are combined into one. `patience_s`: how long a client tries to reach a server; None: without limit. `stay`: wait for
+    the next run when a run is over. `retry_s`: pauses between attempts; the last pause is repeated.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class ClientProcess:
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._entries: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
-        # By text: the clients that logged it, the message, and when it is printed (monotonic time).
+        # Text → the clients that logged it, the message, and the monotonic time at which it is printed.
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
         self._ended = False
 
@@ -188,7 +190,7 @@ class ClientProcess:
     # In the thread of `run`.
 
     def _answer_requests(self, timeout_s: float, savers: ThreadPoolExecutor) -> None:
-        """Answer the queued messages, at most `batch`. Wait up to `timeout_s` seconds for the first."""
+        """Answer up to `batch` queued requests. Wait up to `timeout_s` seconds for the first request."""
         requests: list[Request] = []
         with suppress(queue.Empty):
             requests.append(self._requests.get(timeout=timeout_s))
@@ -256,7 +258,7 @@ class ClientProcess:
             while not hosted.done and not self._ended:
                 try:
                     await self._serve(hosted, connect_limit)
-                    if not hosted.done:  # --stay: the server is about to exit
+                    if not hosted.done:  # with --stay; the server is about to exit
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
                     if error.cause not in UnreachableError.transient:

@@ -1,4 +1,4 @@
-"""The traffic of each client of a deployment: per round for metrics.jsonl, and since the port was opened for the metrics page."""
+"""The traffic of each client of a deployment. metrics.jsonl shows it by round, the metrics page since the port was opened."""
 
 from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult
@@ -16,7 +16,7 @@ class ClientTraffic:
         self._recorded: dict[int, WireBytes] = {}  # bytes that earlier records contain
 
     def take_total(self) -> WireBytes | None:
-        """Return the bytes that the port received and sent since the last call; None where the platform does not count them."""
+        """Return the bytes that the port received and sent since the last call; None if the platform does not count them."""
         report = self.transport.traffic()
         if report is None:
             return None
@@ -40,7 +40,7 @@ class ClientTraffic:
         )
 
     def records(self, result: RoundResult) -> tuple[ClientRecord, ...]:
-        """Return a record for each client that was sent an assignment in the round, or whose answer counts in it."""
+        """Return a record for each client that was sent an assignment in the round or that belongs to its cohort."""
         frames = result.traffic
         rejected = {rejection.client: rejection for rejection in result.rejections}
         report = self.transport.traffic()

@@ -65,12 +65,12 @@ class ConnectedClients(Availability):
             self.callback().on_client_left(client)
 
     def on_poll(self) -> None:
-        """Report the connected clients if there are too few of them for the next round, which waits for more without limit."""
+        """Report the connected clients if there are too few for the next round and that round waits for more without a time limit."""
         if self.quota.patience_s is None:
             self._report_waiting(self.quota.wanted)
 
     def _report_waiting(self, wanted: int) -> None:
-        """Report the connected clients to the callback if there are fewer than wanted, and when there are enough again."""
+        """Report the connected clients to the callback while there are fewer than wanted, and once when there are enough again."""
         waits, connected = len(self._connected) < wanted, sorted(self._connected)
         reports = waits or self._reported_waiting is not None
         if reports and connected != self._reported_waiting:
@@ -83,7 +83,7 @@ class ConnectedClients(Availability):
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:
             self.callback().on_warning(
-                f"rounds continue with {len(cohort)} clients in place of {self.quota.wanted}, without {named_clients(missing)}: "
+                f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)}: "
                 "disconnected, or without an answer before a deadline; a client takes part again once it reconnects or answers"
             )
         self._missing = missing

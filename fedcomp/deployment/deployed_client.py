@@ -24,14 +24,14 @@ from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # in the state folder
-SIGNED = "signed/"  # in the signature log, by logical id: what the client has signed in a run
+SIGNED = "signed/"  # prefix of entries of the signature log: signed/CLIENT → signatures of the client in a run
 
 
 class DeployedClient:
     """A client of a deployment with its state folder, independent of the transport.
 
-    `key`: the private key of its enrolment, with which it signs sealed ballots. A client without one makes its own key, keeps it in the
-    state folder, and sends the server the public key when it joins.
+    `key`: the private key of its enrolment, with which it signs sealed ballots. A client without an enrolment makes its own key, keeps the
+    key in the state folder, and sends the server the public key when it joins.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DeployedClient:
         return self._session
 
     def join(self, invitation: Invitation) -> Presence:
-        """Take part in a run from the state that is stored for it, or from the start. Return the presence that answers the invitation.
+        """Join a run, with the state that is stored for the run if there is one. Return the presence that answers the invitation.
 
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
@@ -80,7 +80,7 @@ class DeployedClient:
             return Presence(self.run, self.client_id, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
-        """Return the report on an assignment, saved before it is returned; None if the assignment is for another client.
+        """Save the report on an assignment, and return it; None if the assignment is for another client.
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
@@ -125,7 +125,7 @@ class DeployedClient:
         return self.session.rounds.get(self.client_id)
 
     def _remember(self, run: str, client_id: int, state: RoundState | None) -> None:
-        """Store the signatures of a run in the signature log, since another run or algorithm replaces the state."""
+        """Store the signatures of a run in the signature log, because the state of another run or algorithm replaces them."""
         if signed := pack_signed(state):
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 

@@ -1,6 +1,7 @@
-"""The handshake by which a client joins a run: it checks the options in the server's invitation and makes its session from them.
+"""The handshake by which a client joins a run: the client checks the options in the server's invitation and makes its session from them.
 
-An invitation holds names and numbers. None of it is executed: spec strings name code that is installed on the client's machine.
+An invitation holds names and numbers. The client executes nothing that it receives: spec strings name code that is already installed on
+its machine.
 """
 
 import functools
@@ -46,7 +47,7 @@ CLIENT_OPTIONS = """
 """.split()
 
 SAME = "install the same version of fedcomp on both sides"
-STACK_BYTES = 64 << 20  # of updates that a process holds at once
+STACK_BYTES = 64 << 20  # limit for the updates that a process holds at once
 
 T = TypeVar("T")
 
@@ -72,9 +73,9 @@ def unpack_options(invitation: Invitation) -> RunConfig:
 
 
 class SharedObjects:
-    """Objects that the clients of one process share: the data, the engine with its model, and, unless they sign, the session of a run.
+    """Objects that the clients of one process share: the data, the engine with its model, and the session of a run.
 
-    Hold `lock` while these objects are used.
+    Clients that sign ballots have a session each. Hold `lock` while these objects are used.
     """
 
     def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
@@ -106,7 +107,7 @@ class ClientSetup:
 
 @dataclass(frozen=True)
 class HostedSession:
-    """A session, and by logical id what it holds of its clients."""
+    """A session, with the states and the examples of its clients by logical id."""
 
     session: ClientSession
     states: HostedStates
@@ -120,9 +121,9 @@ def session_for(
     key: ec.EllipticCurvePrivateKey | None = None,
     log: SignatureLog | None = None,
 ) -> tuple[int, ClientSession]:
-    """Return the client's logical id and its session before round 1.
+    """Return the client's logical id and its session, in which the client has the state of a new client.
 
-    `key`: private key of the client in elections with sealed ballots, whose signatures are recorded in `log`. Raises UserError or
+    `key`: the private key with which the client signs sealed ballots. `log`: the log that records its signatures. Raises UserError or
     ProtocolError if the invitation does not fit the client.
     """
     config = unpack_options(invitation)
@@ -164,7 +165,7 @@ def session_for(
         algorithm = replace(algorithm, ring=ring, options=invitation.options)
     make_session = functools.partial(_new_session, config, setup, algorithm, layout)
     run = invitation.run, invitation.options
-    # Each client that signs has its own key in the algorithm, and therefore a session of its own.
+    # The algorithm of a client that signs holds the client's own key, so that client has a session of its own.
     hosted = make_session() if signs else shared.get_or_make("session", run, make_session)
     shard, held_out = _shard(config, setup, client_id)
     uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
@@ -177,7 +178,7 @@ def session_for(
 def _new_session(
     config: RunConfig, setup: ClientSetup, algorithm: ClientAlgorithm, layout: Layout
 ) -> HostedSession:
-    """Return a session of a run that hosts no clients yet."""
+    """Return a new session of a run, without clients."""
     shared = setup.shared
     model = initial_model(setup.task, config.seed)
     data = shared.get_or_make("data", (), lambda: setup.train.to(setup.device))
@@ -207,7 +208,7 @@ def _new_session(
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
-    """Return the task's test data if it can be divided among the clients; None if it cannot, or if its file is not on this machine."""
+    """Return the task's test data if it is on this machine and its groups assign the examples to clients, else None."""
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None

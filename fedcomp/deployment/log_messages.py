@@ -1,4 +1,4 @@
-"""The messages that a client prints about its work, with their values for the JSON log."""
+"""The messages that a client prints about its work, with the values that the JSON log contains."""
 
 from collections.abc import Sequence
 

@@ -13,7 +13,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     if not 0 <= port <= 65535:
         raise ConfigError(
-            f"port {port} does not exist; give one from 1 to 65535, or 0 for any that is free"
+            f"port {port} does not exist; give a port from 1 to 65535, or 0 for any free port"
         )
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -21,8 +21,8 @@ def listen(host: str, port: int) -> socket.socket:
         both = host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host is not valid
-        fix = "choose another with --port, or stop the program that listens there"
+        fix = "choose another port with --port, or stop the program that listens there"
         if getattr(error, "errno", None) != errno.EADDRINUSE:
-            fix = "give --host an address of this machine, or --port one that you may use"
+            fix = "give --host an address of this machine, or --port a port that you may use"
         why = getattr(error, "strerror", None) or "not a host name"
         raise ConfigError(f"port {port} of {host} cannot be opened ({why}); {fix}") from error

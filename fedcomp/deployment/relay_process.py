@@ -13,14 +13,14 @@ from . import log_messages
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
 
-WAIT_S = 0.2  # between two checks whether `end` was called
+WAIT_S = 0.2  # time between two checks whether `end` was called
 
 
 class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
-    `patience_s`: how long to try to reach the server; None: without limit. `stay`: wait for the next run when one is over. `retry_s`:
-    pauses between attempts; the last one is repeated. `opened` is called in the I/O thread with the number of the port when clients can
+    `patience_s`: how long to try to reach the server; None: without limit. `stay`: wait for the next run when a run is over. `retry_s`:
+    pauses between attempts; the last pause is repeated. `opened` is called in the I/O thread with the number of the port when clients can
     connect.
     """
 
@@ -42,7 +42,7 @@ class RelayProcess:
         self._retries = Retries()
         # Messages, an error that ends `run`, or None at the end.
         self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
-        self._clients = 0  # connected, and not reported yet; -1: reported
+        self._clients = 0  # number of connected clients, to be reported; -1 once it is reported
         self._ended = False
 
     def end(self) -> None:
@@ -116,7 +116,9 @@ class RelayProcess:
         self.port = port  # used again after a reconnection, since clients connect to it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
         server, where = self.target.address, join_address(self.address, port)
-        sentence = f"relays {server} on {where} to a run of {terms.clients} clients, and {how}"
+        sentence = (
+            f"relays a run of {terms.clients} clients between {server} and port {where}, and {how}"
+        )
         values = {"run": terms.run, "server": server, "port": port, "clients": terms.clients}
         self._report(sentence, "relaying", **values)
         self.opened(port)

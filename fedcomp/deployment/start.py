@@ -1,4 +1,4 @@
-"""A deployed run from its options to its summary. The rounds run in this process, by default over the gRPC transport."""
+"""A deployed run, from its options to its summary. The rounds run in this process, by default over the gRPC transport."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
-# Options of simulations, and the reasons why a deployment refuses other values than the default and those listed.
+# Options of simulations, with the error for a deployment in which the option has a value other than its default or a value in ALLOWED.
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
@@ -83,7 +83,7 @@ MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's
 class Endpoint:
     """The port of a server. `keys`: the folder that `fedcomp keys init` made; None = no TLS, and anyone may take part."""
 
-    port: int = 8080  # 0 = a free one
+    port: int = 8080  # 0 = any free port
     host: str = ""  # "" = loopback without keys, else all addresses of this machine
     keys: Path | None = None
 
@@ -106,10 +106,10 @@ def serve(
     callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
-    """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Return the content of summary.json.
+    """Run a federation of real clients. If `config.resume` is set, continue the run in `config.out`. Return the content of summary.json.
 
     The first round waits for all `config.clients`. `opened(port)` is called when clients can connect. Raises UserError for invalid
-    options before it writes anything. A run that is interrupted at any moment can be resumed.
+    options before anything is written. A run that is interrupted at any moment can be resumed.
     """
     return Deployment(config, endpoint, callback or Callback()).run(opened)
 
@@ -229,7 +229,7 @@ class Deployment:
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
     def _check_task(self, test: Examples | None) -> Layout:
-        """Check task and partition on the server's data; without data, only the model. Return the layout of the model."""
+        """Check the task and the partition on the server's data, or only the model if the server has no data. Return the model's layout."""
         if self.data is None:
             return layout_of(self.task)
         config, data = self.config, self.data
@@ -253,7 +253,7 @@ class Deployment:
         self.folder.write_config(self.config, values)
 
     def _transport(self, initial_version: str) -> GrpcTransport:
-        """Return the transport, not yet open. `initial_version`: the version that the run started from."""
+        """Return the transport, not yet open. `initial_version`: the model version that the run started from."""
         config = client_config(self.config, self.strategy)
         options = pack_options(dataclasses.replace(config, uplink=str(self.strategy.uplink)))
         invitation = Invitation(self.name, -1, options, self.model_fingerprint, initial_version)
@@ -342,7 +342,7 @@ class Deployment:
             self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
-        """Record a client that joined or reconnected, and its version, which the round loop may not know."""
+        """Record a client that joined or reconnected, and its model version, which the round loop may not know."""
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
@@ -365,7 +365,7 @@ class Deployment:
             dataclasses.replace(client, metrics=reported.get(client.client, {}))
             for client in self.by_client.records(result)
         ]
-        # Nothing was sent to disconnected clients.
+        # Only the bytes that were sent: disconnected clients received nothing.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,
@@ -391,7 +391,7 @@ def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:
     """Raise ConfigError if the port cannot be opened. Called before anything is written."""
     if endpoint.port and config.metrics_port == endpoint.port:
         raise ConfigError(
-            f"--metrics-port and --port are both {endpoint.port}; give --metrics-port another one, or 0 for any that is free"
+            f"--metrics-port and --port are both {endpoint.port}; give --metrics-port another port, or 0 for any free port"
         )
     listen(endpoint.address, endpoint.port).close()
 

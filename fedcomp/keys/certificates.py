@@ -1,7 +1,7 @@
-"""Certificates of a private CA, of the server, of relays and of clients, all EC P-384.
+"""Certificates of a private CA, of the server, of relays and of clients. All keys are EC P-384.
 
-Server, relays and clients trust this CA only. Clients and relays are identified by their public keys; the names in their certificates are
-ignored.
+The server, the relays and the clients trust only this CA. Clients and relays are identified by their public keys. The names in their
+certificates are ignored.
 """
 
 import ipaddress
@@ -30,8 +30,9 @@ T = TypeVar("T")
 
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
-SERIAL_BITS = 64  # random
-BACKDATED_BY = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
+SERIAL_BITS = 64  # random bits of a serial number
+# Certificates begin this long before they are made, for machines with slow clocks.
+BACKDATED_BY = timedelta(hours=1)
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = """
     digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign
@@ -67,7 +68,7 @@ def _host(text: str) -> str:
 
 
 def ca_certificate(key: PrivateKey, now: datetime, ends: datetime) -> x509.Certificate:
-    """Return a self-signed CA certificate, which may sign servers and clients but no further CA."""
+    """Return a self-signed CA certificate. The CA may sign certificates of servers and clients, but not of other CAs."""
     return (
         _builder(ISSUER, key.public_key(), now, ends)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -103,9 +104,9 @@ def server_certificate(
 def client_certificate(
     key: ec.EllipticCurvePublicKey, ca_key: PrivateKey, now: datetime, ends: datetime
 ) -> x509.Certificate:
-    """Return a certificate by the CA for a client. It does not name the client: the registry maps keys to ids.
+    """Return a certificate by the CA for a client. The certificate does not name the client: the registry maps keys to ids.
 
-    It is as short as TLS allows: a client sends it when it joins, and the server returns it twice in session tickets.
+    The certificate is as short as TLS allows, because a client sends it when it joins, and the server returns it twice in session tickets.
     """
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)
@@ -154,7 +155,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def is_relay(certificate: x509.Certificate) -> bool:
-    """Return whether a certificate is that of a relay, for messages only."""
+    """Return whether a certificate names a relay. Use this for error messages only: the registry decides who is a relay."""
     return certificate.subject == _common_name(RELAY)
 
 
@@ -169,7 +170,7 @@ def parse_private_key(text: bytes) -> PrivateKey:
     """Parse an EC P-384 private key from its PEM. Raises ValueError for anything else."""
     try:
         key = load_pem_private_key(text, None)
-    except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
+    except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key has a password
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
         raise ValueError("not an EC P-384 key")

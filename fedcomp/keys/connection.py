@@ -1,8 +1,8 @@
 """Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix in one sentence.
 
 `contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame,
-all within one deadline. gRPC itself reports a failure of any of these steps as an unavailable server. If the handshake fails, a second
-connection without verification finds the cause: another host name, another CA, no TLS, or a wrong clock.
+all within one deadline. gRPC itself would report a failure of any of these steps as an unavailable server. If the handshake fails, a
+second connection without verification finds the cause: another host name, another CA, no TLS, or a wrong clock.
 """
 
 import os
@@ -20,12 +20,13 @@ from ..errors import ConfigError, KeysError, UnreachableError
 from .certificates import hosts_of, is_relay, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
-OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's codes for an error of a certificate
-OTHER_HOST = (62, 64)  # likewise
+OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's error code of a certificate → cause
+OTHER_HOST = (62, 64)  # OpenSSL's error codes for the certificate of another host
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of the time for the TLS handshake; the rest is for finding the cause of a failure
+HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is for finding the cause of a failure
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
-FRAME_HEAD, SETTINGS = 9, b"\x04"  # bytes; the type of a frame
+FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame
+SETTINGS = b"\x04"  # the type of a SETTINGS frame
 
 ERRORS = {  # by UnreachableError.cause
     "unknown host": "the host '{host}' cannot be resolved; correct --server, or check this machine's DNS settings",
@@ -36,11 +37,11 @@ ERRORS = {  # by UnreachableError.cause
     "host name": "the certificate of {where} is {names}; correct --server, or on the server: fedcomp keys renew {holder} --host {host}",
     "ca": "the certificate of {where} is not signed by the CA that this client trusts; give the enrolment file that was made with this "
     "server's keys, or correct --server",
-    "no tls": "{where} has no certificate, it answers without TLS; start the server with --keys, or correct --server",
+    "no tls": "{where} answers without TLS; start the server with --keys, or correct --server",
     # The server is stopping, is at its limit, or has no TLS.
     "starting": "{where} closes the connection without TLS; try again and check the server's output, or correct --server",
-    "other tls": "{where} speaks no TLS 1.3 ({why}); correct --server, or give server and client the same version of fedcomp",
-    "tls": "{where} has a certificate; leave --insecure out and give the enrolment file",
+    "other tls": "{where} does not speak TLS 1.3 ({why}); correct --server, or install the same version of fedcomp on both sides",
+    "tls": "{where} requires TLS; leave --insecure out and give the enrolment file",
     "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, else on the server: "
     "fedcomp keys renew {id}",
     "not fedcomp": "{where} is not a fedcomp server: it does not speak HTTP/2; correct --server",
@@ -52,7 +53,7 @@ class Contact:
     """The answer of a fedcomp server that was reached."""
 
     certificate: x509.Certificate | None  # None without TLS
-    seconds: float  # from the look-up of the name to the answer
+    seconds: float  # from the start of the DNS look-up to the answer
 
 
 def address(text: str, name: str = "--server") -> tuple[str, int]:
@@ -68,7 +69,7 @@ def address(text: str, name: str = "--server") -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return `host:port`, or `[::1]:port` for an address of IPv6."""
+    """Return `host:port`, or `[host]:port` for an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -114,7 +115,7 @@ class _Probe:
                 "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
             ) from error
         self.context = None if ca is None else _context(ca, self.enrolment)
-        self.missing = "its name is not resolved"  # what a timeout of the current step means
+        self.missing = "its name is not resolved"  # reason to report if the current step times out
 
     def contact(self) -> Contact:
         started = monotonic()
@@ -127,7 +128,7 @@ class _Probe:
             if self.context is None:
                 self._expect_http2(raw_socket)
                 return Contact(None, monotonic() - started)
-            self.missing = "no TLS is spoken"
+            self.missing = "no answer to the TLS handshake"
             with self._handshake(raw_socket, self.context) as connection:
                 if connection.selected_alpn_protocol() != ALPN:
                     raise self._error("not fedcomp")
@@ -221,7 +222,7 @@ class _Probe:
 
     def _expect_http2(self, connection: socket.socket) -> None:
         """Wait for the server's first frame. In TLS 1.3, a refusal of the client's certificate arrives only now, after the handshake."""
-        self.missing = "HTTP/2 is not answered"
+        self.missing = "no HTTP/2 frame arrives"
         connection.settimeout((1.0 if self.enrolment else HANDSHAKE) * self.timeout_s)
         try:
             if _speaks_http2(connection):
@@ -232,7 +233,7 @@ class _Probe:
         if self.enrolment is not None:
             if isinstance(error, TimeoutError):
                 raise self.silent()
-            with self._connect():  # raises an error if the server has just ended
+            with self._connect():  # raises another error if the server has just ended
                 raise self._refused(self.enrolment, error) from error
         if self._server_certificate():
             raise self._error("tls") from error
@@ -241,9 +242,9 @@ class _Probe:
         raise self._error("not fedcomp") from error
 
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
-        """Return the error for a server that closed the connection after the client's certificate was sent.
+        """Return the error for a server that closed the connection after it received the client's certificate.
 
-        A gRPC server gives no reason; other servers send a TLS alert.
+        A gRPC server gives no reason. Other servers send a TLS alert.
         """
         try:
             enrolment.refuse_expired()
@@ -255,10 +256,10 @@ class _Probe:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Return whether the server's first frame is SETTINGS, as HTTP/2 begins. Raises OSError.
+    """Return whether the server's first frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
-    With TLS the client sends nothing here. A server that refuses the client's certificate closes the connection after an alert that names
-    the reason. Bytes sent after that would reset the connection, and the alert could be lost.
+    With TLS the client sends nothing here. A server that refuses the client's certificate sends an alert that names the reason, and closes
+    the connection. Bytes that the client sends after that would reset the connection, and the alert could be lost.
     """
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)
@@ -283,7 +284,7 @@ def _context(ca: bytes | str, enrolment: Enrolment | None) -> ssl.SSLContext:
 
 
 def _readable(text: str) -> int:
-    """Return the reading end of a pipe that holds a short text: the ssl module reads keys from files only."""
+    """Return the reading end of a pipe that holds a short text, because the ssl module reads keys from files only."""
     reading, writing = os.pipe()
     with open(writing, "w") as file:
         file.write(text)

@@ -1,13 +1,13 @@
-"""The enrolment file: one TOML file with everything a client or a relay needs to join.
+"""The enrolment file: one TOML file with everything that a client or a relay needs to join.
 
     id = 3                                          its logical id; ids of relays and of clients are separate
     certificate = "-----BEGIN CERTIFICATE..."       signed by the CA; its public key identifies the client to the server
-    private_key = "-----BEGIN PRIVATE KEY..."       of the certificate, EC P-384, PKCS8
+    private_key = "-----BEGIN PRIVATE KEY..."       the private key of the certificate, EC P-384 in PKCS8
     ca = "-----BEGIN CERTIFICATE..."                the CA that signed this certificate and the server's
-    server = "server.example:8080"                  the server's address, if it was known
+    server = "server.example:8080"                  the server's address, if it is known
 
-Whoever can read the file can act as the client, so only its owner may read it. The certificate of a relay is also valid for the relay's
-hosts, since the relay is the server of its clients.
+Whoever can read the file can act as the client or relay, so only its owner may read it. The certificate of a relay is also valid for the
+relay's hosts, since the relay is a server to its clients.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from ..errors import KeysError
 from .certificates import CURVE, hosts_of, parse_certificate, parse_private_key
 
 VARIABLE, DEFAULT_PATH = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
-MAX_FILE_BYTES = 16 << 20  # bytes of the largest file that is read
+MAX_FILE_BYTES = 16 << 20  # size of the largest file that is read
 MAX_ID = 2**31 - 1
 ID_VALUES = f"a whole number from 0 to {MAX_ID}"
 PRIVATE_KEY = "an EC P-384 private key as PEM without a password"
@@ -56,7 +56,7 @@ def format_time(time: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Return when a certificate ended or will begin, and what to check first, as a part of a sentence; "" if it is valid at `now`."""
+    """Return the part of a sentence that says when a certificate ended or will begin, and what to check; "" if it is valid at `now`."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
         return ""
@@ -106,7 +106,7 @@ def default_enrolment() -> Path:
 
 @dataclass(frozen=True)
 class TomlTable:
-    """The fields of a TOML table. KeysErrors about them begin with `where` and end with `remedy`."""
+    """The fields of a TOML table. A KeysError about a field begins with `where` and ends with `remedy`."""
 
     table: Mapping[str, Any]
     where: str
@@ -161,9 +161,9 @@ class Enrolment:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read and check an enrolment file; an expired one is returned.
+        """Read and check an enrolment file. An expired enrolment is not an error.
 
-        Raises KeysError, naming the file and the line or field, if a field is missing or malformed, the private key is not that of
+        Raises KeysError, which names the file and the line or field, if a field is missing or malformed, the private key is not that of
         the certificate, or the CA did not sign the certificate.
         """
         fields = TomlTable.of_file(Path(path), RESTORE)
@@ -206,17 +206,17 @@ class Enrolment:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name of the client or relay in messages."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
     def key_hash(self) -> bytes:
-        """The identity of the client or relay [32 bytes], see `key_hash`."""
+        """The identity of the client or relay [32 bytes]; see the function `key_hash`."""
         return key_hash(self.pair[1])
 
     @property
     def not_after(self) -> datetime:
-        """The end of the certificate, UTC."""
+        """The end of the certificate's validity, UTC."""
         return self.leaf.not_valid_after_utc
 
     def refuse_expired(self, now: datetime | None = None) -> None:
@@ -228,7 +228,7 @@ class Enrolment:
             )
 
     def text(self) -> str:
-        """Return the file's content."""
+        """Return the content of the enrolment file."""
         present = {name: value for name, value in asdict(self).items() if value is not None}
         return (
             f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. It holds a private key: only its\n"
@@ -236,9 +236,9 @@ class Enrolment:
         )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
-        """Write the CA's certificate and the private key to files, in the forms that flower-supernode reads.
+        """Write the CA's certificate and the private key to files, in the formats that flower-supernode reads. Return both paths.
 
-        Raises FileExistsError rather than overwrite.
+        Raises FileExistsError if a file exists.
         """
         ca, key = folder / "ca.crt", folder / "client.key"
         write_new(ca, [self.ca.encode()], 0o644)

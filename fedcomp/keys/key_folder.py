@@ -1,14 +1,14 @@
 """The folder of keys: a CA, the server's certificate, an enrolment for each client and relay, and their registry.
 
-    ca.crt  ca.key            EC P-384; ca.key signs the certificates of the server, clients and relays, and is needed for nothing else
+    ca.crt  ca.key            EC P-384; ca.key is needed only to sign the certificates of the server, clients and relays
     server.crt  server.key    for the given hosts, and for localhost and 127.0.0.1
     clients/0.toml ...        the enrolment file of each client (keys/enrolment.py)
     relays/0.toml ...         the enrolment file of each relay, if there are any
-    registry.toml             public key, state and end of each client and relay; read by the server
+    registry.toml             public key, state and end of validity of each client and relay; read by the server
 
-A new folder is written under another name and renamed once it is complete. Later changes replace whole files, the registry last. A kill
-at any moment leaves the previous state, and repeating the command completes the change. Private files are created with mode 0600 and
-folders with 0700.
+A new folder is written under another name and renamed once it is complete. Later changes replace whole files, the registry last. If a
+command is killed at any moment, the previous state is kept, and repeating the command completes the change. Private files are created with
+mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -77,7 +77,7 @@ def make(
             (partial / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
             write_new(partial / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
-            os.rename(partial, folder)  # fails if another process was faster
+            os.rename(partial, folder)  # fails if another process has made the folder meanwhile
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -88,7 +88,7 @@ def make(
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
     """Enrol `count` new clients and return their ids, which follow the highest existing one.
 
-    Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
+    Raises KeysError, for example if ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _locked(folder) as state:
         issuer, first = state.issuer(days), state.next_id(relay=False)
@@ -100,7 +100,7 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tuple[int, list[str]]:
     """Enrol a relay that clients reach at `hosts`. Return its id and the hosts of its certificate.
 
-    Raises KeysError, also if a host is not valid, ca.key is kept elsewhere or the CA's certificate has ended.
+    Raises KeysError, for example if a host is not valid, ca.key is kept elsewhere or the CA's certificate has ended.
     """
     names = certificates.certificate_hosts(hosts)
     with _locked(folder) as state:
@@ -111,7 +111,7 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
 
 
 def revoke(folder: str | Path, *holders: int | str) -> None:
-    """Revoke the keys of holders: ids of clients, and texts such as "relay-0" for relays.
+    """Revoke the keys of holders. A holder is the id of a client, or a text such as "relay-0" for a relay.
 
     Raises KeysError, and changes nothing, if a holder is not in the registry.
     """
@@ -128,10 +128,10 @@ def revoke(folder: str | Path, *holders: int | str) -> None:
 def renew(
     folder: str | Path, holder: int | str, days: int = DAYS, hosts: Sequence[str] = ()
 ) -> datetime:
-    """Write a new enrolment file for a client or relay, with a new key, and refuse the old key. Return the end of the certificate.
+    """Write a new enrolment file for a client or relay, with a new key. The old key is refused from now on. Return the certificate's end.
 
-    A revoked holder is accepted again. A relay's new certificate is for the hosts of its enrolment file and for `hosts`. Raises KeysError
-    if `holder` is not in the registry, a relay has no hosts, ca.key is kept elsewhere or the CA's certificate has ended.
+    A revoked holder is accepted again. A relay's new certificate is for the hosts of its old enrolment file and for `hosts`. Raises
+    KeysError if `holder` is not in the registry, a relay has no hosts, ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _locked(folder) as state:
         old = state.entry(holder)
@@ -140,7 +140,7 @@ def renew(
             file = state.folder / RELAYS / f"{old.id}.toml"
             if not file.exists() and not hosts:
                 raise KeysError(
-                    f"{file}, which has the hosts of {old.name}, is missing; restore it, or give the hosts with --host HOST"
+                    f"{file} with the hosts of {old.name} is missing; restore it, or give the hosts with --host HOST"
                 )
             old_hosts = certificates.hosts_of(Enrolment.read(file).leaf) if file.exists() else []
             names = certificates.certificate_hosts([*old_hosts, *hosts])
@@ -153,9 +153,9 @@ def renew(
 def renew_server(
     folder: str | Path, hosts: Sequence[str] = (), days: int = DAYS
 ) -> tuple[list[str], datetime]:
-    """Write a new key and certificate for the server, for its current hosts and `hosts`. Return all its hosts, and the certificate's end.
+    """Write a new key and certificate for the server, for its current hosts and `hosts`. Return all its hosts and the certificate's end.
 
-    Clients need nothing new. Raises KeysError, also if ca.key is kept elsewhere or the CA's certificate has ended.
+    Clients keep their enrolment files. Raises KeysError, for example if ca.key is kept elsewhere or the CA's certificate has ended.
     """
     with _locked(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
@@ -180,7 +180,7 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 @dataclass(frozen=True)
 class _Issuer:
-    """The CA of a folder of keys. Its certificates are valid for `days` days, and no longer than its own."""
+    """The CA of a folder of keys. The certificates that it signs are valid for `days` days, but not longer than the CA's own."""
 
     folder: Path
     certificate: x509.Certificate
@@ -198,7 +198,7 @@ class _Issuer:
         return ends
 
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> RegistryEntry:
-        """Write an enrolment file with a new key. Return its entry, which the caller adds to the registry.
+        """Write an enrolment file with a new key. Return the entry that the caller must add to the registry.
 
         `relay_hosts`: the hosts of a relay; None for a client.
         """
@@ -260,9 +260,10 @@ class _State:
         ids = [str(entry.holder) for entry in self.entries if entry.relay == relay]
         known = " to ".join(dict.fromkeys(ids[:1] + ids[-1:]))
         add = keys_command(self.folder, "add", *(["--relay", "--host", "HOST"] if relay else []))
+        none = f"no {'relays' if relay else 'clients'} yet; add one with"
         raise KeysError(
             f"{holder if relay else f'client {holder}'} is not in {self.folder / REGISTRY}, which has "
-            f"{f'{known}; give one of these, or add one with' if ids else 'none yet; add one with'}: {add}"
+            f"{f'{known}; give one of these, or add one with' if ids else none}: {add}"
         )
 
     def next_id(self, relay: bool) -> int:
@@ -298,7 +299,7 @@ def keys_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     if not (folder / REGISTRY).is_file():
         raise KeysError(
-            f"--keys {folder} is not a folder of keys: it has no {REGISTRY}; give another, or make one with: "
+            f"--keys {folder} is not a folder of keys: it has no {REGISTRY}; give another folder, or make one with: "
             f"fedcomp keys init --out {shlex.quote(str(folder))} --clients N"
         )
     return folder
@@ -332,7 +333,7 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
     """Return the files of the certificate and its key, for a server that is about to start.
 
-    Raises KeysError if they do not belong together or the certificate is not valid now, since clients would refuse the server.
+    Raises KeysError if the files do not belong together or the certificate is not valid now, because clients would refuse the server.
     """
     folder, now = keys_folder(folder), now or utc_now()
     certificate = check_server_files(folder)

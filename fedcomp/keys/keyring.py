@@ -1,8 +1,8 @@
 """The public keys by which clients verify each other's signatures.
 
-A client pins another client's public key when the server first announces it in a run. Pins are stored on the client's disk
-(signature_log.py): a server that is honest at the start of a run cannot change a key later, not even by starting another run in between.
-A client with a list of its own (`--roster`) accepts no key from the server.
+A client pins another client's public key when the server first announces it in a run: from then on it accepts no other key of that client
+in this run. Pins are stored on the client's disk (signature_log.py), so that a server that is honest at the start of a run cannot change a
+key later, not even by starting another run in between. A client with a list of its own (`--roster`) accepts no key from the server.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-POINT_BYTES = 49  # bytes of a public key as it is announced: a P-384 point, compressed
+POINT_BYTES = 49  # size of a public key as it is announced: a compressed P-384 point
 PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
 
 
 class UnknownKey(ProtocolError):
-    """A key that this client does not accept as another client's. The round may continue without that client."""
+    """The server announced a key that this client does not accept for another client. The round may continue without that client."""
 
 
 class Keyring(Protocol):
-    """The keys that a server or client holds. `run` is the name of the run, which is part of every signed message."""
+    """The keys that a server or client knows. `run` is the name of the run, which is part of every signed message."""
 
     run: str
 
@@ -47,7 +47,7 @@ def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
 
 @lru_cache(4096)
 def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a point. Raises ProtocolError for bytes that are not a point of the curve."""
+    """Return the public key with which signatures are verified, from its point [49 bytes]. Raises ProtocolError for other bytes."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
     except ValueError as error:
@@ -78,7 +78,7 @@ class DerivedKeys:
 
 @dataclass
 class ServerKeys:
-    """A server's keys: those that clients proved to hold when they joined. `key_of` returns them by logical id, as points."""
+    """The keys that a server knows: the public keys with which clients joined. `key_of` returns a client's key as a point."""
 
     run: str
     key_of: Callable[[int], bytes]
@@ -143,7 +143,7 @@ class PinnedKeys:
         return known
 
     def _pin(self, client: int, point: bytes) -> bytes:
-        """Store the pin of a client unless it is stored, and return it."""
+        """Store the pin of a client unless it is already stored. Return the pinned point."""
         if self._pins.get(client) != point:
             self.log.add(self.run, {f"{PIN}{client}": point})
             self._pins[client] = point

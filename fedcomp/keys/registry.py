@@ -1,10 +1,10 @@
-"""The registry: which key belongs to which client or relay. Each client and relay has one key, and no key has two holders.
+"""The registry: a file that maps each client and relay to its public key. No key belongs to two clients or relays.
 
     server = "server.example:8080"               the server's address, for the enrolment files of new clients
     [[client]]
     id = 3
     state = "enrolled"                           or "revoked"
-    not_after = "2027-11-21T16:33:08Z"           the end of its certificate
+    not_after = "2027-11-21T16:33:08Z"           the end of its certificate's validity
     public_key = "ecdsa-sha2-nistp384 AAAA..."
     replaced = []                                its earlier keys, which stay refused
     [[relay]]                                    a relay, with the same fields; ids of relays and of clients are separate
@@ -56,7 +56,7 @@ class RegistryEntry:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name of the client or relay in messages."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
@@ -76,7 +76,7 @@ class RegistryEntry:
 
 @dataclass(frozen=True)
 class _Content:
-    """The content of a registry.toml when it was read."""
+    """The content of a registry.toml at the time at which it was read."""
 
     clients: tuple[RegistryEntry, ...] = ()
     relays: tuple[RegistryEntry, ...] = ()
@@ -84,7 +84,7 @@ class _Content:
 
     @cached_property
     def holders(self) -> dict[bytes, tuple[RegistryEntry, bool]]:
-        """Key hash → entry, and whether the key was replaced."""
+        """Key hash → the entry of its holder, and whether the key was replaced by a newer one."""
         return {
             _parsed(key)[1]: (entry, key != entry.public_key)
             for entry in (*self.clients, *self.relays)
@@ -118,21 +118,21 @@ class Registry:
 
     @property
     def problem(self) -> str:
-        """The reason why the file cannot be used, "" if it can."""
+        """The reason why the file cannot be used; "" if it can be used."""
         return self._current().problem
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the logical id of the client with this key hash, None if it is refused. `reason_of_hash` returns the reason."""
+        """Return the logical id of the client with this key hash; None if the key is refused. `reason_of_hash` returns the reason."""
         entry, why = self._find(key_hash)
         return entry.id if entry and not why and not entry.relay else None
 
     def relay_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the id of the relay with this key hash, None if it is refused. `reason_of_hash` returns the reason."""
+        """Return the id of the relay with this key hash; None if the key is refused. `reason_of_hash` returns the reason."""
         entry, why = self._find(key_hash)
         return entry.id if entry and not why and entry.relay else None
 
     def reason_of_hash(self, key_hash: bytes) -> str:
-        """Return why the client or relay with this key hash is refused, as one sentence; "" if it is accepted."""
+        """Return the reason why the client or relay with this key hash is refused, as one sentence; "" if it is accepted."""
         return self._find(key_hash)[1]
 
     def enrolled(self) -> dict[int, str]:
@@ -147,7 +147,8 @@ class Registry:
     def poll(self, log: Callable[[str], None]) -> bool:
         """Return whether the file was read again since the last call and can be used. A server then checks the connected clients again.
 
-        Calls `log` once when the file becomes malformed, and once when it is repaired. A key can expire without a change of the file.
+        Calls `log` once when the file becomes malformed, and once when it is repaired. Keys that expire are not reported, because the file
+        does not change.
         """
         before, self._polled = self._polled, self._current()
         content = self._polled
@@ -161,7 +162,7 @@ class Registry:
         return not content.problem
 
     def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
-        """Return the entry of a key hash, None if it is unknown, and the reason for a refusal, "" if it is accepted."""
+        """Return the entry of a key hash (None if the key is unknown), and the reason why the key is refused ("" if it is accepted)."""
         content, folder = self._current(), self.path.parent
         if content.problem:
             return None, content.problem
@@ -176,7 +177,7 @@ class Registry:
         return entry, entry.refusal(self.now(), folder)
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return inode, size and modification time of the file; () if it is not there."""
+        """Return inode, size and modification time of the file; () if the file does not exist."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -200,7 +201,7 @@ class Registry:
         return _Content(clients, relays)
 
 
-@lru_cache(1 << 17)  # most entries of a changed registry are the same
+@lru_cache(1 << 17)  # because most entries of a changed registry are unchanged
 def _parsed(key: str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
     parsed = parse_public_key(key)

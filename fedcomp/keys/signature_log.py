@@ -1,6 +1,6 @@
-"""A client's log of its signatures and of the keys that it has pinned, by run. It outlives the state of a run.
+"""A client's log of its signatures and of the keys that it has pinned, by run. The log outlives the client's state of a run.
 
-With a state folder, each run has a small file, which is replaced as a whole. Without one, the log lives as long as the process.
+With a state folder, each run has a small file in it, which is replaced as a whole. Without a folder, the log lives as long as the process.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import UserError
 from ..state_folder import StateFolder
 
-MAX_RUNS = 4096  # in the log; none of them is ever removed
-PREFIX = "sealed-"  # of the files
+MAX_RUNS = 4096  # largest number of runs in the log, because no run is ever removed
+PREFIX = "sealed-"  # prefix of the files' names
 
 
 class SignatureLog:
@@ -28,7 +28,7 @@ class SignatureLog:
         return dict(known)
 
     def add(self, run: str, entries: Mapping[str, bytes]) -> None:
-        """Add entries of a run, on the disk when this returns. Raises UserError for too many runs, CheckpointError for a full disk."""
+        """Add entries of a run and flush them to the disk. Raises UserError for too many runs and CheckpointError for a full disk."""
         known, name = self.of(run), _file(run)
         if {**known, **entries} == known:
             return

@@ -1,4 +1,4 @@
-"""Tasks by name: built in, of another package, or a user's own as path/file.py:name."""
+"""Tasks by name: built-in tasks, tasks of other packages, and a user's own tasks as path/file.py:name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,17 +29,17 @@ _TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
 
 
 def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
-    """Return all named tasks, those of other packages included: name → function from the data folder, or None, to the Task."""
+    """Return all named tasks, including those of other packages: name → function that makes the Task from the data folder or None."""
     return {name: partial(load, name) for name in _TASKS}
 
 
-OBJECT = "object:"  # prefix of the name of a task object in the options of a run
+OBJECT = "object:"  # prefix of the task's name in a run's options if the task was given as a Python object
 
 
 def load(name: str, data: Path | None = None) -> Task:
-    """Return the task of `--task`. Its data is read on first use, and a missing folder is an error only then.
+    """Return the task that `--task` names. Its data is read on first use, and a missing data folder is an error only then.
 
-    Raises TaskError for an unknown name, for a file without the task, and for a task that was an object of a Python program.
+    Raises TaskError for an unknown name, for a file without the task, and for a task that was given as a Python object.
     """
     if name.startswith(OBJECT):
         raise TaskError(

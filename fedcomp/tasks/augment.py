@@ -1,6 +1,6 @@
 """Augmentation: random changes of training examples.
 
-The random numbers depend on (seed, round, client) alone and are drawn on the CPU, so that a client trains on the same examples in every
+The random numbers depend only on (seed, round, client) and are drawn on the CPU, so that a client trains on the same examples in every
 engine and on every device. Each example has its own random numbers, so that the examples of many clients can be augmented at once.
 """
 
@@ -32,7 +32,7 @@ class Augmentation:
     def draw_for(
         self, batches: Sequence[np.ndarray], seed: int, round: int, client: int
     ) -> np.ndarray:
-        """Return the random numbers for the examples of a client in a round, batch after batch: [examples, ...]."""
+        """Return the random numbers for all examples of a client in a round, in the order of the batches: [examples, ...]."""
         return self.draw(seeds.generator(seed, "augment", round, client), sum(map(len, batches)))
 
 
@@ -42,7 +42,7 @@ def _draw_crops_and_flips(generator: np.random.Generator, count: int) -> np.ndar
 
 
 def _crop_and_flip(images: Tensor, drawn: Tensor) -> Tensor:
-    """Return crops of images [b, c, h, w] that are padded with zeros, some of them flipped horizontally, by one gather."""
+    """Pad images [b, c, h, w] with zeros, and return a crop of each, some flipped horizontally. Uses a single gather."""
     channels, height, width = images.shape[1:]
     row, column, flip = drawn.unsqueeze(-1).unbind(1)  # [b, 1] each
     rows = row + torch.arange(height, device=images.device)

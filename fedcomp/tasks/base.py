@@ -41,20 +41,20 @@ def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 class Task:
     """A model with its data, its loss and its metrics. Its functions are called when a run needs their results.
 
-    `model()` may draw from the global generators of torch, numpy and random, which fedcomp seeds. `model` may also be a module. A copy of
-    its current weights is then the initial model.
+    `model()` may draw from the global generators of torch, numpy and random, which fedcomp seeds. `model` may also be a module. The
+    initial model is then a copy of this module with its current weights.
 
     `train` and `test` are a fedcomp Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset (both
     are read batch by batch), a list or dict with one of these for each client, or a function that returns one of these. `test` may be
-    None: the model can then be evaluated on clients only (--evaluate clients). A batch that is a tuple passes its inputs to the model by
-    position, a dict by keyword; `target` is the key of a dict's targets. `collate(items) → batch` is that of
-    `torch.utils.data.DataLoader`.
+    None: the model can then be evaluated on clients only (--evaluate clients). The inputs of a batch that is a tuple are passed to the
+    model by position, those of a dict by keyword. `target` is the key of the targets in a dict. `collate(items) → batch` is the
+    `collate_fn` of `torch.utils.data.DataLoader`.
 
-    `loss(outputs, targets)` is a scalar, the mean over the batch. If `loss` is None, the loss is `.loss` of the model's output if it has
-    one, else the cross-entropy. If the output has `.logits`, loss, accuracy and metrics receive these as outputs. `accuracy(outputs,
-    targets)` is a fraction in 0..1; None for a regression. `metrics` are further metrics of the test data, by name. Each is called once
-    per evaluation, with the outputs and targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged
-    over batches.
+    `loss(outputs, targets)` is a scalar, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the model's
+    output if there is one, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive the logits
+    as outputs. `accuracy(outputs, targets)` is a fraction in 0..1; `accuracy` is None for a regression. `metrics` are further metrics of
+    the test data, by name. Each metric is called once per evaluation, with the outputs and targets of the whole test set on the CPU, and
+    returns a number. Loss and accuracy are averaged over batches.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
     training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. Both return a dict of numbers with
@@ -105,8 +105,8 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        The entries of a dict are keyword arguments. The targets are among them if the task has no loss of its own and `forward` has an
-        argument of their name, so that the model can compute `.loss`.
+        The entries of a dict are keyword arguments. The targets are also passed if the task has no loss of its own and `forward` has an
+        argument with the name of the targets, so that the model can compute `.loss`.
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
@@ -162,7 +162,7 @@ def _signature(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
-    """Return a decorator that registers a built-in task as `--task NAME`: a function from the data folder, or None, to the Task."""
+    """Return a decorator that registers a function as `--task NAME`. The function makes the Task from the data folder or None."""
 
     def register(function: TaskFunction) -> TaskFunction:
         vars(function)["name"] = name
@@ -172,9 +172,9 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
 
 
 def initial_model(task: Task, seed: int) -> nn.Module:
-    """Return the task's model with its initial weights, on the CPU. They are the same on the server and on all clients.
+    """Return the task's model with its initial weights, on the CPU. The weights are the same on the server and on all clients.
 
-    The global generators are left unchanged.
+    The states of the global generators do not change.
     """
     from ..seeds import key
 
@@ -200,10 +200,10 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files that `find` returns for the folder `name` of a data folder, or else for the data folder itself.
+    """Return the files that `find` returns for `folder / name`, or for `folder` itself if there are none in the first.
 
-    Raises DataError, which names --data, if there are none or they cannot be read. `missing`: the names of these files. `contents`: the
-    description of a complete folder.
+    Raises DataError, which names --data, if there are no files or they cannot be read. `missing`: names of the files, for this error.
+    `contents`: description of a complete folder, for this error.
     """
     if folder is None:
         raise DataError(

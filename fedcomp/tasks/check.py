@@ -44,10 +44,10 @@ def check(
 ) -> Layout:
     """Check model, data, loss, accuracy and metrics on two examples, or on one with a batch size of 1. Return the layout of the model.
 
-    A metric that fails on two examples is called on the whole test set. `train` and `test`: the data, by default that of the task. Without
-    test data, pass the training data for `test`. Raises TaskError, which names the task, the value that it returned and the expected
-    value. Raises ConfigError if `augment` is True and the task has no augmentation. Passes errors of fedcomp on, such as DataError.
-    Leaves torch's global generator unchanged.
+    A metric that fails on two examples is called again on the whole test set. `train` and `test`: the data; by default the task's own.
+    Without test data, pass the training data for `test`. Raises TaskError, which names the task, the value that it returned and the
+    expected value. Raises ConfigError if `augment` is True and the task has no augmentation. Errors of fedcomp in the task's code, such as
+    DataError, are raised unchanged. The state of torch's global generator does not change.
     """
     if augment and task.augment is None:
         raise ConfigError(
@@ -78,7 +78,7 @@ def layout_of(task: Task) -> Layout:
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
     """Return the names of buffers that training changes and that are not recalibrated, such as those of spectral normalization.
 
-    Buffers are not sent. The server's model therefore has the initial values of these buffers. Leaves `model` in eval mode.
+    Buffers are not sent. In the server's model, these buffers therefore have their initial values. Leaves `model` in eval mode.
     """
     layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
@@ -176,7 +176,7 @@ def _check_data(task: Task, split: str, data: Any) -> Examples:
 
 
 def _named_inputs(inputs: Any) -> dict[str, Any]:
-    """Return the inputs by their suffix in messages, such as "[0]"; "" for a single input."""
+    """Return suffix → input. The suffix names the input in messages, such as "[0]"; it is "" for a single input."""
     if isinstance(inputs, dict):
         return {f"[{name!r}]": value for name, value in inputs.items()}
     if isinstance(inputs, tuple):
@@ -299,7 +299,7 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
 
 
 def _unknown_keywords(task: Task, model: nn.Module, batch: Batch) -> list[str]:
-    """Return the keys of the inputs of a batch that `forward` has no argument for."""
+    """Return the keys of a batch's inputs for which `forward` has no argument."""
     if not isinstance(batch.inputs, dict):
         return []
     names = [name for name in batch.inputs if name != task.target]
@@ -307,7 +307,7 @@ def _unknown_keywords(task: Task, model: nn.Module, batch: Batch) -> list[str]:
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
-    """Raise TaskError for labels without an output. The cross-entropy would fail in the first round in which they occur."""
+    """Raise TaskError for labels that are not the index of an output. The cross-entropy would fail in the first round with such a label."""
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets
@@ -321,7 +321,7 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
 
 
 def _call(task: Task, call: str, function: Callable[[], T]) -> T:
-    """Return the result of a call of the task's code. Raises TaskError, which names the call, if it fails."""
+    """Call a function of the task's code and return its result. Raises TaskError, which names the call, if the call fails."""
     try:
         return function()
     except (FedcompError, KeyboardInterrupt):
@@ -333,7 +333,7 @@ def _call(task: Task, call: str, function: Callable[[], T]) -> T:
 
 
 def _require(task: Task, valid: Any, call: str, got: str, expected: str) -> None:
-    """Raise TaskError for the result of a call that is not valid."""
+    """Raise TaskError unless the result of a call is valid."""
     if not valid:
         raise TaskError(f"task '{task.name}': {call}: got {got}; expected {expected}")
 

@@ -1,7 +1,7 @@
 """Examples of a task: `Data` in memory, or `LazyData` read from a dataset batch by batch.
 
-Both return batches of examples by their rows. The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the model)
-or a dict of tensors (keyword arguments).
+Both return a batch for given row numbers. The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the model) or a
+dict of tensors (keyword arguments).
 """
 
 import hashlib
@@ -53,8 +53,8 @@ class Data:
     """Examples in memory.
 
     `inputs` are [N, ...]: a tensor, a tuple of tensors or a dict of tensors. `targets` are [N, ...]; partitions by class require int64 [N].
-    `groups` [N] holds the group of each example, for the partition `natural`. `n_clients`: the number of clients whose data was given
-    separately, 0 for data that was given as a whole.
+    `groups` [N] holds the group of each example, for the partition `natural`. `n_clients`: the number of clients if the data was given
+    for each client separately; 0 if the data was given as a whole.
     """
 
     inputs: Inputs
@@ -103,7 +103,7 @@ class Data:
         return self.targets
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return `groups` [N] for the name None, else the values [N] of the input `name`. Raises ConfigError for an unknown name."""
+        """Return `groups` [N] if the name is None, else the values [N] of the input `name`. Raises ConfigError for an unknown name."""
         if name is None:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
@@ -131,8 +131,8 @@ class LazyData:
     """Examples of a map-style dataset, read when a batch needs them.
 
     `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items) → batch` converts a list of items to a batch, as
-    in `torch.utils.data.DataLoader`; by default, tensors and numbers are stacked. A batch is a pair (inputs, targets), a longer tuple
-    (input, …, targets), or a dict, in which `target` is the key of the targets. Batches are moved to `device`.
+    the `collate_fn` of `torch.utils.data.DataLoader` does. By default, tensors and numbers are stacked. A batch is a pair (inputs,
+    targets), a longer tuple (input, …, targets), or a dict, in which `target` is the key of the targets. Batches are moved to `device`.
     """
 
     has_single_input = False
@@ -177,7 +177,7 @@ class LazyData:
         return Subset(self.dataset, rows.tolist())
 
     def labels(self) -> Tensor:
-        """Return the target of every example. All items are read, unless the dataset has the attribute `targets` or a column of targets."""
+        """Return the target of every example. Reads every item if the dataset has no attribute or column of targets."""
         if _is_hugging_face(self.dataset):
             return self._label_tensor(_whole_column(self.dataset, self.target))
         for name in ("targets", "labels"):  # attributes of the datasets of torchvision
@@ -189,7 +189,7 @@ class LazyData:
         )
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return `groups` [N] for the name None, else the column `name`. Raises ConfigError for an unknown name."""
+        """Return `groups` [N] if the name is None, else the values [N] of the column or attribute `name`. Raises ConfigError."""
         if name is None:
             return self.groups
         if _is_hugging_face(self.dataset) and name in self.dataset.column_names:
@@ -208,7 +208,7 @@ class LazyData:
 
     @cached_property
     def digest(self) -> str:
-        """Length of the dataset, and the fingerprint of a Hugging Face Dataset."""
+        """Fingerprint of the data, compared when a run is resumed: its length, and the fingerprint of a Hugging Face Dataset."""
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
 
     @staticmethod
@@ -220,7 +220,7 @@ Examples = Data | LazyData
 
 
 class DataSource:
-    """The value of `train` or `test` of a Task: one of DATA_FORMS, or a function that returns one. Calling it returns the Data or LazyData.
+    """The `train` or `test` of a Task: one of DATA_FORMS, or a function that returns one of them. A call returns Data or LazyData.
 
     Any other value is returned unchanged, and the check of the task reports it.
     """
@@ -241,10 +241,11 @@ class DataSource:
 def data_from(
     value: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
 ) -> Any:
-    """Return one of DATA_FORMS as Data or LazyData. Any other value is returned unchanged.
+    """Convert one of DATA_FORMS to Data or LazyData. Any other value is returned unchanged.
 
-    float64 arrays become tensors of torch's default type, and integers int64, as layers and losses require. The data of clients is
-    concatenated; the groups are the keys of the dict or the positions in the list. Raises ValueError for a client without examples.
+    float64 arrays become tensors of torch's default type, and integer arrays int64 tensors, as layers and losses require. The data of
+    clients is concatenated. The groups are the keys of the dict or the positions in the list. Raises ValueError for a client without
+    examples.
     """
     if isinstance(value, Data | LazyData):
         return value
@@ -323,21 +324,21 @@ def concatenate_nested(parts: Sequence[Any]) -> Any:
 
 
 def first_tensor(inputs: Inputs) -> Tensor:
-    """Return one tensor of the inputs of a batch."""
+    """Return the first tensor of a batch's inputs."""
     return tensors(inputs)[0]
 
 
 def tensors(inputs: Inputs) -> list[Tensor]:
-    """Return all tensors of the inputs of a batch."""
+    """Return all tensors of a batch's inputs."""
     if isinstance(inputs, Mapping):
         return list(inputs.values())
     return list(inputs) if isinstance(inputs, tuple) else [inputs]
 
 
 def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
-    """Describe non-finite examples among all or `rows`, such as "NaN or infinity in 7 of 400 examples"; "" if all are finite.
+    """Describe the non-finite examples among `rows`, or among all examples. Return "" if all are finite, or for LazyData.
 
-    LazyData is not read; the result is "".
+    The result is a text such as "NaN or infinity in 7 of 400 examples".
     """
     if not isinstance(data, Data):
         return ""
@@ -364,7 +365,7 @@ class _Pairs(Dataset[Any]):
 
 
 def _concatenate(parts: dict[Any, Any]) -> Any:
-    """Concatenate the data of clients, by client. A value that is not data is returned unchanged, for the check of the task."""
+    """Concatenate the data of clients (client → data). A value that is not data is returned unchanged, for the check of the task."""
     by_client = list(parts.values())
     if not by_client or not all(isinstance(part, Data | LazyData) for part in by_client):
         return next((part for part in by_client if not isinstance(part, Data | LazyData)), parts)
@@ -391,7 +392,7 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
 
 
 def _slices(count: int, size: int) -> list[slice]:
-    """Return slices of `count` positions: as few as possible, of at most `size`, the larger ones first."""
+    """Divide `count` positions into as few near-equal slices of at most `size` positions as possible, the larger slices first."""
     parts = np.array_split(np.arange(count), -(-count // size))
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
@@ -430,7 +431,7 @@ def _stack_column(name: str, column: Any) -> Tensor:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Return a tensor without gradient; a float64 array in torch's default type, integers as int64."""
+    """Return a value as a tensor without gradient. float64 arrays become torch's default type, integer arrays int64."""
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""A task of your own: classify points in the plane by the spiral that they lie on, one of three.
+"""A task of your own: classify points in the plane by which of three spirals they lie on.
 
 Replace the model and the data with your own. Run it with:
 

@@ -5,9 +5,9 @@ DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself; 
 image: struct<bytes: binary, path: string>         a PNG or JPEG file; the column is `img` in cifar10
 label: int64                                       0..9
 
-The cache is a folder of .npy files, FEDCOMP_CACHE or ~/.cache/fedcomp. The name of a file contains a hash of the paths, sizes and
-modification times of its source files, so that changed sources are decoded again. If the folder cannot be written, the arrays are decoded
-in every run.
+The cache is a folder of .npy files: FEDCOMP_CACHE if it is set, else ~/.cache/fedcomp. The name of a cached file contains a hash of the
+paths, sizes and modification times of its source files, so that changed sources are decoded again. If the folder cannot be written, the
+arrays are decoded in every run.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def cached_arrays(
 ) -> Arrays:
     """Return the arrays of `decode()`, one per name. Cached arrays are mapped read-only from disk if `is_valid` returns True for them.
 
-    `key`: the options of the decoding, which are part of the names of the files.
+    `key`: the options of `decode`, which are part of the hash in the names of the cached files.
     """
     folder = cache_folder()
     if folder is None:
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CLASSES = 10
-MIN_DEVIATION = 0.01  # minimum divisor of pixels in 0..1: the standard deviation of a pixel that is always black is 0
+MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard deviation of a pixel that is always black is 0
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class ImageDataset:
     """The images of a data set, read on first use. Methods raise DataError, which names --data, if the files cannot be read."""
 
     folder: Path | None  # the folder of --data
-    dataset: str  # name in messages, and of the folder inside `folder`
+    dataset: str  # name of the data set in messages, and of its folder inside `folder`
     column: str  # name of the column with the images
     shape: tuple[int, ...]  # (channels, height, width); 1 or 3 channels
-    # By axes: mean and standard deviation of the training set.
+    # Axes → mean and standard deviation of the training set over these axes.
     _moments: dict[Any, tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -154,7 +154,7 @@ class ImageDataset:
         return self._standardised(split, (0, 1, 2, 3), flat=True)
 
     def _standardised(self, split: str, axes: tuple[int, ...], flat: bool) -> Data:
-        """Return the pixels in 0..1 minus their mean over `axes` of the training set, divided by their standard deviation."""
+        """Return the pixels, scaled to 0..1 and standardised by the training set's mean and standard deviation over `axes`."""
         images, labels = self.read(split)
         if axes not in self._moments:
             self._moments[axes] = _moments(self.read("train")[0], axes)
@@ -264,7 +264,8 @@ class ImageDataset:
         channels, height, width = self.shape
         try:
             with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
-                if image.size == (width, height):  # checked before decoding, which bounds its cost
+                # Checked before decoding, to bound the cost of decoding.
+                if image.size == (width, height):
                     return (
                         np.asarray(image.convert("L" if channels == 1 else "RGB"))
                         .reshape(height, width, channels)
@@ -298,7 +299,7 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The axes remain, with length 1.
 
-    Sums are of integers, so that their order has no effect.
+    The sums are sums of integers, so that their order has no effect.
     """
     total: Any = 0
     squares: Any = 0

@@ -17,15 +17,15 @@ from .data import Examples
 
 
 class Partitioner(Protocol):
-    """A way to assign examples to clients."""
+    """The interface of partitioners, which assign examples to clients."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the client, 0..clients-1, of each example: [N]. Raises ConfigError for data that cannot be partitioned in this way."""
+        """Return the client (0..clients-1) of each example, [N]. Raises ConfigError if the data cannot be partitioned in this way."""
 
 
 @dataclass(frozen=True)
 class IID:
-    """Partition at random. Sizes differ by at most one."""
+    """Partition at random. The clients' numbers of examples differ by at most one."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         return rng.permutation(len(data)) % clients
@@ -33,12 +33,12 @@ class IID:
 
 @dataclass(frozen=True)
 class Classes:
-    """Each client has examples of exactly N random classes, about as many of each.
+    """Each client has examples of exactly N = `per_client` random classes, about the same number of each.
 
-    Similar to Sattler et al. 2019, whose clients take adjacent classes, and the last clients the remaining examples. Here each class is
-    split into near-equal parts, in proportion to its size, such that all clients × N parts have similar sizes. A client takes one part of
-    each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N classes. If
-    clients × N is less than the number of classes, ConfigError is raised.
+    Similar to Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining examples. Here each class is
+    split into near-equal parts. There are clients × N parts, and larger classes are split into more parts, so that all parts have similar
+    sizes. A client takes one part of each of the N classes with the most remaining parts. If a class has too few examples, some clients
+    have fewer than N classes. Raises ConfigError if clients × N is less than the number of classes.
     """
 
     per_client: int
@@ -63,7 +63,7 @@ class Classes:
                 f"give at least classes:{-(-count // clients)} or --clients {-(-count // per_client)}"
             )
         parts = _parts_by_class(sizes, clients * per_client, clients)
-        n_classes = np.full(clients, parts.sum() // clients)  # of each client
+        n_classes = np.full(clients, parts.sum() // clients)  # number of classes of each client
         n_classes[: parts.sum() % clients] += 1
         clients_of: list[list[int]] = [[] for _ in sizes]  # by class
         remaining = parts.copy()
@@ -82,7 +82,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort the examples by label, split them into clients × N shards of near-equal size, and draw N shards for each client.
+    """Sort the examples by label, split them into clients × N shards of near-equal size, and draw N = `per_client` shards for each client.
 
     McMahan et al. 2017.
     """
@@ -112,8 +112,8 @@ class Shards:
 class Dirichlet:
     """Divide each class among the clients by proportions drawn from Dir(alpha). A smaller alpha means more heterogeneous clients.
 
-    As in Yurochkin et al. 2019 and Flower's DirichletPartitioner without balancing, sizes also differ. A client without examples is
-    assigned one random example of a client that has at least two.
+    As in Yurochkin et al. 2019 and Flower's DirichletPartitioner without balancing, clients also have different numbers of examples. A
+    client that is left without examples is assigned one random example of a client that has at least two.
     """
 
     alpha: float
@@ -150,10 +150,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """Partition by the groups of the data, in sorted order. The g-th group belongs to client g mod clients.
+    """Partition by the groups of the data. In sorted order, the g-th group belongs to client g mod clients.
 
-    `column`: the column with the group of each example, such as a user id. None: the groups of data that is a list or dict of clients, or
-    of `Data.groups`.
+    `column`: the column with the group of each example, such as a user id. None: the groups are `Data.groups`, or the clients if the data
+    is a list or dict with the data of each client.
     """
 
     column: str | None = None
@@ -194,7 +194,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if data that was given for each client is divided otherwise; "" if there is none."""
+    """Return a warning if data that was given for each client is divided in another way; "" if it is not."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""
@@ -211,7 +211,7 @@ def partition(
     """Return the examples of each client, as increasing int64 indices into `data`. Each client has at least one example.
 
     The result depends on the arguments only. `name`: the name of the data in errors. Raises SpecError for an unknown partition, and
-    ConfigError if it does not suit the data or the number of clients.
+    ConfigError if the partition does not suit the data or the number of clients.
     """
     partitioner = parse_partitioner(spec)
     if clients < 1:
@@ -228,10 +228,10 @@ def partition(
 def hold_out(
     shards: Sequence[np.ndarray], fraction: float, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the examples on which each client trains, and those on which it evaluates, both increasing.
+    """Return the examples on which each client trains, and the examples on which it evaluates, as increasing indices.
 
-    Of n examples, the fraction that is held out is rounded to at least 1 and at most n − 1 examples; a single example is not held out. The
-    draw depends on (seed, "holdout", position of the client in `shards`).
+    Of a client's n examples, `fraction` × n are held out for evaluation, rounded to at least 1 and at most n − 1. A single example is not
+    held out. The draw depends on (seed, "holdout", position of the client in `shards`).
     """
     training, held_out = [], []
     generators = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])
@@ -246,10 +246,10 @@ def hold_out(
 def partition_test_data(
     spec: str, train: Examples, test: Examples, clients: int
 ) -> list[np.ndarray] | None:
-    """Return the test examples of each client, increasing; None if the test data cannot be divided among the clients.
+    """Return the test examples of each client, as increasing indices; None if the test data cannot be divided among the clients.
 
-    It can be divided if the partition is `natural` and the test data has groups, too. Test examples of groups without training examples
-    belong to no client.
+    Test data can be divided if the partition is `natural` and the test data has groups, too. Test examples whose group has no training
+    examples belong to no client.
     """
     partitioner = parse_partitioner(spec)
     if not isinstance(partitioner, Natural):
@@ -271,7 +271,7 @@ def partition_test_data(
 
 
 def _classes(data: Examples, spec: str) -> np.ndarray:
-    """Return the class of each example as 0..classes-1: [N]. Raises ConfigError for targets that are no classes."""
+    """Return the class of each example as 0..classes-1, [N]. Raises ConfigError for targets that are not classes."""
     targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
@@ -283,14 +283,14 @@ def _classes(data: Examples, spec: str) -> np.ndarray:
 
 
 def _slices(size: int, count: int) -> np.ndarray:
-    """Return for each of `size` positions the number of its slice, 0..count-1: [size]. Slices are near-equal, and none is empty."""
+    """Divide `size` positions into `count` near-equal slices. Return the number of each position's slice, 0..count-1: [size]."""
     return np.arange(size) * count // size
 
 
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
-    """Distribute `total` parts over classes in proportion to their sizes, by Webster's method: [classes].
+    """Distribute `total` parts over classes in proportion to the classes' sizes, by Webster's method. Return the parts of each: [classes].
 
-    Each class has at least one part, at most `max_parts`, and no more than its size. The sum is less than `total` if the sizes require it.
+    Each class has at least one part, and at most `max_parts` or its size. If these limits require it, the sum is less than `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

@@ -1,9 +1,9 @@
 """Recalibration of running statistics such as those of BatchNorm, for the evaluation of averaged weights.
 
-Running mean and variance describe the activations under one set of weights. Clients keep theirs and do not send them, so the server
-computes its own by forward passes over a sample of examples, as in Izmailov, Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights
-leads to wider optima and better generalization. UAI 2018, section 3.2. This costs no bytes, and a Byzantine client cannot falsify the
-statistics. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify them.
+Running mean and variance describe the activations under one set of weights. Clients keep their own statistics and do not send them. The
+server therefore computes its own by forward passes over a sample of examples, as in Izmailov, Podoprikhin, Garipov, Vetrov, Wilson:
+Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2. This costs no bytes, and a Byzantine client
+cannot falsify the statistics. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify them.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from .base import Task
 from .data import Examples
 from .user_errors import describe
 
-CALIBRATION_EXAMPLES = 2000  # maximum
+CALIBRATION_EXAMPLES = 2000  # maximum number of examples for a recalibration
 BATCH_SIZE = 250  # examples in a forward pass
 
 NORMALIZATION = (
@@ -54,10 +54,10 @@ def recalibrate(
 ) -> None:
     """Set running statistics to their averages over the batches. Leaves the model in eval mode.
 
-    `forward(batch)` runs a batch; by default it is the model itself.
+    `forward(batch)` runs the forward pass of a batch; by default it is the model itself.
 
-    Only the recalibrated layers are in training mode meanwhile, so that dropout is off and other buffers do not change. A BatchNorm layer
-    raises ValueError for a batch with one value per channel.
+    During the forward passes, only the recalibrated layers are in training mode, so that dropout is off and other buffers do not change. A
+    BatchNorm layer raises ValueError for a batch with one value per channel.
     """
     layers: list[Any] = [*recalibrated_layers(model).values()]
     with ExitStack() as restored:
@@ -83,9 +83,9 @@ def recalibrate_on(
 
 
 def recalibration_error(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
-    """Return the error of the forward pass that recalibration needs, "" if it succeeds. Leaves the model in eval mode.
+    """Return the error of the forward pass that recalibration needs; "" if the pass succeeds. Leaves the model in eval mode.
 
-    It fails, for example, for a model of which `evaluate_fn` calls the parts.
+    The pass fails, for example, if the model has no `forward` because `evaluate_fn` calls its parts.
     """
     try:
         rows = torch.arange(min(2, len(data)), device=data.device)

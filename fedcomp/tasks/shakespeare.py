@@ -1,8 +1,9 @@
 """Tiny Shakespeare: prediction of the next character in 40,000 lines of the plays, spoken by about 300 roles.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS
-2017; as a benchmark by role, Caldas et al.: LEAF. 2018. The model has an embedding of 8 dimensions and two LSTM layers of 256 units. It
-predicts the next character after each of 80 characters, as in McMahan et al. and Reddi et al. 2021; LEAF predicts only the 81st.
+2017. Caldas et al.: LEAF. 2018 made it a benchmark with a client for each role. The model has an embedding of 8 dimensions and two LSTM
+layers of 256 units. It predicts the next character after each of 80 characters, as in McMahan et al. and Reddi et al. 2021. LEAF predicts
+only the 81st character.
 
     DIR/shakespeare/input.txt, or DIR/input.txt        First Citizen:
     speeches, a blank line between them;               Before we proceed any further, hear me speak.
@@ -30,15 +31,15 @@ from .base import Task, builtin_task, find_files
 from .data import Data
 
 WINDOW = 80  # characters
-TEST_FRACTION = 10  # one of this number of windows of a role is test data
+TEST_FRACTION = 10  # 1 in 10 windows of a role is test data
 # Printable ASCII, so that the table does not depend on the text.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-UNKNOWN = len(ALPHABET)  # the number of all other characters
+UNKNOWN = len(ALPHABET)  # the number that stands for each other character
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
 
 class CharacterLSTM(nn.Module):
-    """Characters int64 [B, t] → scores of the next character after each [B, t, 97]; 824,425 parameters."""
+    """An LSTM with 824,425 parameters: characters int64 [B, t] → scores of the next character after each of them, [B, t, 97]."""
 
     def __init__(self, embedded: int = 8, hidden: int = 256, layers: int = 2):
         super().__init__()

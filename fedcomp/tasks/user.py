@@ -1,8 +1,8 @@
 """A user's own task, named as path/file.py:name.
 
-The folder of the file is first on `sys.path`, as for a script, so that the task can import other modules in this folder. A task file is
-executed again whenever it is loaded, but Python imports the other modules only once in a process. `load` therefore raises TaskError for a
-task file in another folder that contains a module of the same name.
+The folder of the file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. A task file is
+executed again whenever it is loaded, but Python imports the other modules only once in a process. `load` therefore raises TaskError if
+the folder of a second task file contains a module with the name of a module that an earlier task file imported from its own folder.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from ..errors import FedcompError, TaskError, nearest
 from .base import Task, seeded_globals
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
-IMPORT_SEED = 0  # of the global generators while a file is imported, the same in all processes
+IMPORT_SEED = 0  # seed of the global generators while a file is imported, the same in all processes
 
 _TASK_FOLDERS: set[str] = set()  # folders of the task files that this process has loaded
 
@@ -27,7 +27,7 @@ def load(text: str, data: Path | None) -> Task:
     """Return the task of `path/file.py:name`. The file is executed with the same seed of the global generators every time.
 
     `name` is a Task, or a callable that returns one. If the callable takes an argument, it is called with the data folder. Raises
-    TaskError for errors of the file, and passes errors of fedcomp on.
+    TaskError for errors in the file. Errors of fedcomp in the file's code are raised unchanged.
     """
     file, _, name = text.rpartition(":")
     if not file or not name.isidentifier():
@@ -46,7 +46,7 @@ def load(text: str, data: Path | None) -> Task:
 
 
 def as_task(value: Any, data: Path | None, text: str) -> Task:
-    """Return `value` if it is a Task, else the result of calling it. `text` names it in errors. Raises TaskError like `load`."""
+    """Return `value` if it is a Task, else the result of calling it. `text` names the value in errors. Raises TaskError like `load`."""
     task = value if isinstance(value, Task) else _call(value, data, text)
     if not isinstance(task, Task):
         raise TaskError(
@@ -56,7 +56,7 @@ def as_task(value: Any, data: Path | None, text: str) -> Task:
 
 
 def _module(path: Path, text: str) -> ModuleType:
-    """Execute the file and return it as a module. Adds it to `sys.modules`, which dataclasses need."""
+    """Execute the file and return it as a module. The module is added to `sys.modules`, as dataclasses in the file require."""
     name = f"fedcomp_task_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

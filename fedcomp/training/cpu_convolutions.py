@@ -1,9 +1,10 @@
-"""Faster convolutions on a CPU: torch's channels_last memory format, and a convolution, a ReLU and max-pooling as one layer.
+"""Faster convolutions on a CPU: torch's channels_last memory format, and convolution, ReLU and max-pooling as one layer.
 
     max(relu(x)) = relu(max(x)):  the maximum is computed first, since the ReLU then has fewer elements
     relu(max(conv(x))):           most outputs of the convolution have no gradient, and the backward pass skips them
 
-The first does not change a bit. The second is for large convolutions (kernels/pooled.py); it adds gradients in another order.
+The first change leaves every bit of the result the same. The second is used for large convolutions (kernels/pooled.py) and sums gradients
+in another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ NOT_CONTIGUOUS = "view size is not compatible"
 def may_be_last(layer: nn.Conv2d) -> bool:
     """Return whether a convolution is safe in the channels_last format.
 
-    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels writes beyond its memory in that format.
+    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels in that format writes beyond its memory.
     """
     return (
         max(layer.kernel_size) > 1
@@ -47,7 +48,7 @@ LAYERS = [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
 
 
 class PooledConvolution(nn.Module):
-    """relu(maximum(convolution(x))), with the layers of the model."""
+    """The function relu(maximum(convolution(x))) of two layers of a model."""
 
     def __init__(self, convolution: nn.Conv2d, maximum: nn.MaxPool2d):
         super().__init__()
@@ -105,9 +106,9 @@ class _PooledFunction(torch.autograd.Function):
 
 
 def fused(model: nn.Module) -> nn.Module:
-    """Return nn.Sequential with the layers of `model`, in which each convolution, ReLU and max-pooling in a row are one layer.
+    """Return an nn.Sequential with the layers of `model`, in which each sequence of convolution, ReLU and max-pooling is one layer.
 
-    Return `model` itself if it is not an nn.Sequential, if it has no such layers, or if a layer has hooks.
+    Return `model` itself if it is not an nn.Sequential, if it has no such sequence, or if a layer has hooks.
     """
     layers = list(_fused(list(flat_layers(model))))
     if has_hooks(model) or not any(isinstance(layer, PooledConvolution) for layer in layers):

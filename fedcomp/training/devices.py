@@ -8,16 +8,16 @@ import torch
 from ..errors import ConfigError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
-LARGE_BYTES = 256 << 10  # smaller vectors share memory with other allocations
+LARGE_BYTES = 256 << 10  # size from which each vector has a memory mapping of its own
 MAX_KEPT_BYTES = 32 << 20  # larger allocations are always returned to the system
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """Let the C library keep freed memory instead of returning it to the system, which would map it again for the next step.
 
-    `threads`: the process trains in several threads, one at a time; they share one arena, so that each can use what another freed.
-    `vector_bytes`: size of the run's vectors. If they are large, each gets a mapping of its own, which is returned when it is freed:
-    small allocations between large vectors would otherwise fragment the heap.
+    `threads`: the process trains in several threads, one at a time. The threads then share one arena, so that each can use memory that
+    another freed. `vector_bytes`: size of the run's vectors. Large vectors each get a memory mapping of their own, which is returned to the
+    system when the vector is freed. Otherwise small allocations between large vectors would fragment the heap.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -37,13 +37,13 @@ def parse_devices(text: str) -> list[torch.device]:
         len(set(parsed)) < len(parsed) or any(device.index is None for device in parsed)
     ):
         raise ConfigError(
-            f"--device {text}: several devices are different GPUs, each with its number; give them like cuda:0,cuda:1"
+            f"--device {text}: a list of devices must name different GPUs by their numbers; give a list such as cuda:0,cuda:1"
         )
     return parsed
 
 
 def parse_device(text: str) -> torch.device:
-    """Return the device that `--device` names. "auto" is the first CUDA device, or else the CPU. Raises ConfigError if it is missing."""
+    """Return the device that `--device` names. "auto" is the first CUDA device if there is one, else the CPU. Raises ConfigError."""
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = text.partition(":")

@@ -1,4 +1,4 @@
-"""Training engines: a `ClientEngine` trains one client, by SGD or any optimizer of torch; an `Engine` trains the clients of a cohort."""
+"""Training engines: a `ClientEngine` trains one client, by SGD or any torch optimizer. An `Engine` trains the clients of a cohort."""
 
 import copy
 import os
@@ -28,21 +28,23 @@ class Job(NamedTuple):
 
     round: int
     client: int  # logical id, or the number of a data partition; random draws depend on it
-    batches: Sequence[np.ndarray]  # positions in the data, one array for each step
+    batches: Sequence[np.ndarray]  # for each step, the positions of its examples in the data
     buffers: dict[str, Tensor] | None = None  # buffers of the client after its last round
     traces: Traces = NO_TRACES  # float32 [n], changed in place
     rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
-    state: dict[str, Any] | None = None  # of the optimizer or the train_fn after the last round
+    # State of the optimizer or the train_fn after the last round.
+    state: dict[str, Any] | None = None
 
 
 class JobResult(NamedTuple):
     """The results of a job besides its update."""
 
-    loss: float  # mean over the steps of the loss before the step
+    loss: float  # mean over the steps of the loss before each step
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed, or None
-    state: dict[str, Any] | None = None  # of the optimizer or the train_fn, if the client keeps it
+    # State of the optimizer or train_fn, if the client keeps it.
+    state: dict[str, Any] | None = None
     metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned
-    examples: int | None = None  # number that the train_fn returned; None: all of the client
+    examples: int | None = None  # number returned by the train_fn; None: all the client's examples
 
 
 class LocalUpdate(NamedTuple):
@@ -53,7 +55,7 @@ class LocalUpdate(NamedTuple):
 
 
 class ClientEngine(ABC):
-    """Base class of engines that train one client at a time, in one model that stays in memory. Moves `model` to `device`."""
+    """Base class of engines that train one client at a time, all in the same model. Moves `model` to `device`."""
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
         self.task, self.layout, self.device = task, layout, torch.device(device)
@@ -72,8 +74,8 @@ class ClientEngine(ABC):
     ) -> LocalUpdate:
         """Train a client from `start` (float32 [n]) on `data`, both on the engine's device.
 
-        The update is written into `out` (float32 [n]) if it is given. Buffers that the job does not have are those of the initial model.
-        Random draws of the model depend on the seed, the round and the client only; torch's generators are left unchanged.
+        The update is written into `out` (float32 [n]) if it is given. Buffers that the job does not give have their initial values. Random
+        draws of the model depend on the seed, the round and the client only. The states of torch's generators do not change.
         """
 
     def train(
@@ -92,12 +94,12 @@ class ClientEngine(ABC):
         return self.train_job(start, data, Job(round, client, batches, **fields), sgd, seed)
 
     def load_buffers(self, buffers: dict[str, Tensor] | None) -> None:
-        """Load a client's buffers into the model. Buffers that are not given are those of the initial model."""
+        """Load a client's buffers into the model. Buffers that are not given get their initial values."""
         for name, buffer in self.model.named_buffers():
             buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
 
     def changed_buffers(self) -> dict[str, Tensor] | None:
-        """Return copies of the buffers that differ from those of the initial model; None if there are none."""
+        """Return copies of the buffers that differ from their initial values; None if there are none."""
         changed = {
             name: buffer.clone()
             for name, buffer in self.model.named_buffers()
@@ -122,7 +124,7 @@ class Engine(ABC):
         """
 
     def resident(self, data: Examples) -> Examples:
-        """Return the data on the device that this engine reads it from."""
+        """Return the data on the device from which this engine reads it."""
         return data.to(self.device)
 
     def close(self) -> None:
@@ -158,7 +160,8 @@ def try_job(
 ) -> JobResult | Exception:
     """Train one job and write its update into `out` [n]. Return the exception if training fails.
 
-    A process that the user's code forks ends with its exception; it must not continue as a second copy of this one.
+    If the user's code forks, an exception in the child process is raised and ends that process, which would otherwise continue as a second
+    copy of this one.
     """
     process = os.getpid()
     try:
@@ -199,7 +202,7 @@ class SGDSteps:
         self.descent = descent
 
     def step(self, batch: Batch, loss_of: LossFunction) -> Tensor:
-        """Take a step on a batch. Return its loss before the step, without a gradient."""
+        """Take a step on a batch. Return the batch's loss before the step, detached."""
         loss = loss_of(batch)
         gradients: Tensors = torch.autograd.grad(
             loss, self.descent.weights, allow_unused=True, materialize_grads=True
@@ -211,15 +214,15 @@ class SGDSteps:
         return loss.detach()
 
     def finish(self) -> None:
-        """Store the momentum after the last step. There is no other state."""
+        """Store the momentum after the last step. Returns None, because SGD has no other state."""
         self.descent.finish()
 
 
 class OptimizerSteps:
-    """Steps of a torch optimizer: the task's own, or the one of --optimizer.
+    """Steps of a torch optimizer: the task's own, or the optimizer of --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
-    is the optimizer's state after the client's last round; learning rates and other settings are always those of this round.
+    is the optimizer's state after the client's last round. Learning rates and other settings are always those of this round.
     """
 
     def __init__(self, task: Task, descent: Descent, state: dict[str, Any] | None, n_steps: int):
@@ -239,7 +242,7 @@ class OptimizerSteps:
         self.steps_taken = 0
 
     def step(self, batch: Batch, loss_of: LossFunction) -> Tensor:
-        """Take a step on a batch. Return its mean loss before the step, without a gradient."""
+        """Take a step on a batch. Return the batch's mean loss before the step, detached."""
         self.steps_taken += 1
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * self.schedule.at(self.steps_taken)
@@ -279,7 +282,7 @@ class SerialEngine(ClientEngine):
     """An engine that trains one client at a time by SGD or a torch optimizer.
 
     Moves `model` to `device` and makes its float32 parameters views of one vector. On a CPU, the weights of convolutions are separate
-    tensors in the channels_last format, with which training takes three quarters of the time, if the model works in that format.
+    tensors in the channels_last format if the model works in that format. Training then takes three quarters of the time.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -295,7 +298,7 @@ class SerialEngine(ClientEngine):
     def _arrange(self) -> None:
         """Make parameters views of `weights`, except those that need a memory layout or a precision of their own."""
         separate = _with_own_layout(self.model, self.device, self.channels_last)
-        # Parameters that are no views, each with its slice of `weights`. They are copied before and after training.
+        # Parameters that are not views, each with its slice of `weights`. They are copied before and after training.
         self.copied: list[tuple[nn.Parameter, Tensor]] = []
         set_memory_format(self.model, self.channels_last)
         for parameter, view in zip(
@@ -363,7 +366,7 @@ class SerialEngine(ClientEngine):
             yield batch
 
     def _loss(self, batch: Batch, sgd: LocalSGD) -> Tensor:
-        """Return the loss of a batch. The forward pass uses the precision of `sgd`, the loss float32."""
+        """Return the loss of a batch. The forward pass is computed in the precision of `sgd`, the loss in float32."""
         if sgd.precision == "float32":
             outputs = self.task.outputs(self.fused, batch)
         else:
@@ -374,7 +377,7 @@ class SerialEngine(ClientEngine):
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
-        """Load weights and buffers. Return the loaded weights: `start`, rounded in tensors of lower precision."""
+        """Load weights and buffers into the model. Return the loaded weights: `start`, rounded for parameters of lower precision."""
         self.weights.copy_(start)
         self.load_buffers(buffers)
         with torch.no_grad():
@@ -387,7 +390,7 @@ class SerialEngine(ClientEngine):
 def _with_own_layout(
     model: nn.Module, device: torch.device, channels_last: bool
 ) -> set[nn.Parameter]:
-    """Return the parameters that need a memory layout of their own: for cuDNN, or channels_last."""
+    """Return the parameters that need a memory layout of their own, for cuDNN or for the channels_last format."""
     cudnn = (
         {p for m in model.modules() if isinstance(m, nn.RNNBase) for p in m.parameters()}
         if device.type == "cuda"
@@ -397,7 +400,7 @@ def _with_own_layout(
 
 
 def _as_float32(outputs: Any) -> Any:
-    """Return the outputs of a model under autocast in float32, so that the loss is computed in float32."""
+    """Convert the outputs of a model under autocast to float32, so that the loss is computed in float32."""
     if isinstance(outputs, Tensor):
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
     if type(outputs) in (tuple, list):

@@ -14,7 +14,7 @@ from ..tasks.data import Batch, Examples, concatenate_nested, map_nested
 from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
 from .own_loop import numbers_of
 
-# Examples in a forward pass. On a CPU, the activations should fit into its caches.
+# Examples in a forward pass. On a CPU, the activations should fit into the CPU's caches.
 GPU_BATCH, CPU_BATCH, CPU_IMAGE_BATCH = 1000, 250, 50
 
 
@@ -37,12 +37,13 @@ def evaluate(
     rows: np.ndarray | None = None,
     lenient: bool = False,
 ) -> Evaluation:
-    """Evaluate `weights` [n] on `data`, which is on `device`, or on its examples `rows`.
+    """Evaluate `weights` [n] on the examples `rows` of `data`, or on all examples. `data` is on `device`.
 
-    Writes the weights into `model`, moves it to `device` and leaves it in eval mode; its buffers are not changed. A forward pass has
-    `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last format. The
-    task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an `evaluate_fn`, only that
-    is called. `lenient`: a metric that raises an exception is NaN, such as one that needs examples of every class.
+    Writes the weights into `model`, moves the model to `device` and leaves it in eval mode. The model's buffers do not change. A forward
+    pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last
+    format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an `evaluate_fn`,
+    only this function is called. `lenient`: the value of a metric that raises an exception is NaN, for example of a metric that needs
+    examples of every class.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)
@@ -61,7 +62,7 @@ def evaluate(
     except RuntimeError as error:
         if not images or NOT_CONTIGUOUS not in str(error):
             raise
-        set_memory_format(model, channels_last=False)  # for a `view` in its forward pass
+        set_memory_format(model, channels_last=False)  # the forward pass needs it for a `view`
         return _evaluate_batches(task, model, data, batch_size or default, rows, lenient)
 
 

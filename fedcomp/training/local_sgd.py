@@ -6,10 +6,11 @@ efficient momentum SGD. ICML 2019.
 
     g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
 
-ρ is `proximal`, the proximal term of FedProx, which keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith:
-Federated optimization in heterogeneous networks. MLSys 2020. c is a correction that some strategies give.
+L_B is the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. ρ is `proximal`, the weight of the proximal term
+of FedProx, which keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous
+networks. MLSys 2020. c is a correction that some strategies give, else 0.
 
-With `keep_momentum`, a client keeps u between rounds. Coordinates whose update was sent and accepted start from zero, the momentum
+With `keep_momentum`, a client keeps u between rounds. At coordinates whose update was sent and accepted, u starts from zero: the momentum
 masking of Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
@@ -45,11 +46,12 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off
-    keep_momentum: bool = False  # between rounds, except for coordinates that were sent
+    # Keep momentum between rounds, except at coordinates that were sent.
+    keep_momentum: bool = False
     augment: bool = False  # augment examples as the task defines
     # float32, bfloat16 or float16: precision of forward and backward passes; weights stay float32
     precision: str = "float32"
-    proximal: float = 0.0  # ρ; added after clipping, like weight decay
+    proximal: float = 0.0  # ρ; the proximal term is added after clipping, like weight decay
     optimizer: str = SGD  # spec string of a torch optimizer
     optimizer_state: str = "fresh"  # "fresh" in each round, or "kept" by the client
     accumulate: int = 1  # number of batches whose gradients are averaged in a step
@@ -64,7 +66,7 @@ class LocalSGD:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
-        """Return the options of a run. Options in `--optimizer sgd:…` replace the flags of the same name."""
+        """Return the local training options of a run. Options in `--optimizer sgd:…` replace the flags of the same name."""
         optimizer = read_optimizer(config.optimizer)
         own = dict(optimizer.options) if optimizer.is_plain_sgd else {}
         return cls(
@@ -98,8 +100,8 @@ class LocalSGD:
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with an assignment's changes for a round.
 
-        `lr` is a multiple of the learning rate. `steps` and `batch_size` of 0 change nothing; other steps also replace epochs. Raises
-        ProtocolError unless the multiple is positive and finite, or if a value exceeds the limits of a run.
+        `lr` is a multiple of the learning rate. `steps` and `batch_size` of 0 change nothing. Any other `steps` also replaces `epochs`.
+        Raises ProtocolError unless the multiple is positive and finite, or if a value exceeds the limits of a run.
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
@@ -124,9 +126,9 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class Traces:
-    """Vectors that steps update or use besides the weights: float32 [n], or [m, n] for a stack of clients. Updated in place."""
+    """Vectors that steps update or use besides the weights: float32 [n], or [m, n] for a stack of m clients. Updated in place."""
 
-    momentum: Tensor | None = None  # before the first step, then after the last one
+    momentum: Tensor | None = None  # momentum before the first step, then after the last step
     moments: tuple[Tensor, Tensor] | None = None  # sums of clipped gradients, and of their squares
     correction: Tensor | None = None  # constant, added to every clipped gradient
 
@@ -142,7 +144,7 @@ class Traces:
         momentum: Tensor | None,
         correction: Tensor | None = None,
     ) -> "Traces":
-        """Return the traces of a round from `start` [n]. `momentum` is that after the client's last round; it is copied."""
+        """Return the traces of a round from `start` [n]. `momentum`: the momentum after the client's last round, which is copied."""
         if momentum is None:
             momentum = torch.zeros_like(start) if sgd.keep_momentum else None
         elif sgd.keep_momentum:
@@ -155,7 +157,7 @@ class Traces:
 
     @classmethod
     def stack(cls, traces: Sequence["Traces"]) -> "Traces":
-        """Stack the traces of clients, which all have the same vectors."""
+        """Stack the traces of clients. All of them must have the same kinds of vectors."""
         momenta = [t.momentum for t in traces if t.momentum is not None]
         moments = [t.moments for t in traces if t.moments is not None]
         corrections = [t.correction for t in traces if t.correction is not None]
@@ -176,7 +178,7 @@ class Traces:
         return Traces(momentum, moments, correction)
 
     def copy_from(self, source: "Traces") -> None:
-        """Copy momentum and moments, which training updates, from other traces, also across devices."""
+        """Copy momentum and moments, which training updates, from other traces, which may be on another device."""
         for own, new in zip(self._updated(), source._updated(), strict=True):
             if own is not new:
                 own.copy_(new)
@@ -192,15 +194,15 @@ NO_TRACES = Traces()
 class Descent:
     """Steps of SGD, in place, on the weights of one client, or of a stack of clients.
 
-    `weights`: a tensor for each entry of the layout, in the model's precision; in a stack, the first axis is that of the clients. `base`
-    [n]: their values before the first step.
+    `weights`: a tensor for each entry of the layout, in the model's precision. In a stack, the first axis is that of the clients. `base`
+    [n]: the weights before the first step.
     """
 
     def __init__(
         self, layout: Layout, weights: Sequence[Tensor], sgd: LocalSGD, traces: Traces, base: Tensor
     ):
         def views(vector: Tensor | None) -> Tensors | None:
-            """Return a vector as one tensor for each weight, in its precision."""
+            """Return a vector as one tensor for each weight, in the weight's precision."""
             if vector is None:
                 return None
             tensors = layout.views(vector).values()
@@ -222,7 +224,7 @@ class Descent:
             self.momenta = gradients
 
     def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
-        """Add clipped gradients to the moments. Return them plus correction, weight decay and proximal term."""
+        """Add clipped gradients to the moments. Return the gradients plus correction, weight decay and proximal term."""
         if self.traces.moments is not None:
             sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
             for total, square, gradient in zip(sums, squares, gradients, strict=True):
@@ -238,7 +240,7 @@ class Descent:
         return gradients
 
     def finish(self) -> None:
-        """Store the momentum after the last step, if it is kept."""
+        """Store the momentum after the last step, if the client keeps it."""
         if self.traces.momentum is not None and self.momenta is not None:
             views = self.layout.views(self.traces.momentum).values()
             for view, momentum in zip(views, self.momenta, strict=True):
@@ -250,7 +252,7 @@ def plan_batches(
 ) -> list[np.ndarray]:
     """Return the batches of a client in a round: for each step an int64 array of positions in the data.
 
-    `shard` [s] holds the positions of the client's examples. Each batch has b = min(batch_size, s) of them. The shard is shuffled
+    `shard` [s] holds the positions of the client's examples. Each batch has b = min(batch_size, s) examples. The shard is shuffled
     before each pass over it. With `steps`, a pass has ⌊s/b⌋ batches and omits the remaining examples, so that all batches have the same
     size. With `epochs`, the remaining examples are the last batch of the pass. Raises DataError if the shard is empty.
     """
@@ -263,7 +265,7 @@ def plan_all_batches(
     seed: int,
     rounds_and_clients: Sequence[tuple[int, int]],
 ) -> list[list[np.ndarray]]:
-    """Return `plan_batches` for each client; faster than one call for each."""
+    """Return the result of `plan_batches` for each client. Faster than one call per client."""
     plans = []
     generators = seeds.generators(seed, "batches", rounds_and_clients)
     for shard, generator, (_, client) in zip(shards, generators, rounds_and_clients, strict=True):
@@ -285,7 +287,7 @@ def plan_all_batches(
 def plan_augmentation(
     task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, client: int
 ) -> np.ndarray | None:
-    """Return the random numbers of augmentation for the examples of all batches, [examples, ...], or None without augmentation."""
+    """Return the random numbers that augment the examples of all batches, [examples, ...], or None without augmentation."""
     if not sgd.augment or task.augment is None:
         return None
     return task.augment.draw_for(batches, seed, round, client)

@@ -13,7 +13,7 @@ from .local_sgd import LocalSGD
 
 
 def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> Optimizer:
-    """Return the task's own optimizer, with the server's multiple of its learning rate, or the optimizer of --optimizer."""
+    """Return the task's own optimizer, its learning rate times the server's multiple of this round, or the optimizer of --optimizer."""
     if task.optimizer is None:
         chosen = read_optimizer(sgd.optimizer)
         return chosen.make(parameters, sgd.lr, sgd.momentum, sgd.weight_decay)
@@ -28,7 +28,7 @@ def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> O
 
 
 def check_optimizer(task: Task, model: nn.Module, sgd: LocalSGD) -> None:
-    """Make the optimizer of the clients for a model. Raises ConfigError or TaskError if that fails, as with a negative weight decay."""
+    """Raise ConfigError or TaskError if the clients' optimizer cannot be made for a model, for example with a negative weight decay."""
     if task.train_fn is not None or (task.optimizer is None and sgd.uses_descend):
         return
     parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]

@@ -27,18 +27,18 @@ class LocalRound:
 
     `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the schedules of the server applied. A loop may
     ignore them. `state` is kept from one round of the client to the next. It may hold tensors, numbers, strings, and lists and dicts of
-    them, such as the `state_dict()` of an optimizer.
+    these, such as the `state_dict()` of an optimizer.
     """
 
     round: int
     client: int
     lr: float
     steps: int
-    epochs: int  # 0: train `steps` steps
+    epochs: int  # passes over the data; 0: train `steps` steps instead
     batch_size: int
     precision: str
     device: torch.device
-    seed: int  # of this client in this round; torch's global generators start from it
+    seed: int  # seed of this client in this round, with which torch's global generators are seeded
     state: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -69,7 +69,7 @@ class LocalRound:
 class OwnLoopEngine(ClientEngine):
     """An engine that trains one client at a time by the task's `train_fn`.
 
-    Parameters that a client freezes, converts or replaces are restored for the next client.
+    If `train_fn` freezes, converts or replaces parameters, they are restored for the next client.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -128,7 +128,7 @@ class OwnLoopEngine(ClientEngine):
 
 
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
-    """Return what a function of the task returned, as floats by name. Raises TaskError unless it is a dict of numbers with a loss."""
+    """Convert the result of a task's function to name → float. Raises TaskError unless the result is a dict of numbers with a loss."""
     if not isinstance(returned, Mapping) or "loss" not in returned:
         description = (
             f"a dict with the keys [{', '.join(map(str, returned))}]"

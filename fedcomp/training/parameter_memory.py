@@ -1,4 +1,4 @@
-"""Frees the memory of a model's parameters while the model is not in use."""
+"""Free the memory of a model's parameters while the model is not in use."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ Freed = list[tuple[torch.UntypedStorage, int]]  # storages, and their sizes in b
 def free_parameters(model: nn.Module) -> Freed:
     """Free the large trainable parameters on the CPU. Their values are lost, and the model must not be used before `allocate`.
 
-    Storages that also hold other values, or that torch has not allocated, are left as they are.
+    Storages that also hold other values, or that torch has not allocated, are not freed.
     """
     tensors = [*model.parameters(), *model.buffers()]
     owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors)
@@ -30,6 +30,6 @@ def free_parameters(model: nn.Module) -> Freed:
 
 
 def allocate(freed: Freed) -> None:
-    """Allocate the storages of `free_parameters` again, with undefined values."""
+    """Allocate the storages that `free_parameters` freed. Their values are undefined."""
     for storage, size in freed:
         storage.resize_(size)

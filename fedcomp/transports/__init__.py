@@ -1,1 +1,1 @@
-"""How messages travel between the server and the clients."""
+"""Transports, which carry messages between the server and the clients."""

@@ -1,4 +1,4 @@
-"""The transport of a simulation: it passes assignments to virtual clients in this process, a batch at a time."""
+"""The transport of a simulation, which passes assignments to virtual clients in this process, one batch at a time."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -9,20 +9,20 @@ from ..server.transport import Clock, Delivery, Transport
 
 
 class Population(Protocol):
-    """The clients behind the transport, with the logical ids 0 to clients − 1."""
+    """The virtual clients, with the logical ids 0 to clients − 1."""
 
     @property
     def clients(self) -> int: ...
 
     @property
     def at_once(self) -> int:
-        """The number of assignments that it handles together."""
+        """The largest number of assignments that one call of `handle` should get."""
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]: ...
 
 
 class InProcessTransport(Transport):
-    """A transport to a population in this process, which handles up to `at_once` of them in each call of `receive`."""
+    """A transport to virtual clients in this process. Each call of `receive` has them handle up to `at_once` assignments."""
 
     def __init__(self, population: Population):
         self.population = population

@@ -29,7 +29,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
     return (
         r.kind == UPDATE
         and bool(r.frame)
-        and not r.reason  # which a sum of many reports has no room for
+        and not r.reason  # a message with many reports has no room for their reasons
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MAX_EXAMPLES
@@ -76,7 +76,7 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return a sum of as many frames as possible, and position → reason for each frame that is left out."""
+    """Return a sum of as many frames as possible, and position → reason for the frames that are left out."""
     sums: list[tuple[bytes, list[int]]] = []  # each with the positions of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):

@@ -1,4 +1,4 @@
-"""A fake run of realistic size, which calls the hooks of a callback."""
+"""A fake run of realistic size that calls the hooks of a callback."""
 
 import math
 
@@ -11,7 +11,7 @@ DENSE = 4 * PARAMETERS * COHORT
 
 
 class FakeRun:
-    """What a run of `rounds` rounds says: header, records, summary."""
+    """The header, the records and the summary of a run of `rounds` rounds."""
 
     def __init__(self, rounds: int, first: int = 1):
         self.header = Header(
@@ -34,7 +34,7 @@ class FakeRun:
         self.out = self.header.out
 
     def record(self, number: int) -> RoundRecord:
-        """Every third round was not evaluated; from every seventh, two clients were turned down."""
+        """Return the record of a round. Every third round has no evaluation, and every seventh round two rejected clients."""
         distance = math.exp(-number / 9)
         evaluated = number % 3 != 2
         rejections = (
@@ -79,7 +79,7 @@ class FakeRun:
         )
 
     def to(self, callback: Callback, end: bool = True) -> None:
-        """Tell it all; without `end`, the run is still going on."""
+        """Call the hooks of the whole run. Without `end`, the run is not finished."""
         callback.on_run_start(self.header)
         for record in self.records:
             callback.on_progress(record.round, record.cohort, record.cohort)

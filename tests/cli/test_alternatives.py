@@ -1,4 +1,4 @@
-"""The alternatives that options make, their names, and which of their results are on the Pareto front."""
+"""The alternatives that options with several values make, their names, and the Pareto front of their results."""
 
 import io
 import random
@@ -31,7 +31,7 @@ GIVEN = {
 }
 
 
-def test_options_given_several_times_span_their_product():
+def test_options_with_several_values_make_all_combinations():
     values = flags.run_values(GIVEN, ALTERNATIVE_OPTIONS)
     assert values["clients"] == 20 and values["seed"] == [3, 1]
     found = alternatives(values)
@@ -47,7 +47,7 @@ def test_options_given_several_times_span_their_product():
     assert not has_alternatives(flags.run_values({"uplink": ["stc"]}, ALTERNATIVE_OPTIONS))
 
 
-def test_a_list_in_toml_is_the_same(tmp_path):
+def test_a_list_in_toml_makes_the_same_alternatives(tmp_path):
     path = tmp_path / "options.toml"
     path.write_text(
         tomli_w.dumps(
@@ -62,7 +62,7 @@ def test_a_list_in_toml_is_the_same(tmp_path):
             "uplink"
         ]
         == "identity"
-    ), "a flag wins"
+    ), "a flag must have precedence over the file"
     with pytest.raises(ConfigError, match="'uplink' has more than one value; give one$"):
         flags.run_config({"config": str(path)})
 
@@ -77,7 +77,7 @@ def test_a_list_in_toml_is_the_same(tmp_path):
         {"lr": [1e-05, 0.1]},
     ],
 )
-def test_names_are_folders_of_their_own(values):
+def test_alternatives_have_different_names_that_are_valid_folder_names(values):
     names = [each.name for each in alternatives(values)]
     assert len(set(names)) == len(names) == 2
     for name in names:
@@ -97,12 +97,12 @@ def test_names_are_folders_of_their_own(values):
         ({"lr": ["0.1", "fast"]}, "--lr cannot be 'fast'; give a number"),
     ],
 )
-def test_mistakes_in_what_is_given(values, output):
+def test_repeated_and_invalid_values_are_refused(values, output):
     with pytest.raises(UserError, match=output):
         flags.run_values(values, ALTERNATIVE_OPTIONS)
 
 
-def test_of_what_makes_no_alternatives_the_last_one_wins():
+def test_the_last_value_of_an_option_without_alternatives_is_used():
     assert flags.run_values({"out": ["x", "y"], "rounds": ["3", "4"]}, ALTERNATIVE_OPTIONS) == {
         "out": "y",
         "rounds": 4,
@@ -110,7 +110,7 @@ def test_of_what_makes_no_alternatives_the_last_one_wins():
 
 
 @for_each("command", [("bench", "sim"), ("server", "start")])
-def test_commands_of_one_run_lose_no_value_silently(command):
+def test_commands_of_one_run_refuse_several_values_of_an_option(command):
     done = CliRunner().invoke(
         app, [*command, "--clients", "2", "--uplink", "stc", "--uplink", "topk"]
     )
@@ -121,7 +121,7 @@ def test_commands_of_one_run_lose_no_value_silently(command):
     )
 
 
-def test_more_alternatives_than_anybody_means():
+def test_too_many_alternatives_are_refused():
     with pytest.raises(
         ConfigError,
         match="40 × 40 values make 1,600 alternatives; give values that make at most 1,000",
@@ -131,7 +131,7 @@ def test_more_alternatives_than_anybody_means():
         alternatives({"clients": [1, 0]})
 
 
-def test_the_command_that_continues_names_every_value():
+def test_the_command_to_continue_has_every_value():
     given = {
         "uplink": ["stc", "identity"],
         "target_accuracy": "90%",
@@ -198,7 +198,7 @@ def line(accuracy, sent, **more) -> Result:
     return Result(f"{accuracy} {sent}", (), accuracy, uplink_bytes=sent, **more)
 
 
-def test_the_front_is_what_no_other_line_beats():
+def test_the_front_has_the_lines_that_no_other_line_dominates():
     lines = [
         line(0.9, 100),
         line(0.9, 50),
@@ -228,7 +228,7 @@ def test_problems_have_fronts_of_their_own():
     ) == [True, False, True, True]
 
 
-def test_the_front_of_random_lines_by_its_definition():
+def test_the_front_of_random_lines_matches_its_definition():
     draw = random.Random(5)
     for _ in range(50):
         lines = [
@@ -319,7 +319,7 @@ def test_a_table_on_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure(widt
     assert width < 60 or {"391", "146", "15", "179"} <= set(row), shown
 
 
-def test_what_a_target_may_be():
+def test_a_target_accuracy_is_above_0_and_at_most_1():
     assert (parse_accuracy("90%"), parse_accuracy("0.9"), parse_accuracy(None)) == (0.9, 0.9, None)
     for text in ("0", "101%", "x"):
         with pytest.raises(

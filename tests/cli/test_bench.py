@@ -1,4 +1,4 @@
-"""`fedcomp bench codecs`: the measured frames are those of the codecs."""
+"""`fedcomp bench codecs`: its output describes the frames of the codecs."""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -14,7 +14,7 @@ from fedcomp.cli import bench_codecs
 
 
 @pytest.mark.slow
-def test_a_line_for_every_codec():
+def test_every_codec_has_a_line():
     head, *lines = [
         line.split("\t")
         for line in fedcomp("bench", "codecs", "--numel", "2k", "--repeats", 1).stdout.splitlines()
@@ -23,7 +23,7 @@ def test_a_line_for_every_codec():
     assert all(len(line) == len(head) for line in lines)
 
 
-def test_json_has_what_a_frame_has():
+def test_json_has_the_size_and_error_of_each_frame():
     words = [
         "--numel",
         "3000",
@@ -74,7 +74,7 @@ def test_an_update_of_a_task_is_compressed():
         (list(np.arange(1, 17)) + [0] * 48, 64 * (0.25 * 2 + 0.75 * np.log2(4 / 3)) + 16 * 32),
     ],
 )
-def test_the_entropy_of_levels_and_of_places(values, bits):
+def test_the_bound_in_bits_is_the_entropy_of_levels_and_positions(values, bits):
     assert bench_codecs._bound_bits(torch.tensor(values, dtype=torch.float32)) == pytest.approx(
         bits
     )
@@ -87,7 +87,7 @@ def test_the_picture_is_svg_with_every_name(tmp_path):
     assert all(str(cls()) in text for cls in available_codecs().values())
 
 
-def test_a_picture_of_one_exact_codec():
+def test_a_picture_of_a_single_lossless_codec_is_valid():
     rows = list(bench_codecs.measure(bench_codecs.normal(100), [codec("identity")], 1))
     assert (
         "identity" in bench_codecs.chart("<&>", rows)
@@ -120,7 +120,7 @@ def test_a_picture_of_one_exact_codec():
         (["--repeats", "0"], "invalid value for '--repeats'"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, output):
+def test_a_user_error_is_one_sentence(words, output):
     assert output in sentence(fedcomp("bench", "codecs", *words))
 
 

@@ -1,4 +1,4 @@
-"""`fedcomp bench sim`: real rounds, the time of every part, PyTorch loops on the same examples, and a trace that viewers open."""
+"""`fedcomp bench sim`: real rounds, the time of each part, PyTorch loops on the same examples, and a trace in a valid format."""
 
 import json
 import re
@@ -47,18 +47,18 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_rounds_are_real_and_their_parts_are_the_whole(measured):
+def test_rounds_are_real_and_the_times_of_their_parts_add_up(measured):
     found, _ = measured
     assert (found["clients"], found["cohort"], found["rounds"], found["accepted"]) == (8, 4, 2, 8)
     assert found["parameters"] == 42 and 0 <= found["accuracy"] <= 1
     assert list(found["parts"]) == [*PARTS, OTHER]
     assert sum(part["share"] for part in found["parts"].values()) == pytest.approx(1)
-    # Two rounds take less time than passes between two checkpoints.
+    # Two rounds take less time than the interval between checkpoints.
     assert all((found["parts"][name]["seconds"] > 0) == (name != "checkpoint") for name in PARTS)
 
 
 @pytest.mark.slow
-def test_a_way_is_its_time_and_its_operations(measured):
+def test_each_loop_has_its_time_and_its_operations(measured):
     found, _ = measured
     assert [way["name"] for way in found["ways"]] == [WHOLE, LOCAL, "lean loop"]
     for way in found["ways"]:
@@ -73,12 +73,12 @@ def test_a_way_is_its_time_and_its_operations(measured):
         )
     assert found["client_flops"] == 5 * 20 * 2 * (
         3 * 8 * 2 + 2 * 2 * 8
-    )  # products of both layers, and no gradient for the inputs
+    )  # products of both layers, without the gradient of the inputs
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_trace_that_cannot_be_written_takes_no_measurement_along():
+def test_measurements_are_printed_if_the_trace_cannot_be_written():
     done = fedcomp("bench", "sim", *WORDS, "--json", "--trace", "/dev/full")
     assert done.exit_code == 2 and json.loads(done.stdout)["rounds"] == 2
     assert (
@@ -88,7 +88,7 @@ def test_a_trace_that_cannot_be_written_takes_no_measurement_along():
 
 
 @pytest.mark.slow
-def test_a_trace_of_every_round(measured):
+def test_the_trace_has_every_round(measured):
     _, found = measured
     events = check_trace(found)
     names = [e["name"] for e in events]
@@ -103,7 +103,7 @@ def test_a_trace_of_every_round(measured):
 
 
 def test_rounds_count_once_the_engine_has_settled(fake_run):
-    """A round in which worker processes were still on their way is not counted, nor is anything measured beside it, but to warm up."""
+    """Rounds are not counted while worker processes are starting. Loops run once then, as a warm-up that is not measured."""
     run, settled, turns = fake_run(rounds=9), iter([False, False, True]), RoundMeasurement(rounds=3)
     ran = []
     turns.settled, turns.loops = (
@@ -119,7 +119,7 @@ def test_rounds_count_once_the_engine_has_settled(fake_run):
     assert ran == [0, 1, 2, 3] and len(turns.seconds["lean loop"]) == len(turns.seconds[WHOLE]) == 3
 
 
-def test_time_outside_of_all_events_is_the_rest(fake_run):
+def test_time_outside_of_all_events_is_counted_as_the_rest(fake_run):
     run, turns = fake_run(rounds=2), RoundMeasurement(rounds=2)
     turns.on_run_start(run.header)
     with recording(turns.recorder):
@@ -142,7 +142,7 @@ def test_time_outside_of_all_events_is_the_rest(fake_run):
         (["--loops", "none"], []),
     ],
 )
-def test_the_tables_have_a_line_for_every_way_and_part_and_a_sentence_on_costs(loops, names):
+def test_the_tables_have_a_line_for_each_loop_and_part_and_name_the_largest_costs(loops, names):
     done = fedcomp("bench", "sim", *WORDS, "--rounds", 1, *loops)
     *lines, costs = done.stdout.splitlines()
     cells = [line.split("\t") for line in lines]
@@ -156,7 +156,7 @@ def test_the_tables_have_a_line_for_every_way_and_part_and_a_sentence_on_costs(l
     assert [float(cost.split()[-3].replace(",", "")) for cost in fake_run] == ranked[:-4:-1]
 
 
-def test_the_largest_costs_around_training_leave_training_out():
+def test_the_largest_costs_exclude_training():
     seconds = {TRAINING: 0.5, "compression": 0.03, "memories": 0.004, "downlink": 0.2, OTHER: 1.5}
     parts = {name: {"seconds": s, "share": s / 2.234} for name, s in seconds.items()}
     assert largest_costs(parts) == (
@@ -164,12 +164,12 @@ def test_the_largest_costs_around_training_leave_training_out():
     )
 
 
-def test_loops_are_named_once_each():
+def test_repeated_names_of_loops_are_removed():
     assert parse_loops("usual,lean,usual") == ["usual", "lean"] and parse_loops("none") == []
 
 
 @pytest.mark.slow
-def test_no_folder_is_left(tmp_path, monkeypatch):
+def test_temporary_folders_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = []
     save = Recovery.save
@@ -198,7 +198,7 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
         (["--loops", "lean,none"], "--loops is 'lean,none'; give names of loops, or none alone"),
     ],
 )
-def test_a_mistake_is_one_sentence(words, output):
+def test_a_user_error_is_one_sentence(words, output):
     assert output in sentence(fedcomp("bench", "sim", *words))
 
 
@@ -218,7 +218,7 @@ OPTIONS = {
 
 
 @for_each("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_lean_loop_makes_the_updates_of_the_engine(options):
+def test_the_lean_loop_and_the_engine_have_the_same_updates(options):
     model, sgd = initial_model(PLAIN, 0), replace(SGD, **options)
     layout = Layout.of(model)
     engine, start = (
@@ -232,7 +232,7 @@ def test_the_lean_loop_makes_the_updates_of_the_engine(options):
 
 @for_each("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_loop_takes_the_same_steps(options):
-    """Of one client whose batches are all of its examples."""
+    """The steps are compared for one client whose batches contain all of its examples."""
     sgd, made = replace(SGD, batch_size=20, **options), []
     plans = [plan_batches(sgd, np.arange(20), 0, 1, 0)]
     (lean,), (usual,) = (
@@ -270,7 +270,7 @@ def test_loops_run_a_train_fn(loop):
 
 
 class Frozen(nn.Module):
-    """Takes a batch by keyword; its first layer is not trained."""
+    """A model that takes its inputs by keyword and has a frozen first layer."""
 
     def __init__(self):
         super().__init__()
@@ -280,7 +280,7 @@ class Frozen(nn.Module):
         return self.head(self.first(x))
 
 
-def test_loops_take_batches_by_keyword_and_leave_frozen_parameters_out():
+def test_loops_support_keyword_inputs_and_frozen_parameters():
     sgd, shards = replace(SGD, batch_size=20, optimizer="adamw", lr=0.01), [np.arange(20)]
     data = Data({"x": DATA.inputs}, DATA.targets)
     task = Task("frozen", Frozen, data, data)
@@ -306,7 +306,7 @@ def test_the_big_batch_cannot_run_a_train_fn(tmp_path):
     assert "--loops big-batch cannot run the task's train_fn" in sentence(done)
 
 
-def test_the_usual_loop_takes_as_many_steps_whatever_the_shard_holds():
+def test_the_usual_loop_takes_the_same_number_of_steps_for_small_shards():
     seen = []
 
     def loss(outputs, targets):
@@ -314,7 +314,7 @@ def test_the_usual_loop_takes_as_many_steps_whatever_the_shard_holds():
         return nn.functional.cross_entropy(outputs, targets)
 
     task = Task("counting", PLAIN.model, PLAIN.train, PLAIN.test, loss)
-    short = [shard[:8] for shard in SHARDS]  # two batches a pass, three steps
+    short = [shard[:8] for shard in SHARDS]  # two batches per pass, three steps
     updates = usual_loop(task, DATA, short, PLANS, SGD)()
     assert (
         len(updates) == 5
@@ -323,7 +323,7 @@ def test_the_usual_loop_takes_as_many_steps_whatever_the_shard_holds():
     )
 
 
-def test_the_big_batch_takes_the_same_examples_in_as_many_steps(monkeypatch):
+def test_the_big_batch_uses_the_same_examples_and_number_of_steps(monkeypatch):
     seen = []
 
     def loss(outputs, targets):
@@ -342,7 +342,7 @@ def test_the_big_batch_takes_the_same_examples_in_as_many_steps(monkeypatch):
 @for_each(
     "module, shape, flops",
     [
-        (lambda: nn.Linear(6, 3), (6,), 2 * 2 * 18),  # forward, and the gradient of the weights
+        (lambda: nn.Linear(6, 3), (6,), 2 * 2 * 18),  # forward pass and gradient of the weights
         (
             lambda: nn.Sequential(
                 nn.Conv2d(2, 4, 3, bias=False), nn.Flatten(), nn.Linear(4 * 36, 3)
@@ -352,7 +352,7 @@ def test_the_big_batch_takes_the_same_examples_in_as_many_steps(monkeypatch):
         ),
     ],
 )
-def test_operations_of_an_example_are_those_of_its_products(module, shape, flops):
+def test_the_operations_of_an_example_are_those_of_its_matrix_products(module, shape, flops):
     data = Data(torch.randn(10, *shape), torch.zeros(10, dtype=torch.int64))
     assert (
         flops_of_an_example(Task("counted", module, lambda: data, lambda: data), data, 5) == flops

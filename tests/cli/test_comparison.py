@@ -1,4 +1,4 @@
-"""Comparisons: worker processes, the folder of the alternatives, results equal to those of single runs, and resumption."""
+"""Comparisons: worker processes, the folder of a comparison, results equal to those of single runs, and resumption."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def test_every_alternative_has_a_run_folder_with_a_report(compared):
     assert output.splitlines()[-1] == str(out / "report.html")
 
 
-def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
+def test_the_table_json_and_report_show_the_spread_over_seeds(compared):
     out, output = compared
     stc, identity, dense = stored(out)
     for line, of in ((stc, NAMES[:2]), (identity, NAMES[2:]), (dense, DENSE)):
@@ -114,7 +114,7 @@ def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
     )
 
 
-def test_ratios_are_those_of_measured_bytes_to_the_dense_line(compared):
+def test_ratios_compare_measured_bytes_with_the_dense_line(compared):
     out, output = compared
     lines = stored(out)
     dense = lines[-1]
@@ -127,7 +127,7 @@ def test_ratios_are_those_of_measured_bytes_to_the_dense_line(compared):
     assert RATIO_TO_DENSE in output and RATIO_TO_DENSE in page and "×1.00" in page
 
 
-def test_resume_keeps_the_lines_that_the_comparison_was_begun_with(tmp_path):
+def test_resume_keeps_the_lines_with_which_the_comparison_was_started(tmp_path):
     values = {"task": TASK, "uplink": ["stc", "topk"]}
 
     def names(**more) -> list[str]:
@@ -138,7 +138,7 @@ def test_resume_keeps_the_lines_that_the_comparison_was_begun_with(tmp_path):
 
     file = tmp_path / "alternatives.toml"
     file.write_text(tomli_w.dumps(values | {"resolved": {"side_by_side": 1}}))
-    assert names() == ["stc", "topk"], "begun by a version without baselines"
+    assert names() == ["stc", "topk"], "an older version started this comparison without baselines"
     assert names(baseline=True) == ["stc", "topk", "dense"]
     file.write_text(tomli_w.dumps(values | {"resolved": {"baseline": True}}))
     assert names() == ["stc", "topk", "dense"] and names(baseline=False) == ["stc", "topk"]
@@ -182,12 +182,10 @@ def test_resume_continues_unfinished_alternatives(compared, tmp_path):
     assert [replace(line, seconds=0.0, folders=()) for line in stored(out)] == [
         replace(line, seconds=0.0, folders=()) for line in stored(compared[0])
     ]
-    assert "rounds to 60 %" in done.stdout  # as was asked for when they were begun
+    assert "rounds to 60 %" in done.stdout  # the target that was given at the start
 
 
-def test_resume_may_raise_the_rounds_of_all_and_replace_a_stored_target_that_is_no_share(
-    compared, tmp_path
-):
+def test_resume_may_increase_the_rounds_and_replace_an_invalid_stored_target(compared, tmp_path):
     out = copy_of(compared, tmp_path)
     file = out / "alternatives.toml"
     file.write_text(file.read_text().replace("target_accuracy = 0.6", "target_accuracy = 60"))
@@ -207,7 +205,7 @@ def test_resume_may_raise_the_rounds_of_all_and_replace_a_stored_target_that_is_
 
 
 def test_a_resumed_alternative_keeps_the_codecs_that_its_strategy_chose(tmp_path):
-    """Which may be others than those of today, and are no options that were given."""
+    """A strategy may choose other codecs in a later version. The codecs are not options that the user gave."""
     values = {"out": str(tmp_path / "all"), "strategy": "scaffold", "seed": [0, 1], "rounds": 2}
     each = alternatives(values)[0]
     folder = ComparisonFolder(values)
@@ -242,14 +240,14 @@ def test_a_damaged_finished_alternative_is_an_error_and_can_be_run_again(compare
     )
 
 
-def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
+def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_path):
     out = copy_of(compared, tmp_path)
     shutil.rmtree(out / NAMES[3])
     done = fedcomp("report", out)
     assert (done.exit_code, done.stdout) == (0, f"{out / 'report.html'}\n")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert all(str(out / name) in page for name in NAMES[:3]) and str(out / NAMES[3]) not in page
-    assert page.index(NAMES[0]) < page.index(NAMES[2])  # as they were given
+    assert page.index(NAMES[0]) < page.index(NAMES[2])  # in the order in which they were given
     twice = fedcomp("report", out, out / NAMES[0], "--out", tmp_path)
     assert twice.exit_code == 2 and "is named twice" in twice.stderr
     for name in NAMES[:3] + DENSE:
@@ -329,7 +327,7 @@ def test_invalid_options_are_errors_before_anything_is_written(compared, words, 
     assert sorted(out.parent.iterdir()) == before
 
 
-def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_path):
+def test_an_invalid_alternative_is_refused_before_any_training(tmp_path):
     done = fedcomp(
         *COMMON,
         *ALONE,
@@ -348,7 +346,7 @@ def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_
     )
 
 
-def test_two_that_are_one(tmp_path):
+def test_two_alternatives_with_the_same_options_are_refused(tmp_path):
     done = fedcomp(*COMMON, *ALONE, "--lr", "10%", "--out", tmp_path / "x")
     assert done.exit_code == 2 and not (tmp_path / "x").exists()
     assert (
@@ -380,10 +378,10 @@ def test_a_diverged_alternative_is_marked_in_its_line(tmp_path):
     assert f"{bad.label} {bad.note}" in done.stdout and ", diverged " in done.stdout
 
 
-def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
+def test_other_alternatives_continue_if_a_process_dies(monkeypatch, tmp_path):
     monkeypatch.setenv(
         "KILL_AT", "60"
-    )  # beyond all losses of the short run, checks and evaluations with them
+    )  # after all loss calls of the short run, including checks and evaluations
     monkeypatch.syspath_prepend(str(TASKS))
     words = [
         "sim",
@@ -418,14 +416,14 @@ def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
     )
 
 
-def test_processes_end_with_who_started_them():
+def test_worker_processes_end_with_their_pool():
     with WorkerPool(1) as pool:
         (process,) = pool.free
         assert process.process.poll() is None
     assert process.process.poll() is not None
 
 
-def test_control_c_and_the_command_that_continues_it(tmp_path):
+def test_control_c_prints_a_command_that_continues_the_comparison(tmp_path):
     seeds = ("--seed", "0", "--seed", "1", "--seed", "2")
     words = (*COMMON, "--rounds", "100000", *seeds, *ALONE, "--out", "all")
     run = Command(tmp_path, "run", *words)

@@ -1,4 +1,4 @@
-"""The dashboard of a comparison fits every terminal at every moment, and is readable without colours."""
+"""The dashboard of a comparison fits every terminal at any time, and is readable without colours."""
 
 import io
 import math
@@ -45,7 +45,7 @@ def record(number: int, of: int) -> dict:
 
 
 def fed(watch, alternatives: int, ended: int = 0):
-    """`ended` of them are done or have failed, the next two are under way, the others wait."""
+    """Call the hooks of a comparison in which `ended` alternatives are done or have failed, two are running and the others wait."""
     watch.on_run_start(
         "runs/digits-20260101-120000",
         FACTS,
@@ -72,7 +72,7 @@ def fed(watch, alternatives: int, ended: int = 0):
 
 def board(alternatives: int, ended: int = 0) -> ComparisonView:
     made = ComparisonView(Console(file=io.StringIO(), width=100, height=40))
-    with made:  # what enters the second screen is closed again before it is drawn
+    with made:  # opens and closes the alternate screen
         return fed(made, alternatives, ended)
 
 
@@ -85,7 +85,7 @@ def lines(made: ComparisonView, width: int, height: int) -> list[str]:
 
 
 @for_each("alternatives", [1, 2, 8, 60])
-def test_it_fits(alternatives):
+def test_the_dashboard_fits_the_terminal(alternatives):
     made = board(alternatives, alternatives // 2)
     for width in (40, 60, 79, 80, 100, 120, 200):
         for height in (8, 12, 16, 24, 40, 60):
@@ -93,7 +93,7 @@ def test_it_fits(alternatives):
             assert len(shown) <= height and max(map(cell_len, shown)) <= width, (width, height)
 
 
-def test_each_alternative_has_a_line_with_its_figures_and_its_curve():
+def test_each_alternative_has_a_line_with_its_numbers_and_curve():
     shown = lines(board(8, 3), 120, 40)
     of = {
         name: next(line for line in shown if name in line)
@@ -117,13 +117,13 @@ def test_each_alternative_has_a_line_with_its_figures_and_its_curve():
     assert any("parameters 9,610" in line for line in shown)
 
 
-def test_where_there_is_no_room_for_all_those_that_run_are_shown():
+def test_running_alternatives_are_shown_if_there_is_no_room_for_all():
     shown = lines(board(60, 20), 100, 20)
     assert sum(line.startswith("▸") for line in shown) == 2
     assert any(line.strip().startswith("and ") and line.strip().endswith("more") for line in shown)
 
 
-def test_lines_say_the_same_in_words(capsys):
+def test_plain_lines_report_the_same_events(capsys):
     watch = fed(ComparisonLines(), 3, 3)
     output = capsys.readouterr().out
     assert (
@@ -134,7 +134,7 @@ def test_lines_say_the_same_in_words(capsys):
     assert [p.state for p in watch.all] == [DONE, DONE, FAILED]
 
 
-def test_what_was_done_before_counts_as_done_and_not_as_pace():
+def test_rounds_before_a_resumption_count_as_done_but_not_for_the_speed():
     time = iter([0.0, 10.0])
     watch = ComparisonLines(clock=lambda: next(time))
     watch.on_run_start("x", FACTS, [AlternativeProgress("a", 10)])

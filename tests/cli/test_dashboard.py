@@ -1,4 +1,4 @@
-"""The dashboard fits every terminal at every moment of a run, and shows the important values."""
+"""The dashboard fits every terminal at any time of a run, and shows the important values."""
 
 import fcntl
 import io
@@ -49,7 +49,7 @@ def following(fake_run, end: bool = False, width: int = 100, height: int = 40) -
 
 @pytest.mark.parametrize("rounds", [0, 1, 3, 400])
 @pytest.mark.parametrize("width", [30, 39, 40, 75, 76, 80, 100, 120, 149, 150, 200])
-def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(fake_run, rounds, width):
+def test_the_dashboard_is_not_wider_or_higher_than_the_terminal(fake_run, rounds, width):
     run = fake_run(max(rounds, 1))
     run.records = run.records[:rounds]
     dashboard = following(run)
@@ -63,7 +63,7 @@ def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(fake_run, roun
 
 
 @pytest.mark.parametrize("height", [15, 20, 24, 30, 36, 60])
-def test_what_a_run_promises_has_a_line_of_its_own(fake_run, height):
+def test_the_notice_of_a_run_has_its_own_line(fake_run, height):
     run = fake_run(3)
     promise = "up to 4 Byzantine clients in a round change nothing: voters train on all partitions of their row, and know all data"
     run.header = replace(run.header, notice=promise)
@@ -75,7 +75,7 @@ def test_what_a_run_promises_has_a_line_of_its_own(fake_run, height):
 @pytest.mark.parametrize(
     ("width", "height"), [(80, 40), (100, 30), (100, 40), (140, 40), (200, 40)]
 )
-def test_long_facts_do_not_overlap(fake_run, width, height):
+def test_long_values_in_the_header_do_not_overlap(fake_run, width, height):
     run = fake_run(3)
     run.header = replace(
         run.header,
@@ -93,21 +93,21 @@ def test_long_facts_do_not_overlap(fake_run, width, height):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 3), (29, 9), (30, 4), (500, 200)])
-def test_sizes_beyond_reason_do_no_harm(fake_run, width, height):
+def test_extreme_terminal_sizes_raise_no_error(fake_run, width, height):
     assert shown(following(fake_run(20)).picture(width, height), width, height)
 
 
-def test_before_the_header_there_is_something_to_see():
+def test_a_text_is_shown_before_the_run_starts():
     assert shown(Dashboard(console()).picture(80, 24)).strip() == "preparing the run"
 
 
 @pytest.mark.parametrize(("width", "height"), [(30, 10), (39, 12), (80, 24), (120, 40), (200, 60)])
-def test_who_is_waited_for_is_on_the_screen_and_off_it_when_a_round_begins(fake_run, width, height):
+def test_waiting_for_clients_is_shown_until_a_round_begins(fake_run, width, height):
     run = fake_run(5)
     for dashboard in (
         following(replace_records(fake_run(1), 0)),
         following(run),
-    ):  # before the first round, and between two
+    ):  # before the first round, and between two rounds
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
         dashboard.on_waiting([], 3)
         dashboard.on_waiting([0, 2], 3)
@@ -134,7 +134,7 @@ def replace_records(run, count: int):
     return run
 
 
-def test_the_header_names_everything_that_runs(fake_run):
+def test_the_header_names_task_codecs_strategy_and_device(fake_run):
     text = shown(following(fake_run(3)).picture(100, 40))
     for output in (
         "mnist-cnn, 431,080 parameters",
@@ -177,7 +177,7 @@ def test_the_last_rounds_are_in_the_table(fake_run):
     assert "round 400/400" in "\n".join(lines) and "100 %" in "\n".join(lines)
 
 
-def test_what_matters_least_is_left_out_first():
+def test_narrow_terminals_have_fewer_columns():
     titles = [[column.title for column in columns_for(width)] for width in range(30, 201)]
     assert titles[0] == ["round", "accuracy", "up"]
     assert titles[10] == ["round", "accuracy", "up", "down"]
@@ -195,7 +195,7 @@ def test_a_rejected_client_is_named_with_its_stage_and_reason(fake_run, width):
         assert "2 rejected" in text
 
 
-def test_what_clients_write_cannot_steer_the_terminal(fake_run):
+def test_texts_of_clients_cannot_control_the_terminal(fake_run):
     run = fake_run(1)
     run.records = [
         replace(
@@ -211,7 +211,7 @@ def test_what_clients_write_cannot_steer_the_terminal(fake_run):
     assert "\x1b" not in text and "\x07" not in text
 
 
-def test_many_rejected_clients_are_one_line_a_reason(fake_run):
+def test_rejected_clients_have_one_line_for_each_reason(fake_run):
     run = fake_run(1)
     rejections = [Rejection(i, "decode", "the checksum differs") for i in range(100)] + [
         Rejection(100, "train", "NaN in the update")
@@ -225,7 +225,7 @@ def test_many_rejected_clients_are_one_line_a_reason(fake_run):
     assert "round 1: client 100 rejected at train: NaN in the update" in text
 
 
-def test_progress_within_a_slow_round(fake_run):
+def test_progress_is_shown_within_a_slow_round(fake_run):
     run, ticks = fake_run(4), iter(range(0, 1000, 60))
     run.records = run.records[:2]
     dashboard = Dashboard(console(), clock=lambda: next(ticks))
@@ -236,12 +236,12 @@ def test_progress_within_a_slow_round(fake_run):
     assert "62 %, 1 min 30 s left" in text and "1 min 00 s a round" in text
 
 
-def test_a_resumed_run_sums_from_its_first_round(fake_run):
+def test_a_resumed_run_shows_sums_since_its_first_round(fake_run):
     text = shown(following(fake_run(30, first=21)).picture(120, 40), 120)
     assert "since round 20: up 2.46 MB" in text and "round 30/30" in text
 
 
-def test_the_verdict(fake_run):
+def test_the_verdict_has_the_results_of_the_run(fake_run):
     dashboard = following(fake_run(50), end=True)
     text = shown(dashboard.verdict())
     for output in (
@@ -259,19 +259,19 @@ def test_the_verdict(fake_run):
 
 
 @pytest.mark.parametrize("width", [30, 40, 80, 200])
-def test_the_verdict_fits(fake_run, width):
+def test_the_verdict_fits_the_terminal(fake_run, width):
     lines = shown(following(fake_run(3), end=True).verdict(), width).split("\n")
     assert max(map(cell_len, lines)) <= width
 
 
-def test_the_end_stays_on_the_screen(fake_run):
+def test_the_results_stay_on_the_screen_after_the_run(fake_run):
     dashboard = Dashboard(console())
     with dashboard:
         fake_run(20).to(dashboard)
         print("said by a task")
     before, after = dashboard.console.file.getvalue().split(
         "\x1b[?1049l"
-    )  # the terminal's first screen is back
+    )  # returns to the main screen of the terminal
     assert "\x1b[?1049h" in before and "\x1b[?25h" in before + after
     for output in (
         "round 20/20",
@@ -310,7 +310,7 @@ def test_equal_warnings_are_shown_once(fake_run):
 
 @pytest.fixture
 def terminal():
-    """Our end and their end of a pseudo-terminal."""
+    """Yield both ends of a pseudo-terminal."""
     ends = pty.openpty()
     yield ends
     for end in ends:
@@ -322,7 +322,7 @@ def resize(terminal: int, rows: int, columns: int) -> None:
 
 
 def read_until(terminal: int, wanted: str) -> None:
-    """Read what a terminal shows until `wanted` was there; it must come within 100 kB and without a pause of twenty seconds."""
+    """Read from a terminal until `wanted` appears. Fails after 100 kB, or if nothing arrives for 20 s."""
     seen = b""
     while wanted.encode() not in seen:
         assert len(seen) < 100_000 and select.select([terminal], [], [], 20)[0], seen[
@@ -331,7 +331,7 @@ def read_until(terminal: int, wanted: str) -> None:
         seen += os.read(terminal, 65536)
 
 
-def test_it_redraws_when_the_terminal_is_resized(terminal):
+def test_the_dashboard_redraws_when_the_terminal_is_resized(terminal):
     ours, theirs = terminal
     resize(theirs, 20, 60)
     script = (

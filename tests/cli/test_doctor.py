@@ -29,9 +29,9 @@ MACHINE = ["python", "flwr", "packages", "torch", "cuda", "threads", "disk"]
 
 
 def examine(*words: object) -> tuple[int, dict[str, tuple[str, str, str]]]:
-    """The exit status on a machine that is well itself, and what was found: name → state, what it is, what to do.
+    """Return the exit status without the checks of the machine itself, and name → state, finding and fix of each check.
 
-    Names of several checks keep the last.
+    If several checks have the same name, the last one is returned.
     """
     result = CliRunner().invoke(app, ["doctor", "--json", *map(str, words)], prog_name="fedcomp")
     assert result.exit_code in (0, 2), result.output
@@ -42,7 +42,7 @@ def examine(*words: object) -> tuple[int, dict[str, tuple[str, str, str]]]:
         == all(check["state"] != "failed" for check in output["checks"])
     )
     for check in output["checks"]:
-        assert check["state"] != "failed" or check["fix"], f"{check} does not say what to do"
+        assert check["state"] != "failed" or check["fix"], f"{check} has no fix"
     failed = [
         check
         for check in output["checks"]
@@ -73,7 +73,7 @@ def folder(tmp_path) -> Path:
 # The machine.
 
 
-def test_this_machine():
+def test_the_checks_of_this_machine_succeed():
     status, output = examine()
     assert list(output) == MACHINE
     assert status == 0 and {output[name][0] for name in MACHINE[:4]} == {"ok"}
@@ -87,7 +87,7 @@ def test_this_machine():
     assert (output["cuda"][0] == "ok") == torch.cuda.is_available()
 
 
-def test_a_line_a_check_in_the_terminal(folder):
+def test_each_check_has_a_line_on_a_terminal(folder):
     result = CliRunner().invoke(
         app, ["doctor", "--keys", str(folder), "--server", f"127.0.0.1:{free_port()}"]
     )
@@ -102,7 +102,7 @@ def test_a_line_a_check_in_the_terminal(folder):
 
 
 def in_process(tmp_path: Path, *words: str) -> tuple[int, dict[str, dict]]:
-    """The same in a process of its own, for which `tmp_path` comes before what is installed."""
+    """Run `fedcomp doctor` in a process in which modules in `tmp_path` have precedence over installed ones."""
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-m", "fedcomp", "doctor", "--json", *words],
@@ -115,7 +115,7 @@ def in_process(tmp_path: Path, *words: str) -> tuple[int, dict[str, dict]]:
     return done.returncode, {check["what"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def test_another_version_of_flower_and_a_broken_torch(tmp_path):
+def test_an_unsupported_flower_and_a_broken_torch_fail(tmp_path):
     for name, version in (("flwr", "1.20.0"), ("rich", "13.0.0")):
         (tmp_path / f"{name}-{version}.dist-info").mkdir()
         (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(
@@ -146,7 +146,7 @@ def test_another_version_of_flower_and_a_broken_torch(tmp_path):
     ("limit", "expected"),
     [("150000 100000", 2), ("10000 100000", 1), ("max 100000", None), ("", None)],
 )
-def test_cores_are_those_of_the_container(limit, expected, tmp_path):
+def test_the_number_of_cores_is_that_of_the_container(limit, expected, tmp_path):
     (tmp_path / "cpu.max").write_text(limit)
     bound = len(os.sched_getaffinity(0))
     assert doctor.cores(tmp_path / "cpu.max") == (
@@ -155,7 +155,7 @@ def test_cores_are_those_of_the_container(limit, expected, tmp_path):
     assert doctor.cores(tmp_path / "absent") == bound
 
 
-def test_threads():
+def test_more_threads_than_cores_are_reported():
     assert doctor.threads(2, 2).state == "ok"
     assert (
         doctor.threads(8, 2).line(7)
@@ -163,7 +163,7 @@ def test_threads():
     )
 
 
-def test_the_disk_is_the_one_that_runs_go_to(tmp_path, monkeypatch):
+def test_the_checked_disk_is_that_of_the_run_folders(tmp_path, monkeypatch):
     assert str(tmp_path) in doctor.disk(Path("runs")).found
     (tmp_path / "runs").write_text("")
     assert doctor.disk(Path("runs")).state == "failed"
@@ -177,13 +177,13 @@ def test_the_disk_is_the_one_that_runs_go_to(tmp_path, monkeypatch):
 # Ports.
 
 
-def test_a_free_port():
+def test_a_free_port_is_ok():
     port = free_port()
     assert found("--port", port)[f"port {port}"] == ("ok", "free", "")
 
 
 @for_each("family", [socket.AF_INET, socket.AF_INET6])
-def test_a_port_that_is_taken(family):
+def test_a_port_in_use_fails(family):
     try:
         taken = socket.create_server(
             ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
@@ -204,7 +204,7 @@ def test_a_port_that_is_taken(family):
 # Servers.
 
 
-def test_a_server_with_its_client(folder):
+def test_a_server_accepts_its_client(folder):
     with grpc_serving(folder) as port:
         status, output = examine(
             "--server", f"localhost:{port}", "--client", folder / "clients" / "1.toml"
@@ -216,7 +216,7 @@ def test_a_server_with_its_client(folder):
     )
 
 
-def test_the_enrolment_at_its_default_place(folder, tmp_path, monkeypatch):
+def test_the_enrolment_at_its_default_path_is_found(folder, tmp_path, monkeypatch):
     place = tmp_path / ".config" / "fedcomp" / "enrolment.toml"
     place.parent.mkdir(parents=True)
     (folder / "clients" / "1.toml").rename(place)
@@ -239,14 +239,14 @@ def test_a_client_of_other_keys_is_refused_by_the_server(folder, tmp_path):
     assert output[0] == "failed" and "is not signed by the CA that this client trusts" in output[1]
 
 
-def test_the_server_that_the_enrolment_names(tmp_path):
+def test_the_server_in_the_enrolment_is_checked(tmp_path):
     port = free_port()
     keys.make(tmp_path / "keys", 1, port=port)
     output = found("--enrolment", tmp_path / "keys" / "clients" / "0.toml")
     assert output["server"][1] == f"nothing listens on localhost:{port}"
 
 
-def test_a_server_with_keys_only_and_with_neither_keys_nor_client(folder):
+def test_a_certificate_is_checked_with_keys_and_skipped_without(folder):
     with grpc_serving(folder) as port:
         assert found("--server", f"localhost:{port}", "--keys", folder)["server"][0] == "ok"
         output = found("--server", f"localhost:{port}")
@@ -257,7 +257,7 @@ def test_a_server_with_keys_only_and_with_neither_keys_nor_client(folder):
     )
 
 
-def test_a_server_without_tls():
+def test_a_server_without_tls_is_ok():
     with grpc_serving(None) as port:
         status, output = examine("--server", f"127.0.0.1:{port}")
     assert status == 0 and re.fullmatch(
@@ -273,7 +273,7 @@ def test_a_server_without_tls():
         (["localhost"], 1, 9, "begins on "),
     ],
 )
-def test_a_certificate_that_is_not_as_it_should_be(hosts, begins, ends, expected, folder):
+def test_a_certificate_for_another_host_or_time_fails(hosts, begins, ends, expected, folder):
     ours = Authority()
     (folder / "ca.crt").write_bytes(ours.pem)
     with serving(SETTINGS, ours.context(folder.parent, hosts, begins, ends)) as port:
@@ -286,13 +286,13 @@ def test_a_certificate_that_is_not_as_it_should_be(hosts, begins, ends, expected
     )
 
 
-def test_the_certificate_of_another_ca(folder):
+def test_a_certificate_of_another_ca_fails(folder):
     with serving(SETTINGS, Authority().context(folder.parent)) as port:
         output = found("--server", f"localhost:{port}", "--keys", folder)
     assert "is not signed by the CA" in output["server"][1]
 
 
-def test_an_address_that_is_none_is_one_sentence():
+def test_an_invalid_address_is_refused_in_one_sentence():
     result = CliRunner().invoke(app, ["doctor", "--server", "server.example"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert (
@@ -421,13 +421,13 @@ def move(a: Path, b: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_damaged_folder_of_keys(damage, name, says, folder):
+def test_a_damaged_folder_of_keys_fails_with_a_fix(damage, name, says, folder):
     damage(folder)
     status, output = examine("--keys", folder)
     assert status == 2 and output[name][0] == "failed" and says in output[name][1]
     if command := re.search(
         r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", output[name][2]
-    ):  # typed as it is said, it mends
+    ):  # the printed command fixes the problem
         assert CliRunner().invoke(app, shlex.split(command[1]), prog_name="fedcomp").exit_code == 0
         assert examine("--keys", folder)[0] == 0
     assert command or name not in ("registry", "certificate")
@@ -443,7 +443,7 @@ def test_a_folder_without_copied_enrolments_and_ca_key_is_valid(folder):
     )
 
 
-def test_the_keys_of_relays_are_checked_as_those_of_clients(folder):
+def test_the_keys_of_relays_are_checked_like_those_of_clients(folder):
     def lines() -> list[str]:
         """Return the lines of the relays' keys, which follow those of the clients' keys."""
         result = CliRunner().invoke(app, ["doctor", "--keys", str(folder)], prog_name="fedcomp")
@@ -467,7 +467,7 @@ def test_the_keys_of_relays_are_checked_as_those_of_clients(folder):
     )
 
 
-def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
+def test_a_client_that_trusts_another_ca_fails(folder):
     path = folder / "clients" / "0.toml"
     key = certificates.read_private_key(folder / "ca.key")
     other = certificates.ca_certificate(key, utc_now(), utc_now() + timedelta(days=99))
@@ -485,7 +485,7 @@ def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
 
 
 @pytest.mark.slow
-def test_a_folder_of_data(data_folder, tmp_path):
+def test_a_folder_of_data_shows_the_number_of_examples(data_folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mnist").symlink_to(data_folder / "mnist")
     result = CliRunner().invoke(app, ["doctor", "--json", "--data", "mine"])
@@ -504,7 +504,7 @@ def test_a_folder_of_data(data_folder, tmp_path):
     ]
 
 
-def test_a_folder_without_data_and_one_with_broken_data(tmp_path):
+def test_an_empty_folder_and_broken_data_fail(tmp_path):
     (tmp_path / "empty").mkdir()
     status, output = examine("--data", "empty")
     assert status == 2 and output["data"][0] == "failed"

@@ -1,4 +1,4 @@
-"""A dry run predicts the bytes of the run, exactly if the length of frames does not depend on their content."""
+"""A dry run predicts the bytes of a run. The prediction is exact if the length of frames does not depend on their content."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def fedcomp(*words):
     ],
     ids=lambda options: options["uplink"],
 )
-def test_the_bytes_of_frames_with_one_length_are_exact(options, tmp_path):
+def test_the_prediction_is_exact_for_frames_of_fixed_length(options, tmp_path):
     estimate = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
     sent = load(tmp_path / "run")
@@ -52,7 +52,7 @@ def test_the_bytes_of_frames_with_one_length_are_exact(options, tmp_path):
     )
 
 
-def test_frames_that_depend_on_the_updates_are_about_right_and_say_so(tmp_path):
+def test_the_prediction_is_approximate_for_frames_that_depend_on_updates(tmp_path):
     options = {"uplink": "stc:density=25%", "downlink": "topk:density=25%"}
     estimate = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
@@ -66,7 +66,7 @@ def test_frames_that_depend_on_the_updates_are_about_right_and_say_so(tmp_path):
     )
 
 
-def test_rounds_beyond_those_that_were_gone_through_are_reckoned(monkeypatch):
+def test_rounds_after_the_simulated_ones_are_extrapolated(monkeypatch):
     whole = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     monkeypatch.setattr("fedcomp.cli.dry_run.MAX_COORDINATES", 0)
     short = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
@@ -76,7 +76,7 @@ def test_rounds_beyond_those_that_were_gone_through_are_reckoned(monkeypatch):
     )
 
 
-def test_the_command_prints_a_line_for_each_and_makes_nothing(tmp_path, monkeypatch):
+def test_the_command_prints_a_line_for_each_alternative_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [word for name, value in COMMON.items() for word in (f"--{name}", value)]
     done = fedcomp(
@@ -104,7 +104,7 @@ def test_the_command_prints_a_line_for_each_and_makes_nothing(tmp_path, monkeypa
     assert "~" in identity and "~" in stc and note.startswith("~: ")
 
 
-def test_what_cannot_be_is_refused_as_in_a_run():
+def test_invalid_options_are_refused_as_in_a_run():
     done = fedcomp(
         "sim",
         "--task",

@@ -38,7 +38,7 @@ def test_a_client_uses_the_given_state_folder():
     assert fields_of(of(insecure=True, client_id=2, state_dir=Path("here"))) == [(2, None, "here")]
 
 
-def test_many_clients_count_on_from_the_first():
+def test_several_clients_have_consecutive_ids():
     assert fields_of(of(insecure=True, partition_id=3, count=2)) == [
         (3, 3, "fedcomp-client-3"),
         (4, 4, "fedcomp-client-4"),
@@ -51,7 +51,7 @@ def test_many_clients_count_on_from_the_first():
     ]
 
 
-def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
+def test_a_folder_of_enrolments_makes_several_clients_with_their_own_keys(keys):
     found = of(enrolment=keys, partition_id=1)
     assert fields_of(found) == [(i, i + 1, f"fedcomp-client-{i}") for i in range(3)]
     assert len({one.enrolled.pair[0].private_numbers() for one in found}) == 3
@@ -60,7 +60,7 @@ def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
     assert fields_of(of(enrolment=keys.parent, partition_id=1)) == fields_of(found)
 
 
-def test_an_enrolment_at_the_default_place_is_found(monkeypatch, tmp_path, keys):
+def test_an_enrolment_at_the_default_path_is_found(monkeypatch, tmp_path, keys):
     monkeypatch.setenv("FEDCOMP_ENROLMENT", str(keys / "1.toml"))
     assert fields_of(of()) == [(1, None, "fedcomp-client-1")]
     monkeypatch.delenv("FEDCOMP_ENROLMENT")
@@ -86,13 +86,13 @@ def test_an_enrolment_at_the_default_place_is_found(monkeypatch, tmp_path, keys)
         ({}, UserError, "clients/ID.toml of the server's keys to .*nobody.toml, give --enrolment"),
     ],
 )
-def test_what_is_missing_is_asked_for(monkeypatch, given, error, sentence):
+def test_errors_name_missing_options(monkeypatch, given, error, sentence):
     monkeypatch.setenv("FEDCOMP_ENROLMENT", "nobody.toml")
     with pytest.raises(error, match=sentence):
         of(**given)
 
 
-def test_a_folder_with_too_few_enrolments_or_one_twice_is_refused(keys, tmp_path):
+def test_a_folder_with_too_few_or_duplicate_enrolments_is_refused(keys, tmp_path):
     with pytest.raises(
         UserError, match="holds 3 enrolments, ID.toml; copy 4 there, or give a lower --count"
     ):
@@ -107,7 +107,7 @@ def test_a_folder_with_too_few_enrolments_or_one_twice_is_refused(keys, tmp_path
         of(enrolment=keys / "0.toml", partition_id=0, count=2)
 
 
-def test_an_id_beside_an_enrolment_is_refused(keys):
+def test_an_id_together_with_an_enrolment_is_refused(keys):
     for enrolment in (keys / "0.toml", keys, None):
         with pytest.raises(ConfigError, match="--client-id needs --insecure"):
             of(enrolment=enrolment, client_id=1, partition_id=0)
@@ -121,10 +121,10 @@ def test_an_id_beside_an_enrolment_is_refused(keys):
         ({"client_id": 2**31 - 1, "partition_id": 0, "count": 2}, "--client-id"),
     ],
 )
-def test_ids_that_no_message_can_carry_are_refused(given, flag):
+def test_ids_that_are_too_large_are_refused(given, flag):
     with pytest.raises(ConfigError, match=f"cannot exist; give {flag} and --count"):
         of(insecure=True, **given)
 
 
-def test_the_largest_id_is_taken():
+def test_the_largest_id_is_accepted():
     assert fields_of(of(insecure=True, client_id=2**31 - 1))[0][0] == 2**31 - 1

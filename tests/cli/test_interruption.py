@@ -15,7 +15,7 @@ from deployment import TASK, Command
 
 pytestmark = pytest.mark.deploy
 COMMAND = [sys.executable, "-m", "fedcomp"]
-# One thread: small steps are quick on one, and slow on several while others use the machine.
+# One thread: small steps are fast on one thread, and slow on several while other processes use the cores.
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     "OMP_NUM_THREADS": "1",
@@ -24,7 +24,7 @@ ENVIRONMENT = os.environ | {
 
 @contextmanager
 def running(*words: str, cwd: Path, **variables: str):
-    """Start a run of 100,000 rounds in a process of its own and yield it after its third round."""
+    """Start a run of 100,000 rounds in a new process and yield the process after the third round."""
     start, env = (
         [*words, *COMMAND, "sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run"],
         ENVIRONMENT | variables,
@@ -45,7 +45,7 @@ INTERRUPTED = r"fedcomp: interrupted after round \d+ of 100000; continue with: f
 
 @contextmanager
 def forked(folder: Path):
-    """Yield the same run in a forked process, which does not import torch again."""
+    """Yield the process of the same run, forked so that it does not import torch again."""
     words = ("sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run")
     run = Command(folder, "run", *words)
     try:
@@ -55,7 +55,7 @@ def forked(folder: Path):
         run.kill()
 
 
-def test_control_c_in_a_run_and_the_command_that_continues_it(tmp_path):
+def test_control_c_prints_a_command_that_continues_the_run(tmp_path):
     with forked(tmp_path) as run:
         assert run.interrupt(signal.SIGINT) == 130
     done, command = re.search(
@@ -73,7 +73,7 @@ def test_control_c_in_a_run_and_the_command_that_continues_it(tmp_path):
     assert rounds == list(range(1, int(done) + 3))
 
 
-def test_a_closed_terminal_is_like_control_c(tmp_path):
+def test_a_closed_terminal_interrupts_the_run(tmp_path):
     with forked(tmp_path) as run:
         assert run.interrupt(signal.SIGHUP) == 128 + signal.SIGHUP
     assert re.search(INTERRUPTED, run.output)
@@ -86,11 +86,11 @@ def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
         assert run.end() in (
             130,
             -signal.SIGINT,
-        )  # -SIGINT if a signal came after the last sentence
+        )  # -SIGINT if a signal arrived after the last message
     assert "Traceback" not in run.output and "interrupted after round" in run.output
 
 
-def test_a_run_under_nohup_outlives_its_terminal_and_ends_on_sigterm(tmp_path):
+def test_a_run_under_nohup_survives_its_terminal_and_ends_on_sigterm(tmp_path):
     with running("nohup", cwd=tmp_path) as run:
         run.send_signal(signal.SIGHUP)
         for _ in range(3):

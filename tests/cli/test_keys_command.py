@@ -79,7 +79,7 @@ def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
         "Whoever has a client's file can act as that client: copy it over a secure channel. Keep keys/ca.key "
         "elsewhere: only fedcomp keys add and fedcomp keys renew need it.",
     ]
-    for line in rest[:2]:  # with options that there are
+    for line in rest[:2]:  # the options in the printed commands exist
         words = shlex.split(line.rpartition(": fedcomp ")[2])
         shown = fedcomp(*[word for word in words[:2] if word not in ("--server",)], "--help").stdout
         assert all(word in shown for word in words if word.startswith("--"))
@@ -89,14 +89,14 @@ def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
     assert (tmp_path / "others" / "clients" / "0.toml").is_file()
 
 
-def test_days_and_port_are_in_what_is_made(tmp_path):
+def test_days_and_port_are_in_the_certificates_and_enrolments(tmp_path):
     done("keys", "init", "--out", tmp_path / "k", "--clients", 1, "--days", 30, "--port", 9000)
     mine = Enrolment.read(tmp_path / "k" / "clients" / "0.toml")
     assert mine.server == "localhost:9000" and days_left(mine.not_after, utc_now()) == 30
     assert days_left(keys.check_server_files(tmp_path / "k").not_valid_after_utc, utc_now()) == 30
 
 
-def test_the_list_without_a_terminal(folder):
+def test_the_list_without_a_terminal_has_tab_separated_lines(folder):
     rows = table(folder)
     assert list(rows) == ["CA", "server", "0", "1", "2"]
     assert [row["state"] for row in rows.values()] == [
@@ -119,7 +119,7 @@ def test_the_list_without_a_terminal(folder):
     )
 
 
-def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(folder, tmp_path):
+def test_the_fingerprint_is_that_of_ssh_keygen(folder, tmp_path):
     (tmp_path / "0.pub").write_text(read_registry(folder).enrolled()[0])
     try:
         shown = subprocess.run(
@@ -149,7 +149,7 @@ def test_the_list_on_a_terminal_is_a_table(folder):
     assert re.search(r"^ +2  enrolled", shown.replace("\r", ""), re.MULTILINE)
 
 
-def test_add(folder):
+def test_add_enrols_clients(folder):
     assert (
         done("keys", "add", "--keys", folder) == f"Client 3 is enrolled: {folder}/clients/3.toml\n"
     )
@@ -160,7 +160,7 @@ def test_add(folder):
     assert sorted(read_registry(folder).enrolled()) == list(range(14))
 
 
-def test_revoke(folder):
+def test_revoke_refuses_clients(folder):
     assert (
         done("keys", "revoke", 0, 2, "--keys", folder)
         == "Clients 0, 2 are revoked; a running server disconnects them\n"
@@ -172,7 +172,7 @@ def test_revoke(folder):
     assert sorted(read_registry(folder).enrolled()) == [1]
 
 
-def test_renew_a_client(folder):
+def test_renew_gives_a_client_a_new_key(folder):
     before = Enrolment.read(folder / "clients" / "1.toml")
     output = done("keys", "renew", 1, "--keys", folder, "--days", 10)
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
@@ -183,7 +183,7 @@ def test_renew_a_client(folder):
     assert read_registry(folder).id_of_hash(before.key_hash) is None
 
 
-def test_renew_the_server_for_one_more_host(folder):
+def test_renew_the_server_adds_a_host(folder):
     output = done("keys", "renew", "server", "--keys", folder, "--host", "new.example")
     assert re.match(
         r"The server's certificate is for .*new\.example.* until \d{4}-\d\d-\d\d; restart the server",
@@ -192,7 +192,7 @@ def test_renew_the_server_for_one_more_host(folder):
     assert "new.example" in certificates.hosts_of(keys.check_server_files(folder))
 
 
-def test_renew_what_ends_soon(folder):
+def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
         "No certificate ends within 30 days; give the id of a client, relay-0 or 'server'"
     )
@@ -228,7 +228,7 @@ def test_renew_what_ends_soon(folder):
         ),
         (
             ["add", "--keys", "absent"],
-            "--keys absent is not a folder of keys: it has no registry.toml; give another, or make one with: fedcomp",
+            "--keys absent is not a folder of keys: it has no registry.toml; give another folder, or make one with: fedcomp",
         ),
         (["list", "--keys", "absent"], "--keys absent is not a folder of keys"),
         (
@@ -244,19 +244,19 @@ def test_renew_what_ends_soon(folder):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_sentence_and_makes_nothing(given, output, tmp_path, monkeypatch):
+def test_a_user_error_is_one_sentence_and_writes_nothing(given, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert sentence("keys", *given).startswith(output)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_in_the_way(folder):
+def test_init_does_not_overwrite_a_folder(folder):
     assert sentence("keys", "init", "--out", folder, "--clients", 1).startswith(
         f"--out {folder} exists and is not overwritten; "
     )
 
 
-def test_a_malformed_registry_is_one_sentence_everywhere(folder):
+def test_every_command_refuses_a_malformed_registry_in_one_sentence(folder):
     text = (folder / "registry.toml").read_text()
     (folder / "registry.toml").write_text(text.replace("id = 1", "id = 0"))
     for given in (["list"], ["add"], ["revoke", 0], ["renew", 0], ["renew", "server"], ["renew"]):
@@ -265,7 +265,7 @@ def test_a_malformed_registry_is_one_sentence_everywhere(folder):
         )
 
 
-def test_without_a_command_it_shows_its_help():
+def test_keys_without_a_command_shows_its_help():
     assert re.findall(r"│ (\w+)  ", done("keys")) == ["init", "add", "revoke", "renew", "list"]
 
 
@@ -273,7 +273,7 @@ def test_without_a_command_it_shows_its_help():
 @pytest.mark.parametrize(
     "given", [["--help"], ["init", "--help"], ["list"], ["init", "--clients", "1"]], ids=" ".join
 )
-def test_nothing_heavy_is_imported(given, tmp_path):
+def test_keys_commands_do_not_import_torch_or_flower(given, tmp_path):
     code = (
         "import atexit, sys\n"
         "atexit.register(lambda: print('imported:', sorted({'torch', 'numpy', 'numba', 'flwr'} & set(sys.modules))))\n"
@@ -292,7 +292,7 @@ def test_nothing_heavy_is_imported(given, tmp_path):
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupted_it_leaves_nothing(number, tmp_path):
+def test_an_interrupted_init_leaves_no_files(number, tmp_path):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from fedcomp.cli.main import main; main()"
     command = [sys.executable, "-c", code, "keys", "init", "--clients", "20000"]
     with subprocess.Popen(
@@ -323,7 +323,7 @@ def relay(folder: Path, id: int = 0) -> Enrolment:
     return Enrolment.read(folder / "relays" / f"{id}.toml")
 
 
-def test_add_a_relay(folder):
+def test_add_enrols_a_relay(folder):
     output = done(
         *("keys", "add", "--relay", "--keys", folder, "--days", 20),
         *("--host", "relay.example", "--host", "10.0.0.7"),
@@ -347,7 +347,7 @@ def test_add_a_relay(folder):
     assert (folder / "relays").stat().st_mode & 0o777 == 0o700
     assert (folder / "relays" / "0.toml").stat().st_mode & 0o777 == 0o600
 
-    # Ids of relays and of clients are separate, and a key of one kind is not accepted as the other.
+    # Ids of relays and of clients are separate, and the key of a relay is not accepted as a client's, or the reverse.
     assert done("keys", "add", "--relay", "--host", "b", "--keys", folder).startswith("Relay 1 is")
     assert done("keys", "add", "--keys", folder).startswith("Client 3 is enrolled")
     assert not Enrolment.read(folder / "clients" / "3.toml").relay
@@ -368,7 +368,7 @@ def test_the_list_shows_relays(with_relay):
     assert row["fingerprint"] not in {rows[client]["fingerprint"] for client in "012"}
 
 
-def test_revoke_a_relay(with_relay):
+def test_revoke_refuses_a_relay(with_relay):
     mine, registry = relay(with_relay), read_registry(with_relay)
     assert (
         done("keys", "revoke", "relay-0", "--keys", with_relay)
@@ -379,10 +379,10 @@ def test_revoke_a_relay(with_relay):
         f"relay 0 is revoked; to accept it again: fedcomp keys renew relay-0 --keys {with_relay}"
     )
     assert table(with_relay)["relay-0"]["state"] == "revoked"
-    assert sorted(registry.enrolled()) == [0, 1, 2]  # client 0 is somebody else
+    assert sorted(registry.enrolled()) == [0, 1, 2]  # client 0 is not revoked
 
 
-def test_revoke_clients_and_a_relay_together(with_relay):
+def test_clients_and_a_relay_can_be_revoked_together(with_relay):
     assert (
         done("keys", "revoke", "2", "relay-0", "1", "--keys", with_relay)
         == "Clients 1, 2 are revoked, Relay 0 is revoked; a running server disconnects them\n"
@@ -422,7 +422,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
 def test_a_relay_without_its_file_is_renewed_for_the_given_hosts(with_relay):
     (with_relay / "relays" / "0.toml").unlink()
     assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
-        f"{with_relay}/relays/0.toml, which has the hosts of relay 0, is missing; restore it, or give the hosts with --host HOST"
+        f"{with_relay}/relays/0.toml with the hosts of relay 0 is missing; restore it, or give the hosts with --host HOST"
     )
     done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
     assert certificates.hosts_of(relay(with_relay).leaf)[0] == "c.example"
@@ -481,14 +481,14 @@ def test_the_error_for_an_unknown_relay_names_the_known_ones(folder, with_relay)
     )
 
 
-def test_a_folder_without_relays(folder):
+def test_revoking_a_relay_in_a_folder_without_relays_is_refused(folder):
     assert sentence("keys", "revoke", "relay-0", "--keys", folder) == (
-        f"relay-0 is not in {folder}/registry.toml, which has none yet; add one with: "
+        f"relay-0 is not in {folder}/registry.toml, which has no relays yet; add one with: "
         f"fedcomp keys add --relay --host HOST --keys {folder}"
     )
 
 
-def test_a_client_with_the_enrolment_of_a_relay(with_relay):
+def test_a_client_refuses_the_enrolment_of_a_relay(with_relay):
     file = with_relay / "relays" / "0.toml"
     assert sentence("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
         f"{file} is the enrolment of relay 0; give the enrolment of a client, or run a relay with: fedcomp relay"

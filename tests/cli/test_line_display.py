@@ -3,7 +3,7 @@
 from fedcomp.run_display import LineDisplay, how_to_load
 
 
-def test_a_run_in_plain_lines(fake_run, capsys):
+def test_a_run_has_one_line_for_each_round(fake_run, capsys):
     run = fake_run(7)
     plain = LineDisplay()
     with plain:
@@ -24,7 +24,7 @@ def test_a_run_in_plain_lines(fake_run, capsys):
     )
 
     table = lines[titles : titles + 8]
-    assert len({len(line) for line in table}) == 1, "columns are aligned"
+    assert len({len(line) for line in table}) == 1, "columns must be aligned"
     assert [line.split()[0] for line in table[1:]] == [str(n) for n in range(1, 8)]
     assert (
         table[1].split()
@@ -41,7 +41,7 @@ def test_a_run_in_plain_lines(fake_run, capsys):
     assert verdict[-1] == f"model       {run.out}/model.safetensors"
 
 
-def test_the_two_lines_of_how_to_load_load_the_weights(tmp_path):
+def test_the_printed_code_loads_the_weights(tmp_path):
     import torch
     from safetensors.torch import save_file
 

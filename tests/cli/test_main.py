@@ -34,7 +34,7 @@ def process(
     cwd: Path = ROOT,
     **variables: str,
 ):
-    """A real process that runs `code` with these command-line words."""
+    """Run `code` with these command-line words in a real process."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         cwd=cwd,
@@ -46,7 +46,7 @@ def process(
 
 @pytest.fixture
 def runs(monkeypatch) -> list[RunConfig]:
-    """The configs that `fedcomp sim` would run."""
+    """Return the list of configs that `fedcomp sim` would run."""
     seen: list[RunConfig] = []
     monkeypatch.setattr(
         "fedcomp.sim.simulate", lambda config, callback: seen.append(config), raising=False
@@ -73,7 +73,7 @@ EXAMPLES = {
 
 
 def other(f: Any) -> Any:
-    """A value of the option that is allowed and is not its default."""
+    """Return a valid value of an option that is not its default."""
     if "choices" in f.metadata:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
     if f.name in EXAMPLES:
@@ -98,7 +98,7 @@ def words(f: Any, value: Any) -> list[str]:
 
 
 def sentence(result, status: int = 2) -> str:
-    """What a failed command said: one sentence on standard error, nothing on standard output."""
+    """Return the message of a failed command. Checks that it is one sentence on standard error, and that standard output is empty."""
     out, err = result.stdout, result.stderr
     assert (result.exit_code if hasattr(result, "exit_code") else result.returncode) == status, (
         out + err
@@ -125,18 +125,18 @@ def test_every_flag_sets_its_option(f, runs):
     assert type(getattr(runs[0], f.name)) is type(value)
 
 
-def test_no_flag_means_the_defaults(runs):
+def test_options_without_a_flag_have_their_defaults(runs):
     assert fedcomp("sim").exit_code == 0
     assert runs == [RunConfig()]
 
 
 @pytest.mark.parametrize("text", ["0.125", "12.5%", "1/8"])
-def test_a_share_may_be_written_as_percentage_or_fraction(text, runs):
+def test_a_fraction_may_be_written_as_a_percentage_or_quotient(text, runs):
     fedcomp("sim", "--participation", text)
     assert runs[0].participation == 0.125
 
 
-def test_help_shows_flag_default_and_effect():
+def test_help_shows_flags_defaults_and_descriptions():
     help = " ".join(fedcomp("sim", "--help").stdout.replace("│", " ").split())
     for f in FIELDS:
         assert f"{flag(f.name)} " in help or f"{flag(f.name)}," in help, f.name
@@ -179,7 +179,7 @@ def options(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path, runs):
+def test_flags_have_precedence_over_the_file_and_the_file_over_defaults(tmp_path, runs):
     path = options(tmp_path, "clients = 40\nlr = 0.2\nplain = true\nresume = true\n")
     fedcomp("sim", "--config", path, "--lr", "0.3", "--no-resume")
     assert runs == [RunConfig(clients=40, lr=0.3, plain=True, resume=False)]
@@ -223,7 +223,7 @@ def test_a_resumed_run_keeps_options_that_are_not_given(by_file, tmp_path, runs)
     ]
 
 
-# Mistakes.
+# User errors.
 
 
 @pytest.mark.parametrize(
@@ -280,18 +280,18 @@ def test_a_resumed_run_keeps_options_that_are_not_given(by_file, tmp_path, runs)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_sentence_and_exit_2(given, output):
+def test_a_user_error_is_one_sentence_with_exit_status_2(given, output):
     assert sentence(fedcomp(*given)).startswith(output)
 
 
-def test_an_unknown_key_in_the_file_names_the_nearest(tmp_path):
+def test_an_unknown_key_in_the_file_is_refused_with_a_similar_one(tmp_path):
     path = options(tmp_path, "clinets = 3")
     assert sentence(fedcomp("sim", "--config", path)).startswith(
         f"{path}: unknown option 'clinets'; did you mean 'clients'?"
     )
 
 
-def test_there_must_be_a_run_to_resume(tmp_path):
+def test_resume_needs_a_run(tmp_path):
     output = sentence(fedcomp("sim", "--resume", "--out", tmp_path))
     assert output == f"--out {tmp_path} holds no run to continue; leave --resume out to start one"
 
@@ -304,7 +304,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_every_error_of_ours_is_one_sentence_with_its_exit_status(error, simulation):
+def test_every_fedcomp_error_is_one_sentence_with_its_exit_status(error, simulation):
     def fail(config, callback):
         raise error("something [bold]was[/] wrong; mend it")
 
@@ -312,7 +312,7 @@ def test_every_error_of_ours_is_one_sentence_with_its_exit_status(error, simulat
     assert sentence(fedcomp("sim"), error.exit_status) == "something [bold]was[/] wrong; mend it"
 
 
-def test_a_missing_extra_is_one_sentence(simulation):
+def test_a_missing_extra_is_reported_in_one_sentence(simulation):
     def fail(config, callback):
         raise errors.MissingExtraError("pyarrow", "sim", "--task mnist-cnn")
 
@@ -320,7 +320,7 @@ def test_a_missing_extra_is_one_sentence(simulation):
     assert sentence(fedcomp("sim")).endswith("pip install 'fedcomp[sim]'")
 
 
-def test_a_real_process_exits_with_2_and_does_not_fold_the_sentence():
+def test_an_error_is_not_wrapped_on_a_narrow_terminal():
     done = process("sim", "--weights", "nothing-of-the-kind-that-is-known", COLUMNS="30")
     assert (
         sentence(done)
@@ -335,7 +335,7 @@ def test_an_ascii_terminal_gets_question_marks():
     ).startswith("--weights cannot be '?'")
 
 
-def test_what_was_not_foreseen_keeps_its_traceback():
+def test_an_unexpected_error_keeps_its_traceback():
     code = (
         "import sys, types; sys.modules['fedcomp.sim'] = types.SimpleNamespace(simulate=lambda config, callback: 1 / 0)\n"
         "from fedcomp.cli.main import main; main()"
@@ -347,7 +347,7 @@ def test_what_was_not_foreseen_keeps_its_traceback():
     )
 
 
-def test_epochs_that_are_off_leave_the_steps(runs, tmp_path):
+def test_zero_epochs_do_not_exclude_steps(runs, tmp_path):
     assert fedcomp("sim", "--local-steps", 3, "--local-epochs", 0).exit_code == 0
     both = fedcomp("sim", "--config", options(tmp_path, "local_epochs = 2"), "--local-steps", 3)
     assert sentence(both) == "--local-steps and --local-epochs exclude each other; give one of them"
@@ -358,7 +358,7 @@ def test_epochs_that_are_off_leave_the_steps(runs, tmp_path):
 
 
 def shell(line: str, **variables: str):
-    """A shell that runs `line`, in which $F is the command."""
+    """Run `line` in a shell in which $F is the fedcomp command."""
     variables = {"F": f"{sys.executable} -m fedcomp", "PYTHONPATH": str(ROOT)} | variables
     return subprocess.run(
         ["bash", "-c", line], env=os.environ | variables, capture_output=True, encoding="utf-8"
@@ -367,7 +367,7 @@ def shell(line: str, **variables: str):
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
-def test_a_closed_stream_is_nowhere(closed):
+def test_closed_output_streams_cause_no_traceback(closed):
     assert shell(f"$F --version {closed}").returncode == 0
     done = shell(f"$F sim --lr 0 {closed}")
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -376,12 +376,12 @@ def test_a_closed_stream_is_nowhere(closed):
 @pytest.mark.parametrize(
     ("given", "unbuffered"), [("--version", ""), ("sim --help", "1"), ("reproduce", "")]
 )
-def test_a_full_disk_is_one_sentence_and_exit_1(given, unbuffered):
+def test_a_full_disk_is_one_sentence_with_exit_status_1(given, unbuffered):
     output = sentence(shell(f"$F {given} >/dev/full", PYTHONUNBUFFERED=unbuffered), 1)
     assert output == "standard output cannot be written (No space left on device)"
 
 
-def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
+def test_an_os_error_other_than_of_the_output_is_not_hidden(simulation):
     def act(config, callback):
         raise OSError("something else")
 
@@ -390,7 +390,7 @@ def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
 
 
 @pytest.mark.parametrize("term", ["", "dumb", "unknown"])
-def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
+def test_a_terminal_without_capabilities_gets_plain_lines(term, monkeypatch):
     from fedcomp.cli.main import _display
     from fedcomp.run_display import LineDisplay
 
@@ -405,10 +405,10 @@ def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
 @pytest.mark.parametrize(
     "words", [["-m", "fedcomp"], ["-c", "from fedcomp.__main__ import main; main()"]]
 )
-def test_control_c_while_the_command_is_being_imported(words, tmp_path):
+def test_control_c_during_imports_prints_nothing(words, tmp_path):
     (tmp_path / "typer.py").write_text(
         "raise KeyboardInterrupt"
-    )  # in place of the real one, which takes its time
+    )  # in place of typer, whose import is slow
     variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run(
         [sys.executable, *words], env=variables, cwd=tmp_path, capture_output=True
@@ -417,7 +417,7 @@ def test_control_c_while_the_command_is_being_imported(words, tmp_path):
 
 
 def interrupted(fake_run, out: Path, rounds: int, first: int = 1):
-    """A simulation that makes its folder, tells of some rounds and is interrupted."""
+    """Return a simulation that makes its folder, reports `rounds` rounds and is interrupted."""
 
     def act(config: RunConfig, callback: Callback) -> None:
         store(out, config)
@@ -466,7 +466,9 @@ def test_an_interrupted_run_prints_the_command_to_continue(fake_run, simulation,
 @pytest.mark.parametrize(
     ("first", "when"), [(1, "before the end of round 1"), (6, "after round 5 of 20")]
 )
-def test_an_interruption_before_a_round_was_done(fake_run, simulation, tmp_path, first, when):
+def test_an_interruption_before_the_end_of_a_round_prints_the_command_to_continue(
+    fake_run, simulation, tmp_path, first, when
+):
     simulation(interrupted(fake_run, tmp_path / "run", 0, first))
     done = fedcomp("sim", "--clients", 30)
     assert done.exit_code == 130
@@ -476,7 +478,7 @@ def test_an_interruption_before_a_round_was_done(fake_run, simulation, tmp_path,
     )
 
 
-def test_an_interruption_before_there_was_a_run_folder(simulation):
+def test_an_interruption_before_the_run_folder_exists_is_reported(simulation):
     def act(config, callback):
         raise KeyboardInterrupt
 
@@ -487,11 +489,11 @@ def test_an_interruption_before_there_was_a_run_folder(simulation):
 # The other commands.
 
 
-def test_version():
+def test_version_prints_the_version():
     assert fedcomp("--version").stdout == f"fedcomp {__version__}\n"
 
 
-def test_without_a_command_it_shows_its_help():
+def test_fedcomp_without_a_command_shows_its_help():
     done = fedcomp()
     assert done.exit_code == 0 and done.stdout == fedcomp("--help").stdout
     assert re.findall(r"│ (\w+)  ", done.stdout) == [
@@ -516,7 +518,7 @@ def test_without_a_command_it_shows_its_help():
     [["--help"], ["sim", "--help"], ["--version"], ["sim", "--lr", "0"], ["init", "task.py"]],
     ids=lambda given: " ".join(given),
 )
-def test_answers_that_need_no_torch_do_not_import_it(given, tmp_path):
+def test_commands_that_need_no_torch_do_not_import_it(given, tmp_path):
     code = (
         "import atexit, sys\n"
         "heavy = {'torch', 'numpy', 'numba', 'flwr'}\n"
@@ -561,7 +563,7 @@ def test_init_overwrites_nothing(tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_init_into_a_folder_that_is_absent(tmp_path):
+def test_init_into_a_missing_folder_is_refused(tmp_path):
     path = tmp_path / "absent" / "task.py"
     assert (
         sentence(fedcomp("init", path))
@@ -569,7 +571,7 @@ def test_init_into_a_folder_that_is_absent(tmp_path):
     )
 
 
-def test_codecs_lists_every_codec_ready_to_be_used():
+def test_codecs_lists_every_codec_with_a_valid_spec():
     from fedcomp.cli.bench_codecs import normal
     from fedcomp.cli.listing import NUMEL
     from fedcomp.codecs import available_codecs, codec

@@ -1,4 +1,4 @@
-"""The script that draws the picture in docs/ from the folder of a run."""
+"""The script that draws the picture of the dashboard in docs/ from a run folder."""
 
 import html
 import importlib.util
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "make_dashboard_picture.
 
 
 @pytest.mark.slow
-def test_it_draws_what_a_real_run_left_behind(tmp_path):
+def test_the_script_draws_the_dashboard_of_a_real_run(tmp_path):
     spec = importlib.util.spec_from_file_location("make_dashboard_picture", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

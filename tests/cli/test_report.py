@@ -28,7 +28,7 @@ ATTACK = {"strategy": "vote", "uplink": "sign", "memory": "none", "downlink": "e
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A run with everything that a report may show: suspected clients, rejected updates."""
+    """Return the folder of a run with suspected clients and rejected updates."""
     folder = tmp_path_factory.mktemp("runs") / "base"
     simulate(
         RunConfig(
@@ -47,7 +47,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(base):
-    """The same run without the attack and its traces."""
+    """Return the same run without the attack, the rejections and the suspicions."""
     run = load(base)
     records = [replace(r, rejections=(), warnings=(), suspicion={}) for r in run.records]
     summary = replace(run.summary, rejections=(), warnings=())
@@ -56,7 +56,7 @@ def run(base):
 
 
 def like(run, accuracy, total, *, rounds=4, loss=0.5, over=True, hours=False, **options):
-    """A run of other options that reached an accuracy with so many bytes up, in equal steps."""
+    """Return a run with other options that reached an accuracy with `total` bytes up, in equal steps."""
     records = [
         replace(
             run.records[0],
@@ -85,7 +85,7 @@ def page(*runs, target=None, failed=None):
 
 
 def charts(text):
-    """The charts of a page as XML elements, by their titles."""
+    """Return title → chart of a page, as XML elements."""
     found = [
         ElementTree.fromstring(svg) for svg in re.findall(r'<svg class="chart".*?</svg>', text)
     ]
@@ -109,7 +109,7 @@ def fedcomp(*words):
 
 
 def copies(base, root):
-    """Six finished run folders: two codecs, three seeds each."""
+    """Return six finished run folders: two codecs with three seeds each."""
     for i, (uplink, seed) in enumerate((u, s) for u in ("sign", "identity") for s in range(3)):
         folder = root / f"{uplink}-{seed}"
         shutil.copytree(base, folder, ignore=shutil.ignore_patterns("checkpoint"))
@@ -128,7 +128,7 @@ def copies(base, root):
         yield folder
 
 
-def test_final_points_are_the_values_of_the_summaries(base, tmp_path):
+def test_final_points_have_the_values_of_the_summaries(base, tmp_path):
     folders = list(copies(base, tmp_path))
     done = fedcomp("report", *folders, "--out", tmp_path / "new" / "place")
     written = tmp_path / "new" / "place" / "report.html"
@@ -147,7 +147,7 @@ def test_final_points_are_the_values_of_the_summaries(base, tmp_path):
     points = [g for g in chart.iter("g") if "data-bytes" in g.attrib]
     values = [(float(g.get("data-bytes")), float(g.get("data-accuracy"))) for g in points]
     assert values == [(pytest.approx(sent), pytest.approx(accuracy)) for sent, accuracy in expected]
-    # Where the points are drawn, read from the labels of the axis.
+    # The positions of the points, converted to values by the labels of the axis.
     ticks = [
         (float(t.text.removesuffix(" %")) / 100, float(t.get("y")) - 4)
         for t in chart.iter("text")
@@ -157,7 +157,9 @@ def test_final_points_are_the_values_of_the_summaries(base, tmp_path):
     for point, (_, accuracy) in zip(points, expected, strict=True):
         at = float(point.find("circle").get("cy"))
         assert at == pytest.approx(at_a + (accuracy - a) / (b - a) * (at_b - at_a), abs=0.2)
-    assert len(chart.findall(".//*[@class='whisker']")) == 2, "the spread of the seeds"
+    assert len(chart.findall(".//*[@class='whisker']")) == 2, (
+        "the chart must show the spread over seeds"
+    )
     assert all(str(folder) in text for folder in folders)
 
 
@@ -171,10 +173,10 @@ def test_the_page_fetches_nothing_and_has_all_parts_in_order(base):
     parts += ["<h2>Suspected clients", "<h2>Folders"]
     assert sorted(parts, key=text.index) == parts and "inverted:1" in text
     assert "prefers-color-scheme: dark" in text and "font-size: 12px" in text
-    assert svg.WIDTH <= 366, "a unit is a pixel on a screen of 390 pixels"
+    assert svg.WIDTH <= 366, "a unit of the chart must be a pixel on a screen of 390 pixels"
 
 
-def test_each_partition_has_a_front_and_all_charts_one_legend(run):
+def test_each_partition_has_a_front_and_all_charts_share_a_legend(run):
     values = {
         ("iid", "sign"): (0.6, 4000),
         ("iid", "identity"): (0.9, 400_000),
@@ -193,7 +195,7 @@ def test_each_partition_has_a_front_and_all_charts_one_legend(run):
     skewed = drawn["Accuracy against bytes, partition classes:2 #1"]
     assert [len(chart.findall(".//*[@class='ring']")) for chart in (iid, skewed)] == [2, 1]
     assert [len(chart.findall("*[@class='front']")) for chart in (iid, skewed)] == [1, 1]
-    assert len(drawn) == 2 + 2 * 4, "four charts of curves for each partition"
+    assert len(drawn) == 2 + 2 * 4, "each partition must have four charts of curves"
     assert verdict(text).splitlines() == [
         "partition iid: sign reaches 61.0 ± 1.0 % with 4.00 kB, 250 times less than float32 both ways; identity is the most "
         "accurate at 91.0 ± 1.0 % with 400 kB.",
@@ -202,14 +204,14 @@ def test_each_partition_has_a_front_and_all_charts_one_legend(run):
     ]
 
 
-def test_runs_that_share_no_problem_are_drawn_together_without_a_front(run):
+def test_runs_with_different_partitions_are_drawn_together_without_a_front(run):
     text = page(like(run, 0.9, 4000), like(run, 0.5, 4000, partition="classes:2"))
     assert legend(text) == ["iid", "classes:2"] and len(charts(text)) == 5
     assert not any(c.findall(".//*[@class='front']") for c in charts(text).values())
     assert verdict(text).startswith("The runs learn different problems: iid reaches 90.0 %")
 
 
-def test_a_single_run_has_a_sentence_and_curves(run):
+def test_a_single_run_has_a_verdict_and_curves(run):
     text = page(like(run, 0.8, 4000), target=0.4)
     assert verdict(text) == (
         "The run reaches 80.0 % in 4 rounds with 4.00 kB, 250 times less than float32 both ways. "
@@ -241,12 +243,12 @@ def test_the_verdict_prefers_the_cheapest_line_close_to_the_best(run):
     assert verdict(page(*runs[:2], target=0.95)).startswith("No line reaches 95 %; topk is the")
 
 
-def test_of_lines_that_are_equally_accurate_the_verdict_names_the_one_with_fewer_bytes(run):
+def test_the_verdict_prefers_fewer_bytes_at_equal_accuracy(run):
     output = verdict(page(like(run, 0.9, 8000, uplink="stc"), like(run, 0.9, 4000, uplink="topk")))
     assert output.startswith("topk is the most accurate at 90.0 % with 4.00 kB")
 
 
-def test_bytes_on_the_axis_are_those_up_and_down_until_a_round(run):
+def test_the_byte_axis_has_the_sum_of_bytes_up_and_down_until_each_round(run):
     records = [replace(r, uplink_bytes=100, downlink_bytes=10) for r in run.records]
     assert sent(replace(run, records=tuple(records))).tolist() == [110, 220, 330]
 
@@ -285,15 +287,15 @@ def test_unfinished_failed_and_diverged_runs_are_reported(run):
 
 
 @for_each("name", ["<script>alert(1)</script>&", "a$x^2$ 日本", "long-" * 30])
-def test_names_are_escaped_and_shown_as_they_are(run, name):
+def test_names_are_escaped_and_shown_unchanged(run, name):
     one = replace(like(run, 0.8, 4000, task=f"{name}.py:task"), folder=Path("runs", name))
     text = page(one, replace(one, options=one.options | {"uplink": name}))
     assert "<script" not in text and unescape(text).count(name) > 5
     assert charts(text)
 
 
-def test_a_long_comparison_stays_small(run):
-    """Twenty alternatives of 1,000 rounds, each line with its own style."""
+def test_the_page_of_a_long_comparison_is_small(run):
+    """Twenty alternatives of 1,000 rounds have different styles of lines."""
     one = like(run, 0.9, 10**6, rounds=1000)
     runs = [replace(one, options=one.options | {"lr": float(i)}) for i in range(20)]
     text = page(*runs)
@@ -302,7 +304,9 @@ def test_a_long_comparison_stays_small(run):
         r'<li class="s s\d+ c(\d)">.*?(?:dasharray="(.*?)".*?)?href="#m(\d)"', text
     )
     assert len(swatches) == 20
-    assert len({(dashes, marker) for _, dashes, marker in swatches}) == 20, "without colours"
+    assert len({(dashes, marker) for _, dashes, marker in swatches}) == 20, (
+        "lines must differ without colours"
+    )
 
 
 @for_each(
@@ -325,13 +329,13 @@ def test_scales_have_round_ticks_and_room_for_all_values(low, high, log, labels)
     assert labels is None or ticks == pytest.approx(labels)
 
 
-def test_a_target_that_is_no_share_is_refused(base, tmp_path):
+def test_an_invalid_target_accuracy_is_refused(base, tmp_path):
     done = fedcomp("report", base, "--out", tmp_path / "out", "--target-accuracy", "101%")
     assert done.exit_code == 2 and "--target-accuracy" in done.stderr
     assert done.stderr.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
-def test_runs_that_cannot_be_reported_give_one_sentence(base, tmp_path):
+def test_repeated_runs_and_an_invalid_out_are_refused_in_one_sentence(base, tmp_path):
     done = fedcomp("report", base, base / ".." / base.name, "--out", tmp_path)
     assert done.exit_code == 2 and "is named twice" in done.stderr
     (tmp_path / "file").write_text("")
@@ -340,13 +344,13 @@ def test_runs_that_cannot_be_reported_give_one_sentence(base, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_the_metrics_of_a_task_are_columns(run):
+def test_the_table_has_columns_for_the_metrics_of_a_task(run):
     one = like(run, 0.8, 4000)
     records = [replace(r, metrics={"worst_error": 0.25}) for r in one.records]
     assert re.search(r"worst_error</th>.*>0\.2500</td>", page(replace(one, records=tuple(records))))
 
 
-def test_a_deployment_has_the_ratio_at_the_port_too(run):
+def test_a_deployment_also_has_the_ratio_at_the_port(run):
     one = like(run, 0.8, 4000)
     assert "at the port" not in page(one)
     records = [replace(r, wire_bytes_in=9_000, wire_bytes_out=1_000) for r in one.records]
@@ -360,7 +364,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_the_page_fits_a_phone_without_horizontal_scrolling(run, tmp_path):
-    """In a frame of 390 pixels: the page is no wider, and no text of a chart is smaller than 11 pixels."""
+    """In a frame of 390 pixels, the page is not wider than the frame, and texts of charts have at least 11 pixels."""
     runs = [like(run, 0.1 * i, 4000 * i, lr=1.0 * i, uplink="x" * 58) for i in range(1, 6)]
     measure = """<script>document.querySelector("iframe").onload = (event) => {
         const page = event.target.contentDocument;

@@ -18,7 +18,7 @@ def fedcomp(*words, status: int = 0) -> str:
     return done.stderr if status else done.stdout
 
 
-def test_all_are_listed_with_their_claims_and_minutes():
+def test_all_reproductions_are_listed_with_their_claims_and_minutes():
     output = fedcomp()
     for name, chosen in available_reproductions().items():
         assert f"\n{name}" in f"\n{output}" and f"{chosen.minutes:g} min" in output
@@ -48,13 +48,13 @@ def test_help_and_list_import_nothing_heavy():
                                    "contains it with --data"),
     (["election", "--device", "tpu"], "--device"),
 ])  # fmt: skip
-def test_mistakes_are_one_sentence(words, sentence, tmp_path, monkeypatch):
+def test_user_errors_are_one_sentence(words, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = fedcomp(*words, status=2)
     assert output.startswith("fedcomp: ") and sentence in output and "Traceback" not in output
 
 
-def test_a_cell_is_folded_within_its_column():
+def test_a_long_cell_is_wrapped_within_its_column():
     drawn = command._table(("claim", "ours"), [("a claim of some length", "5 %")], (10, 4))
     assert drawn == "claim       ours\na claim of  5 %\nsome\nlength\n"
 

@@ -24,7 +24,7 @@ TRIAL = [
         ("[[client]]\nid = 1\n", "'public_key' is missing"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path, text, says):
+def test_a_user_error_is_one_sentence(tmp_path, text, says):
     path = tmp_path / "registry.toml"
     if text is not None:
         path.write_text(text)

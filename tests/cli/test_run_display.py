@@ -22,7 +22,7 @@ def test_the_header_names_byzantine_clients(fake_run):
     assert "attack" not in dict(facts(fake_run(3).header))
 
 
-def test_of_many_reasons_in_a_round_the_most_frequent_are_listed(fake_run):
+def test_the_most_frequent_reasons_of_a_round_are_listed(fake_run):
     record = rejected(
         fake_run(3).record(2), *((client, f"noise {client % 40}") for client in range(60))
     )
@@ -38,7 +38,7 @@ def test_of_many_reasons_in_a_round_the_most_frequent_are_listed(fake_run):
     assert line == "round 2: clients 0, 1, 2, 3, 4, 5, 6, 7 and 292 more rejected at reply: noise"
 
 
-def test_reasons_that_differ_in_numbers_are_one_in_the_summary(fake_run):
+def test_the_summary_combines_reasons_that_differ_only_in_numbers(fake_run):
     records = [
         rejected(
             fake_run(3).record(n),
@@ -55,7 +55,7 @@ def test_reasons_that_differ_in_numbers_are_one_in_the_summary(fake_run):
     assert summarize_rejections([fake_run(3).record(1)]) == ()
 
 
-def test_the_summary_is_short_whoever_was_rejected(fake_run):
+def test_the_summary_is_short_for_many_rejected_clients(fake_run):
     many = rejected(
         fake_run(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000))
     )
@@ -65,7 +65,7 @@ def test_the_summary_is_short_whoever_was_rejected(fake_run):
     )
 
 
-def test_the_verdict_names_whose_updates_were_turned_down_and_why(fake_run):
+def test_the_verdict_names_clients_with_rejected_updates_and_the_reasons(fake_run):
     found = (
         RejectionSummary("reply", "no answer", 12, (1, 6)),
         RejectionSummary("encode", "the update is nan", 4, tuple(range(16)), 100),
@@ -90,7 +90,7 @@ def test_clients_that_vote_like_others_are_not_suspected(fake_run, shares, shown
     assert suspects(replace(fake_run(3).record(3), suspicion=dict(enumerate(shares)))) == shown
 
 
-def test_suspected_clients_are_shown_the_worst_first(fake_run, capsys):
+def test_suspected_clients_are_ordered_by_suspicion(fake_run, capsys):
     run = fake_run(3)
     record = replace(run.record(3), suspicion={7: 0.125, 3: 0.92, 5: 0.0, 1: 0.5, 2: 0.125})
     assert suspects(record) == "client 3 92 %, client 1 50 %" and suspects(run.record(3)) == ""
@@ -107,7 +107,7 @@ def test_suspected_clients_are_shown_the_worst_first(fake_run, capsys):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160, 200])
 @pytest.mark.parametrize("height", [10, 24, 40])
-def test_who_is_suspected_is_shown_at_any_width(fake_run, capsys, width, height):
+def test_suspected_clients_are_shown_at_any_width(fake_run, capsys, width, height):
     run = fake_run(3)
     record = replace(
         run.record(3),

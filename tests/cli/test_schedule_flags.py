@@ -1,4 +1,4 @@
-"""Schedules on the command line: an invalid one is an error of one sentence, and no run starts."""
+"""Schedules on the command line: an invalid schedule is refused in one sentence, and no run starts."""
 
 import pytest
 from typer.testing import CliRunner
@@ -42,7 +42,7 @@ from fedcomp.cli.main import app
         ),
     ],
 )
-def test_a_schedule_that_cannot_be(tmp_path, command, options, sentence):
+def test_an_invalid_schedule_is_refused(tmp_path, command, options, sentence):
     out = tmp_path / "run"
     result = CliRunner().invoke(
         app,
@@ -54,7 +54,7 @@ def test_a_schedule_that_cannot_be(tmp_path, command, options, sentence):
     assert "Traceback" not in result.output
 
 
-def test_help_names_the_forms():
+def test_help_names_the_forms_of_schedules():
     result = CliRunner().invoke(app, ["sim", "--help"], prog_name="fedcomp", env={"COLUMNS": "300"})
     for word in (
         "--lr-schedule",

@@ -17,7 +17,7 @@ HEAD = ["name", "value", "text", "source"]
 
 def printed(monkeypatch, stream: io.StringIO) -> str:
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "dumb")  # without colours
+    monkeypatch.setenv("TERM", "dumb")  # a terminal without colours
     monkeypatch.setattr(sys, "stdout", stream)
     print_table(HEAD, ROWS, {"name"}, legend="a legend", below=("text", "source"))
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""`fedcomp tasks`: the size of each built-in task, and the place of its data."""
+"""`fedcomp tasks`: the size of each built-in task, and the folder of its data."""
 
 import pyarrow as pa
 import pytest
@@ -17,7 +17,7 @@ def listed(*words, **variables) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows}
 
 
-def test_every_task_has_a_line_without_any_data():
+def test_every_task_has_a_line_if_there_is_no_data():
     found = listed(FEDCOMP_DATA=None)
     assert set(found) == set(available_tasks())
     assert found["digits"] == ["9,610", "1,437", "360", "64", "comes with scikit-learn"]
@@ -30,7 +30,7 @@ def test_every_task_has_a_line_without_any_data():
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_data_that_is_there_is_counted_and_named(by_variable, tmp_path):
+def test_existing_data_is_counted_and_its_folder_named(by_variable, tmp_path):
     (tmp_path / "mnist").mkdir()
     for split, rows in (("train", 7), ("test", 3)):
         images = pa.array(
@@ -56,7 +56,7 @@ def test_data_that_is_there_is_counted_and_named(by_variable, tmp_path):
     )
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path):
+def test_a_file_that_is_not_parquet_is_named(tmp_path):
     (tmp_path / "mnist").mkdir()
     for split in ("train", "test"):
         (tmp_path / "mnist" / f"{split}.parquet").write_bytes(b"nothing")

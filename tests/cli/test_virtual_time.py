@@ -1,4 +1,4 @@
-"""Virtual time in displays: a column, a sum and a line of the verdict for runs on a virtual network, otherwise nothing."""
+"""Virtual time in displays: a column, a sum and a line of the verdict, but only for runs on a virtual network."""
 
 import io
 from dataclasses import replace
@@ -11,7 +11,7 @@ from fedcomp.run_display import LineDisplay
 
 
 class OnTheNet:
-    """A run of which each round takes a minute and a half of virtual time."""
+    """A fake run in which each round takes a minute and a half of virtual time."""
 
     def __init__(self, run):
         self.header = replace(run.header, network="mobile:absent=10%")
@@ -40,7 +40,7 @@ def printed(run, width=120, height=40) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_dashboard_counts_virtual_time(fake_run, width):
+def test_the_dashboard_shows_virtual_time(fake_run, width):
     text = printed(OnTheNet(fake_run(12)), width)
     assert (
         "mobile:absent=10%" in text
@@ -52,11 +52,11 @@ def test_the_dashboard_counts_virtual_time(fake_run, width):
     assert text.splitlines()[titles + 1].endswith("  1 min 30 s")
 
 
-def test_without_a_network_there_is_none(fake_run):
+def test_virtual_time_is_not_shown_without_a_network(fake_run):
     assert "virtual" not in printed(fake_run(12))
 
 
-def test_plain_lines_have_a_column_for_it(fake_run, capsys):
+def test_plain_lines_have_a_column_of_virtual_time(fake_run, capsys):
     plain = LineDisplay()
     with plain:
         OnTheNet(fake_run(4)).to(plain)

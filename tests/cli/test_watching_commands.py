@@ -23,7 +23,7 @@ SIM = (
 )
 
 
-def test_a_simulation_speaks_json_in_place_of_lines(tmp_path):
+def test_a_simulation_prints_json_in_place_of_plain_lines(tmp_path):
     shown = ["--log-json", "-", "--metrics-port", 0]
     done = fedcomp(*SIM, "--out", tmp_path / "run", *shown, "--checkpoint-every", 1)
     assert done.exit_code == 0 and done.stderr == ""
@@ -55,7 +55,7 @@ def test_what_a_task_prints_is_not_in_the_log(tmp_path):
     assert json.loads(done.stdout.splitlines()[0])["event"] == "started"
 
 
-def test_a_log_in_a_file_leaves_the_lines(tmp_path):
+def test_with_a_log_file_plain_lines_are_still_printed(tmp_path):
     done = fedcomp(
         *SIM, "--out", tmp_path / "run", "--log-json", tmp_path / "log", "--metrics-port", 0
     )
@@ -63,14 +63,14 @@ def test_a_log_in_a_file_leaves_the_lines(tmp_path):
     assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["event"] == "finished"
 
 
-def test_a_port_that_does_not_exist_is_one_sentence():
+def test_an_invalid_port_is_refused_in_one_sentence():
     assert (
         sentence(fedcomp("sim", "--metrics-port", 65536))
         == "--metrics-port is 65536; give at most 65535"
     )
 
 
-def test_a_client_logs_in_json_why_it_stopped(tmp_path, monkeypatch):
+def test_the_json_log_has_the_reason_why_a_client_stopped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     where = f"127.0.0.1:{free_port()}"
     words = (

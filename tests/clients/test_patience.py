@@ -1,4 +1,4 @@
-"""Clients that do not reach their server say why, go on trying, and do not fill the screen with it."""
+"""Clients that cannot reach their server report the reason, keep trying, and print few lines."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ def process(
 
 @contextmanager
 def running(clients: ClientProcess, ends_with: type[BaseException] | None = None) -> Iterator[None]:
-    """Run clients in a thread. `ends_with`: an error that may end them."""
+    """Run clients in a thread. `ends_with`: the type of an error that may end them."""
 
     def run() -> None:
         with suppress(*[ends_with] if ends_with else []):
@@ -67,7 +67,7 @@ def wait_for(output: list[str], text: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_lost_server_is_reported_once_and_again_when_the_pauses_become_no_longer():
+def test_a_lost_server_is_reported_once_and_again_at_the_longest_pause():
     output = []
     with pytest.raises(UnreachableError, match="nothing listens on"):
         process(free_port(), output, patience_s=1.0).run()
@@ -77,8 +77,8 @@ def test_a_lost_server_is_reported_once_and_again_when_the_pauses_become_no_long
     ]
 
 
-def test_a_new_reason_is_told_once(tmp_path):
-    """The reason: the registry is malformed, and clients are to try again until it is mended."""
+def test_a_new_reason_is_reported_once(tmp_path):
+    """The new reason is a malformed registry. Clients try again until it is repaired."""
     make(tmp_path / "keys", 1)
     enrolment = Enrolment.read(tmp_path / "keys" / "clients" / "0.toml")
     registry = Registry(tmp_path / "keys" / "registry.toml")
@@ -105,7 +105,7 @@ def test_a_new_reason_is_told_once(tmp_path):
 
 
 @for_each("clients", [2, 20])
-def test_many_clients_say_once_that_the_server_is_away_and_once_that_they_go_on_trying(clients):
+def test_many_clients_report_a_missing_server_in_two_combined_messages(clients):
     output = []
     with running(process(free_port(), output, clients)):
         wait_for(output, LAST)
@@ -118,7 +118,7 @@ def test_many_clients_say_once_that_the_server_is_away_and_once_that_they_go_on_
     ]
 
 
-def test_many_clients_lose_their_patience_together():
+def test_many_clients_give_up_with_one_combined_message():
     output = []
     with pytest.raises(UnreachableError) as caught:
         process(free_port(), output, 3, patience_s=0.2).run()

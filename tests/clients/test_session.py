@@ -1,4 +1,4 @@
-"""A session with one client: frames of its updates, settled proposals, failures that name their stage."""
+"""A session with one client: frames of its updates, settled proposals, and failures that name their stage."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ RULES = StrategyConfig(participation=1.0, uplink="stc:density=10%", downlink="st
 
 
 def assignment(federation: Federation, version: str = "") -> Assignment:
-    """Return an assignment for client 0, which the server knows to be at `version`, the newest one by default."""
+    """Return an assignment for client 0, which has the model `version`; by default the newest one."""
     b = federation.loop.broadcasts
     d = b.download(version or b.version)
     return Assignment(1, "train", 0, d.form, d.base, b.version, b.fingerprint, d.frames, "")
@@ -39,11 +39,11 @@ def test_a_session_that_frees_downloads_clears_the_frames_that_it_applied():
     kept, freed = assignment(federation, before), assignment(federation, before)
     member.frees_downloads = True
     report = member.answer(freed)
-    assert freed.frames == [] and kept.frames  # the server's list of frames is not changed
+    assert freed.frames == [] and kept.frames  # the server's own list of frames does not change
     assert (report.kind, report.version) == (UPDATE, b.version)
 
 
-def test_an_unsettled_proposal_is_put_back_when_the_server_does_not_name_it():
+def test_a_proposal_is_rolled_back_if_the_server_does_not_name_its_ticket():
     federation = Federation(RULES)
     member = federation.members[0]
     a = assignment(federation)
@@ -57,12 +57,12 @@ def test_an_unsettled_proposal_is_put_back_when_the_server_does_not_name_it():
     settle(taken.memory, taken.ticket, report.ticket)
     kept = waiting - federation.strategy.uplink.decode(report.frame, numel=federation.layout.numel)
     torch.testing.assert_close(taken.memory.state_dict()["residual"], kept)
-    settle(taken.memory, taken.ticket, report.ticket)  # the news comes twice
+    settle(taken.memory, taken.ticket, report.ticket)  # settling a second time changes nothing
     torch.testing.assert_close(taken.memory.state_dict()["residual"], kept)
 
 
 @for_each("broken", ["train", "encode"])
-def test_a_failure_names_its_stage_and_leaves_the_memory_as_it_was(broken):
+def test_a_failure_names_its_stage_and_does_not_change_the_memory(broken):
     federation = Federation(RULES)
     member = federation.members[0]
     if broken == "train":
@@ -74,8 +74,8 @@ def test_a_failure_names_its_stage_and_leaves_the_memory_as_it_was(broken):
     assert member.memory.pending is None
 
 
-def test_a_client_that_restarts_after_a_dense_download_catches_up_from_there():
-    """The saved state names the newest versions, among them that of the dense model, however many came before."""
+def test_a_client_that_restarts_after_a_dense_download_continues_from_its_version():
+    """The saved state names the newest versions, including the version of the dense model, after any number of earlier versions."""
     federation = Federation(replace(RULES, downlink="topk:density=10%", cache=10.0))
     b, member = federation.loop.broadcasts, federation.members[0]
 
@@ -92,7 +92,7 @@ def test_a_client_that_restarts_after_a_dense_download_catches_up_from_there():
     member.download(assignment(federation, "a version that the server does not know"))
     publish()
     member.download(assignment(federation, dense))
-    # The server does not get the report: the next download starts from `dense` again.
+    # The server does not receive the report, so the next download starts from `dense` again.
     for _ in range(8):
         publish()
     restarted = Federation(federation.strategy.config).members[0]

@@ -1,4 +1,4 @@
-"""Adaptive levels: less squared error than even ones, Max's table, exact small cases, the mean of stochastic rounding, and the frame."""
+"""Adaptive levels: squared errors against even levels and Max's table, exact small cases, unbiased stochastic rounding, and the frame."""
 
 import math
 
@@ -38,7 +38,7 @@ def decoded(spec: str, x: torch.Tensor, seed: int = 0) -> np.ndarray:
 
 
 def loss(v: np.ndarray, levels: np.ndarray, stochastic: bool) -> float:
-    """The squared error of rounding to levels, float64 and ascending; in the mean if stochastic, from the first to the last."""
+    """Return the squared error of rounding values to ascending float64 levels. `stochastic`: the expected squared error."""
     if not stochastic:
         return float(
             np.square(v - levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, v)]).sum()
@@ -48,18 +48,18 @@ def loss(v: np.ndarray, levels: np.ndarray, stochastic: bool) -> float:
 
 
 def even_loss(v: np.ndarray, size: int, stochastic: bool) -> float:
-    """That of as many levels, evenly spaced from the smallest to the largest value."""
+    """Return the squared error with `size` levels that are evenly spaced from the smallest to the largest value."""
     return loss(v, np.linspace(v.min(), v.max(), size), stochastic)
 
 
 @for_each("name", distributions())
 @for_each("size, placement", [(4, "lloyd"), (16, "quantiles"), (100, "lloyd")])
-def test_less_squared_error_than_even_levels(name, size, placement):
+def test_adaptive_levels_have_less_squared_error_than_even_levels(name, size, placement):
     x = torch.from_numpy(distributions()[name].astype(np.float32))
     v = x.double().numpy()
     for rounding in (
         ("nearest", "stochastic") if size > 4 else ("nearest",)
-    ):  # of four, both ends and 0 are given
+    ):  # three of four stochastic levels are fixed: both ends and 0
         lost = np.square(
             decoded(f"adaptive:levels={size},rounding={rounding},placement={placement}", x) - v
         ).sum()
@@ -68,7 +68,7 @@ def test_less_squared_error_than_even_levels(name, size, placement):
 
 @for_each("rounding", ["nearest", "stochastic"])
 @for_each("size", [5, 16, 60])
-def test_lloyd_has_less_than_quantiles_in_the_mean(rounding, size):
+def test_lloyd_has_a_smaller_expected_error_than_quantiles(rounding, size):
     for name, v in distributions().items():
         x, lost = torch.from_numpy(v.astype(np.float32)), []
         for placement in ("lloyd", "quantiles"):
@@ -83,7 +83,7 @@ def test_lloyd_has_less_than_quantiles_in_the_mean(rounding, size):
 
 @for_each("size, distortion", [(2, 0.3634), (4, 0.1175), (8, 0.03454), (16, 0.009497)])
 def test_the_squared_error_of_a_normal_distribution_is_that_of_max(size, distortion):
-    """Max 1960, table I; the values are quantiles, so that nothing is left to chance."""
+    """Max 1960, table I. The values are quantiles of the distribution, not random draws."""
     u = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
     x = (math.sqrt(2) * torch.erfinv(2 * u - 1)).float()
     assert np.square(
@@ -91,7 +91,7 @@ def test_the_squared_error_of_a_normal_distribution_is_that_of_max(size, distort
     ).mean() == pytest.approx(distortion, rel=0.02)
 
 
-def test_every_value_goes_to_its_nearest_level():
+def test_every_value_is_rounded_to_the_nearest_level():
     for name, v in distributions().items():
         x = torch.from_numpy(v.astype(np.float32))
         y = decoded("adaptive:levels=13", x)
@@ -101,7 +101,7 @@ def test_every_value_goes_to_its_nearest_level():
 
 
 @for_each("spec", ["adaptive", "adaptive:placement=quantiles", "adaptive:rounding=stochastic"])
-def test_a_small_number_of_values_is_exact(spec):
+def test_vectors_with_few_distinct_values_are_exact(spec):
     for values in (
         [0.3],
         [0.0],
@@ -137,7 +137,7 @@ def test_stochastic_rounding_is_unbiased(spec, name):
 
 
 def test_stochastic_levels_minimize_the_variance():
-    """At the least variance, moving any free level to a neighbouring value gains next to nothing."""
+    """Moving any level that is not fixed by 3 % does not reduce the variance."""
     v = np.sort(distributions()["laplace"].astype(np.float32)).astype(np.float64)
     levels = (
         codec("adaptive:rounding=stochastic,levels=8")
@@ -159,7 +159,7 @@ def test_residual_accepts_nearest_and_rejects_stochastic():
         memory("residual", codec("adaptive:rounding=stochastic"), 100)
 
 
-def test_a_frame_is_its_table_and_the_entropy_of_its_codes():
+def test_the_size_of_a_frame_is_near_its_table_and_the_entropy_of_its_codes():
     x = torch.from_numpy(np.random.default_rng(1).standard_normal(10**6, np.float32))
     frame = ADAPTIVE.encode(x)
     shares = (
@@ -177,7 +177,7 @@ def test_a_frame_is_its_table_and_the_entropy_of_its_codes():
         ("adaptive:levels=2,rounding=stochastic", 3),
     ],
 )
-def test_levels_out_of_range(spec, least):
+def test_a_number_of_levels_out_of_range_is_refused(spec, least):
     with pytest.raises(
         SpecError,
         match=f"levels is [0-9]+; give a number from {least} to 256",

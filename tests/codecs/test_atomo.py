@@ -1,4 +1,4 @@
-"""Atoms drawn with the probabilities of least variance: their mean is the update, and their number the budget."""
+"""ATOMO draws atoms with the probabilities of least variance. Their mean is the update, and their expected number the budget."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LAYOUT = Layout.from_shapes({"w": (15, 20), "b": (5,)})
 
 
 def update(seed: int = 0) -> torch.Tensor:
-    """Singular values that fall, entries of all sizes."""
+    """Return a matrix with decreasing singular values, followed by 5 normal values."""
     rng = np.random.default_rng(seed)
     u, v = (
         np.linalg.qr(rng.standard_normal((15, 15))).Q,
@@ -26,7 +26,7 @@ def update(seed: int = 0) -> torch.Tensor:
 
 
 def probabilities_of_the_paper(sizes: np.ndarray, s: float) -> np.ndarray:
-    """Algorithm 1: in descending order, atoms with p ≥ 1 are certain, and the others divide the remaining budget."""
+    """Algorithm 1 of the paper: in descending order, atoms with p ≥ 1 are certain, and the others share the remaining budget."""
     order, p = np.argsort(-sizes, kind="stable"), np.zeros(len(sizes))
     for i in range(len(sizes)):
         rest = sizes[order[i:]].sum()
@@ -64,7 +64,7 @@ def test_the_probabilities_minimize_the_variance(sizes, budget, seed):
         return
     p = probabilities(sizes, budget) / ONE
     other = np.random.default_rng(seed).dirichlet(np.ones(len(sizes))) * budget * 0.5 + 0.5 * p
-    other = np.minimum(other, 1.0)  # no more than the budget
+    other = np.minimum(other, 1.0)  # another distribution within the budget
     assert np.sum(sizes**2 / p) <= np.sum(sizes**2 / other) * (1 + 1e-6)
 
 
@@ -92,7 +92,7 @@ def test_each_atom_is_drawn_with_its_probability():
         "atomo:budget=10%,atoms=entries",
     ],
 )
-def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
+def test_the_mean_over_seeds_is_the_update_with_the_least_variance(spec):
     c, x = codec(spec), update()
     draws = torch.stack(
         [
@@ -114,7 +114,8 @@ def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
     assert float(lost.mean(0).square().sum()) <= 3 * least / 300
     assert least <= c.variance(305) * float(x.double().square().sum())
     if not entries:
-        assert torch.equal(draws[0, 300:], x[300:].double())  # what is no matrix loses nothing
+        # Values outside of matrices are sent exactly.
+        assert torch.equal(draws[0, 300:], x[300:].double())
 
 
 @for_each(
@@ -169,7 +170,7 @@ def test_entries_stay_in_the_range_of_float32(largest):
     c = codec("atomo:atoms=entries")
     draws = torch.stack([c.decode(c.encode(x, seed=seed), numel=200) for seed in range(300)])
     assert draws.isfinite().all() and (draws.sign() * x.sign() >= 0).all()
-    if largest > 1:  # all are certain in the end
+    if largest > 1:  # all atoms are certain
         assert (draws.double().mean(0) - x).abs().max() < 0.05 * largest
 
 

@@ -1,4 +1,4 @@
-"""bfloat16: to nearest, ties to even, at every scale, and nothing but finite numbers."""
+"""bfloat16: rounding to nearest, ties to even, at every scale, and only finite numbers."""
 
 import pytest
 import torch
@@ -58,11 +58,11 @@ def test_subnormals_do_not_become_zero(value):
     assert same_bits(decoded(x), x)
 
 
-def test_a_body_has_two_bytes_per_coordinate_and_one():
+def test_a_body_has_two_bytes_per_coordinate_and_one_byte_for_the_range():
     assert len(BF16.encode(torch.randn(100))) == 9 + 1 + 1 + 200
 
 
-def test_a_long_vector():
+def test_a_long_vector_and_float16_inputs_are_rounded_in_the_same_way():
     long = torch.randn(2**21 + 3, generator=torch.Generator().manual_seed(1))
     assert same_bits(decoded(long), long.to(torch.bfloat16).float())
     assert BF16.encode(long.to(torch.float16)) == BF16.encode(long.to(torch.float16).float())

@@ -1,4 +1,4 @@
-"""Spec strings of codecs: what is built, and one sentence with the nearest name for what is not."""
+"""Spec strings of codecs: the codecs that they build, and one-sentence errors with similar names."""
 
 import pytest
 import torch
@@ -44,12 +44,12 @@ def test_str_of_a_codec_is_its_spec_string(spec):
         ("stc:density=2%+fp16@layer", LayerWise(Product(STC(0.02), Half()))),
     ],
 )
-def test_spec(spec, built):
+def test_a_spec_string_builds_a_codec_with_its_options(spec, built):
     assert codec(spec) == built
 
 
 @for_each("option", ["uplink", "downlink"])
-def test_a_bare_name_means_the_same_as_the_default_of_a_run(option):
+def test_a_name_without_options_has_the_default_options_of_a_run(option):
     text = getattr(RunConfig(), option)
     assert codec(text.partition(":")[0]) == codec(text)
 
@@ -122,7 +122,7 @@ def test_a_bare_name_means_the_same_as_the_default_of_a_run(option):
         ("topk+powersgd", "'powersgd' needs matrices; give another one, such as topk+fp16"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_fix(spec, sentence):
+def test_an_invalid_spec_is_refused_in_one_sentence_with_the_fix(spec, sentence):
     with pytest.raises(SpecError) as caught:
         codec(spec)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Broadcasts with weight decay: the factor and the step come back, and no other factor is accepted."""
+"""Broadcasts with weight decay: the factor and the step are decoded unchanged, and invalid factors are refused."""
 
 import math
 
@@ -14,11 +14,11 @@ STEP = codec("topk:density=10%").encode(torch.arange(NUMEL).float())
 
 
 @for_each("factor", [0.0, 0.5, 1 - 2.0**-24])
-def test_the_factor_and_the_step_come_back(factor):
+def test_the_factor_and_the_step_are_decoded_unchanged(factor):
     assert unwrap_decay(wrap_decay(factor, STEP, NUMEL), NUMEL) == (factor, STEP)
 
 
-def test_a_step_without_decay_is_sent_as_it_is():
+def test_a_step_without_decay_is_sent_unchanged():
     assert wrap_decay(1.0, STEP, NUMEL) == STEP and unwrap_decay(STEP, NUMEL) == (1.0, STEP)
 
 
@@ -29,7 +29,7 @@ def test_an_invalid_decay_factor_is_rejected(factor):
         unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, body)]), NUMEL)
 
 
-def test_a_truncated_frame_or_one_of_another_model_is_rejected():
+def test_a_truncated_frame_and_a_frame_of_another_model_are_rejected():
     with pytest.raises(FrameError, match="before its factor"):
         unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, b"abc")]), NUMEL)
     part = seal(DECAY, MODEL, NUMEL, [Section(NUMEL - 1, FACTOR.pack(0.5) + STEP)])

@@ -1,4 +1,4 @@
-"""One to four bits: the best codes for a normal variable, the errors of the papers, and what a Hadamard rotation does not give."""
+"""EDEN with one to four bits: optimal codes for a normal variable, the errors of the papers, and the limits of a Hadamard rotation."""
 
 import math
 
@@ -13,13 +13,14 @@ from fedcomp.codecs import eden
 from fedcomp.kernels import hadamard
 
 NUMEL = 4096
-LIMITS = {1: math.pi / 2 - 1, 2: 0.13312, 3: 0.035784, 4: 0.0095921}  # of the error of one client
+# Bits → relative squared error of one client.
+LIMITS = {1: math.pi / 2 - 1, 2: 0.13312, 3: 0.035784, 4: 0.0095921}
 BITS = tuple(LIMITS)
 CERTIFICATES = {
     2: (0.2055, 0.0574, 0.02036),
     3: (0.0626, 0.0076, 0.01293),
     4: (0.02224, -0.0084, 0.008631),
-}  # A, B, C of the docstring
+}  # bits → A, B and C in the docstring of test_the_contraction_is_proven
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -27,7 +28,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def lloyd_max(count: int) -> np.ndarray:
-    """Return the optimal magnitudes for a normal variable: each is the mean of the values nearest to it."""
+    """Return the optimal magnitudes for a normal variable. Each is the mean of the values to which it is nearest."""
     density, tail = (
         np.vectorize(lambda t: math.exp(-t * t / 2) / math.sqrt(2 * math.pi)),
         np.vectorize(lambda t: math.erfc(t / 2**0.5) / 2),
@@ -40,7 +41,7 @@ def lloyd_max(count: int) -> np.ndarray:
 
 
 def clients(spec: str, x: torch.Tensor) -> torch.Tensor:
-    """Return each row after encoding and decoding with its own seed: float64."""
+    """Encode and decode each row with its own seed. Return the rows in float64."""
     c = codec(spec)
     return torch.stack(
         [c.decode(frame, numel=x.shape[1]) for frame in c.encode_batch(x, range(len(x)))]
@@ -48,7 +49,7 @@ def clients(spec: str, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_the_tables_are_those_of_lloyd_and_max(bits):
+def test_the_tables_are_lloyd_max_quantizers(bits):
     exact = lloyd_max(2 ** (bits - 1))
     assert np.array_equal(np.array(eden.MAGNITUDES[bits], np.float32), eden.MAGNITUDES[bits])
     assert np.allclose(eden.MAGNITUDES[bits], exact, rtol=0, atol=2e-7)
@@ -58,7 +59,7 @@ def test_the_tables_are_those_of_lloyd_and_max(bits):
 
 @for_each("bits", BITS)
 def test_a_code_is_the_nearest_value(bits):
-    """The rotation of the decoded vector is S·q with the nearest levels q, S = ‖x‖²/⟨u, q⟩."""
+    """The rotated decoded vector is S·q: u is the rotated x, q are the levels nearest to u/‖x‖, and S = ‖x‖²/⟨u, q⟩."""
     x, seed = normal(NUMEL) ** 3, 3
     c = codec(f"eden:bits={bits}")
     y = c.decode(c.encode(x, seed=seed), numel=NUMEL)
@@ -72,7 +73,7 @@ def test_a_code_is_the_nearest_value(bits):
 @for_each("spec", ["drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "eden:bits=4"])
 @for_each("kind", ["normal", "one half zero"])
 def test_the_error_of_the_mean_over_clients(spec, kind):
-    """0.571/m, 0.133/m, 0.036/m, 0.0096/m, for different vectors and for one vector that all hold: the errors do not add up."""
+    """For m clients it is 0.571/m, 0.133/m, 0.036/m or 0.0096/m with 1 to 4 bits, for different vectors and for equal vectors."""
     m, x = 40, normal(40, NUMEL)
     x = {"normal": x, "lognormal": x.exp(), "one half zero": x * (x > 0)}[kind]
     limit = LIMITS[codec(spec).bits]
@@ -94,7 +95,7 @@ def test_drive_is_eden_of_one_bit():
 
 
 def test_the_codec_is_biased_for_sparse_vectors():
-    """The codec declares no variance, since the rotation is not uniform."""
+    """The codec declares no variance, because a Hadamard rotation is not uniformly random."""
     x = torch.zeros(1, 1024)
     x[0, [3, 900]] = torch.tensor([1.0, 0.5])
     y = clients("drive", x.expand(20, -1))
@@ -121,7 +122,10 @@ def test_damped_has_less_error_and_the_same_direction(bits):
 
 @for_each("bits", CERTIFICATES)
 def test_the_contraction_is_proven(bits):
-    """(z − q)² ≤ A + B·z² + C·z⁴ for all z: on each interval of one q at its ends and where the difference is flat; E z² = 1, E z⁴ ≤ 3."""
+    """(z − q)² ≤ A + B·z² + C·z⁴ for all z, where q is the level nearest to z. With E z² = 1 and E z⁴ ≤ 3, this bounds the error.
+
+    The inequality is checked on each interval with one q, at its ends and at the stationary points of the difference.
+    """
     a, b, c = CERTIFICATES[bits]
     edges = [0.0, *eden.thresholds(bits), 1e6]
     for q, low, high in zip(eden.MAGNITUDES[bits], edges, edges[1:]):
@@ -136,8 +140,8 @@ def test_the_contraction_is_proven(bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_it_contracts_sparse_vectors(bits):
-    """With two equal coordinates, one bit has half of the squared norm as error, which equals the bound."""
+def test_sparse_vectors_are_contracted(bits):
+    """For a vector with two equal coordinates, the error with one bit is half of the squared norm, which is the bound."""
     c = codec(f"eden:bits={bits},damped=true")
     for count in (1, 2, 3, 4):
         x = (torch.arange(64) < count).float()
@@ -150,7 +154,7 @@ def test_it_contracts_sparse_vectors(bits):
 
 
 @pytest.mark.parametrize("spec", ["drive:damped=true", "eden:bits=2,damped=true@layer"])
-def test_with_a_residual_nothing_is_lost(spec):
+def test_with_a_residual_memory_all_updates_arrive(spec):
     keeper, layout, x = (
         memory("residual", codec(spec), 401, layout_of(401)),
         layout_of(401),
@@ -166,7 +170,7 @@ def test_with_a_residual_nothing_is_lost(spec):
 
 @for_each("bits", BITS)
 @for_each("numel", [1, 1000, 20_000])
-def test_the_length_of_a_frame(bits, numel):
+def test_frames_have_the_expected_length(bits, numel):
     marks, count = hadamard.edges(numel), 1 if numel < 128 else 2 if numel < 1 << 14 else 3
     lengths = {
         len(codec(spec).encode(normal(numel)))

@@ -1,4 +1,4 @@
-"""Signs with one scale: the scale, the contraction that it attains, and vectors too small for a mean."""
+"""Signs with one scale: the scale, its contraction, and vectors whose mean magnitude is subnormal."""
 
 import math
 import struct
@@ -25,7 +25,7 @@ def through(x: torch.Tensor) -> torch.Tensor:
 
 
 def loss(x: torch.Tensor) -> Fraction:
-    """‖x − C(x)‖², exactly."""
+    """Return ‖x − C(x)‖² in exact arithmetic."""
     return sum(
         ((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(x.tolist(), through(x).tolist())),
         Fraction(),
@@ -36,7 +36,7 @@ def square(x: torch.Tensor) -> Fraction:
     return sum((Fraction(v) ** 2 for v in x.tolist()), Fraction())
 
 
-def test_the_loss_is_what_the_paper_says():
+def test_the_loss_is_that_of_the_paper():
     for numel in (1, 7, 401):
         for name in ("normal", "heavy tails", "ties", "constant", "one spike", "spike over noise"):
             x = vectors(numel)[name]
@@ -61,7 +61,7 @@ FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @given(st.lists(FINITE | st.sampled_from([0.0, LEAST, -3 * LEAST]), min_size=1, max_size=40))
-def test_it_contracts_every_vector_in_exact_arithmetic(values):
+def test_every_vector_is_contracted_in_exact_arithmetic(values):
     x = torch.tensor(values)
     assert loss(x) <= (1 - Fraction(EFSIGN.contraction(x.numel()))) * square(x)
 
@@ -71,7 +71,7 @@ def test_a_zero_counts_as_positive():
 
 
 @for_each("numel", [0, 1, 401])
-def test_a_vector_of_zeros_is_sent_as_such(numel):
+def test_a_vector_of_zeros_is_sent_exactly(numel):
     assert (
         EFSIGN.encode(torch.zeros(numel))
         == EFSIGN.encode(-torch.zeros(numel))
@@ -80,7 +80,7 @@ def test_a_vector_of_zeros_is_sent_as_such(numel):
     assert same_bits(through(torch.zeros(numel)), np.zeros(numel, np.float32))
 
 
-def test_the_scale_is_an_exact_mean_whatever_the_order():
+def test_the_scale_is_an_exact_mean_in_any_order():
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(100_005).astype(np.float32)) ** 7
     scale = np.float32(math.fsum(abs(x).tolist()) / x.numel())
     assert same_bits(through(x), np.where(x >= 0, scale, -scale))
@@ -89,7 +89,7 @@ def test_the_scale_is_an_exact_mean_whatever_the_order():
     assert through(torch.full((1000,), largest)).tolist() == [largest] * 1000
 
 
-def test_a_frame_has_one_bit_a_coordinate_and_a_scale():
+def test_a_frame_has_one_bit_per_coordinate_and_a_scale():
     for numel in (2, 9, 1001):
         frame = EFSIGN.encode(vectors(numel)["normal"])
         assert (
@@ -102,7 +102,7 @@ def test_a_frame_has_one_bit_a_coordinate_and_a_scale():
         )
 
 
-# Vectors of which the mean magnitude is below float32's normal numbers.
+# Vectors whose mean magnitude is below the normal numbers of float32.
 
 
 def test_a_subnormal_mean_is_replaced_by_the_largest_coordinate():
@@ -111,7 +111,7 @@ def test_a_subnormal_mean_is_replaced_by_the_largest_coordinate():
         EFSIGN.encode(x), 4
     ).positions.tolist() == [2]
     for value in (LEAST, -NORMAL / 2, NORMAL):
-        assert through(torch.tensor([value])).tolist() == [value]  # is its own mean
+        assert through(torch.tensor([value])).tolist() == [value]  # a single value is its own mean
     assert through(torch.full((4,), NORMAL)).tolist() == [NORMAL] * 4
     assert through(torch.full((4,), NORMAL - LEAST)).tolist() == [NORMAL - LEAST, 0, 0, 0]
 

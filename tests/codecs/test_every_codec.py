@@ -1,4 +1,4 @@
-"""What every codec promises, in every variant and on vectors that look for trouble."""
+"""Properties of every codec, in every variant and on vectors that are hard to encode."""
 
 import itertools
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def difficult_vectors(*sizes: int) -> Iterator[tuple[int, str, torch.Tensor]]:
 
 @cache
 def million_coordinates() -> torch.Tensor:
-    """Thousands of ties, and zeros."""
+    """Return a million coordinates with thousands of ties and zeros."""
     x = torch.round(2000 * normal(MILLION))
     x[::7] = 0
     return x
@@ -52,11 +52,11 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
-# What a frame decodes to.
+# The decoded vectors.
 
 
 @for_each("spec", [s for s in SPECS if codec(s).name in ORACLES])
-def test_a_frame_decodes_to_what_the_paper_says(spec):
+def test_a_frame_decodes_to_the_result_of_the_paper(spec):
     c = codec(spec)
     for numel, name, x in difficult_vectors(*SIZES):
         layout = layout_of(numel)
@@ -67,7 +67,7 @@ def test_a_frame_decodes_to_what_the_paper_says(spec):
 @pytest.mark.parametrize(
     "spec", [s for s in ONE_EACH if codec(s).name in ORACLES] + ["topk:density=1,values=fp16"]
 )
-def test_a_frame_of_a_million_coordinates_decodes_to_what_the_paper_says(spec):
+def test_a_frame_of_a_million_coordinates_decodes_to_the_result_of_the_paper(spec):
     c, layout, x = codec(spec), layout_of(MILLION), million_coordinates()
     y = c.decode(c.encode(x, layout=layout), numel=MILLION, layout=layout)
     assert same_bits(y, expected(c, x, layout))
@@ -151,7 +151,7 @@ def test_a_frame_decodes_with_any_options_of_its_codec():
                 )
 
 
-# What encoding takes and leaves.
+# Encoding.
 
 
 @each_codec
@@ -176,7 +176,7 @@ def test_half_precision_is_read_as_its_float32_values(spec):
 
 
 @each_codec
-def test_strided_vectors_and_vectors_with_a_gradient(spec):
+def test_strided_vectors_and_vectors_with_a_gradient_are_encoded_like_copies(spec):
     c, layout = codec(spec), layout_of(401)
     grid = normal(401, 3)
     frame = c.encode(grid[:, 1].clone(), layout=layout)
@@ -228,7 +228,7 @@ def test_errors_about_nan_and_infinity_name_the_tensor(spec):
     c, layout, x, total = codec(spec), layout_of(401), normal(401), normal(401, seed=1)
     before = total.clone()
     for value in (float("nan"), float("inf"), -float("inf")):
-        x[[266, 399]] = value  # tensors b and rest
+        x[[266, 399]] = value  # in the tensors b and rest
         with pytest.raises(NonFiniteError) as encoded:
             c.encode(x, layout=layout)
         (added,) = c.encode_batch([x], [0], onto=[total], layout=layout)
@@ -251,7 +251,7 @@ def test_without_a_layout_the_position_is_named(spec):
 
 
 @every_spec
-def test_a_batch_is_its_rows_with_errors_in_their_place(spec):
+def test_a_batch_is_encoded_like_its_rows_with_errors_for_invalid_rows(spec):
     c, layout = codec(spec), layout_of(401)
     for m in (1, 6):
         x, seeds = normal(m, 401), list(range(10, 10 + m))
@@ -286,7 +286,7 @@ def test_a_batch_may_be_empty(spec):
 
 
 @each_codec
-def test_no_vector_of_a_batch_need_be_finite(spec):
+def test_all_vectors_of_a_batch_may_be_invalid(spec):
     frames = codec(spec).encode_batch(
         torch.full((2, 40), float("nan")), [0, 0], layout=layout_of(40)
     )
@@ -304,7 +304,7 @@ def test_a_batch_has_a_seed_for_each_row():
 
 
 @each_codec
-def test_encoding_onto_a_vector_is_encoding_the_sum(spec):
+def test_encoding_onto_a_total_encodes_the_sum(spec):
     c = codec(spec)
     for numel, name, x in difficult_vectors(0, 401):
         layout = layout_of(numel)
@@ -317,7 +317,7 @@ def test_encoding_onto_a_vector_is_encoding_the_sum(spec):
 
 
 @each_codec
-def test_a_sum_that_overflows_leaves_the_total_as_it_was(spec):
+def test_a_sum_that_overflows_does_not_change_the_total(spec):
     c = codec(spec)
     for numel in (40, 200_000):
         total, x = normal(numel), normal(numel, seed=1)
@@ -332,7 +332,7 @@ def test_a_sum_that_overflows_leaves_the_total_as_it_was(spec):
 
 
 @for_each("spec", ["identity", "stc", "stc@layer"])
-def test_a_sum_is_float32_of_the_shape_of_the_vector(spec):
+def test_a_total_must_be_float32_with_the_shape_of_the_vector(spec):
     for total in (torch.ones(41), torch.ones(1), torch.ones(40, dtype=torch.float64)):
         before = total.clone()
         with pytest.raises(ConfigError, match="give float32 tensors"):
@@ -356,7 +356,7 @@ def test_portable_codecs_give_the_same_bytes_on_every_device():
         assert y.is_cuda and same_bits(y.cpu(), c.decode(frames[0], numel=numel, layout=layout))
 
 
-# What decoding does with a frame.
+# Decoding.
 
 
 @each_codec
@@ -384,7 +384,7 @@ def test_decoding_returns_a_new_vector(spec):
 
 
 @each_codec
-def test_blocks_and_positions_of_an_update(spec):
+def test_blocks_and_positions_of_an_update_match_the_decoded_vector(spec):
     c, layout = codec(spec), layout_of(401)
     for x in (normal(401), torch.zeros(401)):
         frame = c.encode(x, layout=layout)
@@ -418,7 +418,7 @@ def test_a_layerwise_frame_has_the_section_of_each_tensor(spec):
         assert (section.count, bytes(section.body)) == (part.count, bytes(part.body))
 
 
-# What may be done with a codec.
+# Declared properties of codecs.
 
 
 LINEAR = [s for s in SPECS if codec(s).linear]
@@ -432,14 +432,14 @@ def test_frames_of_linear_codecs_can_be_merged(spec):
         xs = [normal(numel, seed=i) for i in range(3)]
         shared = Context(
             announced={"scale": np.full(max(len(layout), numel), 3, "<f4").tobytes()}
-        )  # for codecs that add frames of one scale
+        )  # for codecs that can only add frames with the same scale
         frames = [c.encode(x, seed=6, layout=layout, context=shared) for x in xs]
         merged = c.merge(frames)
         y, total = c.decode(merged, numel=numel, layout=layout), torch.zeros(numel)
         add_all(
             [c.open(frame, numel, layout) for frame in frames], [1.0] * 3, total
-        )  # one by one, or merged before they are read
-        assert torch.allclose(y, total, atol=1e-6)  # to the rounding of sums that cancel
+        )  # added one by one, or merged before decoding
+        assert torch.allclose(y, total, atol=1e-6)  # up to the rounding of sums that cancel
         assert c.shares_seed or torch.allclose(
             total, sum(c.decode(frame, numel=numel, layout=layout) for frame in frames)
         )
@@ -461,7 +461,7 @@ def test_incompatible_frames_are_not_merged(spec):
     )
     other_size = c.encode(normal(41), layout=layout_of(41))
     other_codec = codec("stc").encode(normal(40))
-    endless = varint(10) + varint(2**63 - 1)  # a section that claims all there is
+    endless = varint(10) + varint(2**63 - 1)  # a section with a huge claimed length
     for other in (
         b"",
         frame[:-1],
@@ -495,11 +495,11 @@ def test_frames_of_other_codecs_cannot_be_merged(spec):
         c.merge([c.encode(normal(40), layout=layout)] * 2)
 
 
-DRAWS = 40  # of a codec that draws: their mean is known to a sixth of their deviation
+DRAWS = 40  # seeds of a random codec; the error of their mean is a sixth of their deviation
 
 
 def losses(c, x, layout, seeds):
-    """x − C(x) in float64, a row for each seed."""
+    """Return x − C(x) in float64, one row for each seed."""
     frames = c.encode_batch(x.expand(seeds, -1), range(seeds), layout=layout)
     return torch.stack(
         [x.double() - update.dense() for update in c.open_batch(frames, x.numel(), layout)]
@@ -512,9 +512,9 @@ def assert_contracts(c, x, layout):
     lost = losses(c, x, layout, 2).square().sum(1)
     if (
         lost[0] != lost[1] or lost[0] > bound
-    ):  # it draws: the mean over seeds, less three times its standard error
+    ):  # a random codec: use the mean over seeds minus three standard errors
         lost = losses(c, x, layout, DRAWS).square().sum(1)
-        bound += 0.05 * square  # what a seed in twenty shows may not be seen
+        bound += 0.05 * square  # rare large losses may be missing among the seeds
     assert float(lost.mean() - lost.std() / 2) <= bound
 
 
@@ -539,7 +539,7 @@ def test_the_declared_contraction_holds_for_any_vector(spec, values):
 @for_each("density", DENSITIES)
 @for_each("name", ["topk", "stc", "sbc"])
 def test_the_contraction_of_layers_allows_for_the_worst_rounding(name, density):
-    """k of the whole is rounded up and k of the only tensor that holds anything is rounded down."""
+    """In the worst case, k is rounded up for the whole vector but down for the only tensor that is not zero."""
     c = codec(f"{name}:density={density}@layer")
     numel = round(1.5 / c.inner.density)
     for filled in {max(1, numel - 1), numel}:
@@ -555,17 +555,17 @@ def test_the_declared_variance_holds(spec):
     assert c.variance(40) >= 0
     for x in vectors(40).values():
         if c.name.startswith("randomk") and x.abs().max() > 1e37:
-            continue  # n/k times as much is no float32
+            continue  # n/k times such a value exceeds float32
         lost, bound = losses(c, x, layout, DRAWS), c.variance(40) * float(x.double().square().sum())
         squares, spread = lost.square().sum(1), lost.var(0)
         assert float(squares.mean() - squares.std() / 2) <= (1 + 1e-6) * bound
         noise = float(
             spread.sum() + 7 * spread.square().sum().sqrt()
-        )  # five deviations, and more where few coordinates make it
+        )  # about five deviations, more if few coordinates dominate
         assert float(lost.mean(0).square().sum()) <= max(4 * bound, noise) / len(lost)
 
 
-def test_a_selection_is_biased():
+def test_codecs_that_select_coordinates_declare_no_variance():
     assert [codec(name).variance(9) for name in ("identity", "fp16", "topk", "stc", "sbc")] == [
         0,
         None,

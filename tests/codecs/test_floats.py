@@ -1,4 +1,4 @@
-"""Float16 with a power of two: precision at every scale, and nothing but finite numbers."""
+"""Float16 with a power-of-two scale: precision at every scale, and only finite numbers."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def through(values: np.ndarray) -> np.ndarray:
 
 
 @given(st.lists(finite, min_size=1, max_size=40))
-def test_each_value_is_within_a_2048th_of_itself_or_2_to_the_minus_39_of_the_largest(values):
+def test_relative_errors_are_below_a_2048th_or_2_to_the_minus_39_of_the_largest(values):
     v = np.array(values, np.float32)
     off = abs(through(v).astype(np.float64) - v)
     assert (
@@ -47,7 +47,7 @@ def test_numbers_of_eleven_bits_are_exact():
     assert np.array_equal(through(v), v)
 
 
-def test_signs_of_zeros_and_vectors_of_zeros():
+def test_signs_of_zeros_and_vectors_of_zeros_are_kept():
     assert np.array_equal(
         np.signbit(through(np.array([0.0, -0.0, 1.0], np.float32))), [False, True, False]
     )

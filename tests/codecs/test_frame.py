@@ -1,4 +1,4 @@
-"""The wire format byte by byte, as codecs/frame.py describes it, and what a frame costs."""
+"""The frame format byte by byte, as codecs/frame.py describes it, and the size of frames."""
 
 import math
 import struct
@@ -70,14 +70,14 @@ def test_the_seed_precedes_the_sections():
         unseal(plain, STC, 1000, None, True)
 
 
-def test_the_checksum_of_these_tests_is_that_of_the_frame():
+def test_reseal_computes_the_checksum_of_a_frame():
     for spec in SPECS:
         frame = codec(spec).encode(vectors(401)["normal"], layout=layout_of(401))
         assert reseal(frame, 401) == frame != reseal(frame, 402)
 
 
 @given(st.integers(0, 2**63 - 1), st.binary(max_size=3))
-def test_varints(value, tail):
+def test_varints_have_their_documented_bytes(value, tail):
     data = varint(value)
     assert len(data) == max(1, math.ceil(value.bit_length() / 7))
     assert read_varint(memoryview(data + tail)) == (value, len(data))
@@ -130,7 +130,7 @@ def test_a_layout_of_another_size_is_refused(spec):
     assert torch.equal(into, torch.ones(401))
 
 
-def test_a_frame_by_layers_needs_the_layout_that_it_was_made_for():
+def test_a_frame_by_layers_needs_its_own_layout():
     c, x = codec("stc@layer"), vectors(401)["normal"]
     frame = c.encode(x, layout=layout_of(401))
     with pytest.raises(FrameError, match="needs the layout"):
@@ -148,7 +148,7 @@ def test_a_frame_by_layers_needs_the_layout_that_it_was_made_for():
 
 
 @for_each("spec", SPECS)
-def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec):
+def test_the_overhead_of_a_frame_is_at_most_24_bytes_and_8_per_layer(spec):
     c = codec(spec)
     sizes = (0, 1, 401, 20_000)
     for x in (v for n in sizes for v in (vectors(n)["normal"], torch.zeros(n))):
@@ -161,7 +161,7 @@ def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec):
 
 
 @for_each("spec, numel, bytes_each", [("identity", 20_000, 4), ("fp16", 20_000, 2)])
-def test_a_dense_frame_is_its_numbers(spec, numel, bytes_each):
+def test_a_dense_frame_holds_its_values_as_float32(spec, numel, bytes_each):
     assert 0 <= len(codec(spec).encode(torch.ones(numel))) - bytes_each * numel <= 24
 
 
@@ -177,7 +177,7 @@ def log2_binomial(n: int, k: int) -> float:
 @for_each("density", ["1/25", "1/100", "1/400", "1/1000"])
 @for_each("name, sign_bits", [("stc", 1), ("sbc", 0)])
 def test_the_size_of_a_million_coordinates_is_near_their_entropy(name, sign_bits, density):
-    """The Rice code is within 1 % of log₂ of the number of ways to choose k of n places."""
+    """The Rice code of positions is within 1 % of log₂ of the number of ways to choose k of n positions."""
     n, x = 10**6, torch.randn(10**6, generator=torch.Generator().manual_seed(1))
     c = codec(f"{name}:density={density}")
     k = round(n * c.density)

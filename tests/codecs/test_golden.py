@@ -1,9 +1,9 @@
-"""Golden bitstreams: a frame that was ever sent can be read, and a vector that was ever sent is sent as the same bytes.
+"""Golden bitstreams: frames of earlier versions can be decoded, and equal vectors are still encoded as the same bytes.
 
-tests/golden/NAME.json holds, for each spec string of a codec, the frame of `vector(NUMEL, seed)` in hexadecimal and the coordinates that it
-decodes to, zeros left out; a codec that is not portable may make other bytes of these values on another machine. After a deliberate
-change of the wire format or a new option, empty the file (for a new codec, create it empty), run this test, read the difference and commit
-the file.
+tests/golden/NAME.json holds, for each spec string of a codec, the frame of `vector(NUMEL, seed)` in hexadecimal and the nonzero
+coordinates that it decodes to. A codec that is not portable may encode these values as other bytes on another machine. After a deliberate
+change of the frame format or a new option, empty the file (for a new codec, create an empty file), run this test, read the difference and
+commit the file.
 """
 
 import json
@@ -24,7 +24,7 @@ NUMEL = 50
 
 
 def vector(numel: int, seed: int) -> torch.Tensor:
-    """Integers −20..20, cubed, in units of 2⁻¹²: ties, zeros and a long tail, exact on every machine."""
+    """Return the cubes of integers from −20 to 20, times 2⁻¹²: ties, zeros and a long tail, the same on every machine."""
     i = np.arange(numel, dtype=np.int64)
     return torch.from_numpy(
         (((i * i * 7919 + i * 104729 + seed * 1299709) % 41 - 20) ** 3 / 4096).astype(np.float32)
@@ -32,7 +32,7 @@ def vector(numel: int, seed: int) -> torch.Tensor:
 
 
 def golden(name: str, made: dict[str, dict], complete: bool = True) -> dict[str, dict]:
-    """Return what tests/golden holds under this name; fill an empty file for review, and fail.
+    """Return the content of tests/golden/NAME.json. If the file is empty, write `made` to it for review, and fail.
 
     `complete=False`: the file may lack cases, such as those of new codecs.
     """
@@ -63,7 +63,7 @@ def nonzeros(x: torch.Tensor) -> dict[str, float]:
 
 
 @for_each("name", [name for name in available_codecs() if (GOLDEN / f"{name}.json").exists()])
-def test_frames_of_codecs(name):
+def test_frames_of_codecs_match_the_golden_files(name):
     layout, made = layout_of(NUMEL), {}
     for spec in [spec + scope for spec in variants(name) for scope in ("", "@layer")]:
         seed = zlib.crc32(spec.encode()) % 1000
@@ -82,7 +82,7 @@ def test_frames_of_codecs(name):
         ), spec
 
 
-def test_frames_that_overwrite():
+def test_overwrite_frames_match_the_golden_files():
     made = {}
     for case, places in {
         "nothing": (),
@@ -102,7 +102,7 @@ def test_frames_that_overwrite():
         assert same_bits(weights, dense(case["values"])), name
 
 
-def test_frames_in_chunks():
+def test_chunked_frames_match_the_golden_files():
     made, layout = {}, layout_of(NUMEL)
     for spec in CHUNKED:
         frame = codec(spec).encode(vector(NUMEL, 5), seed=5, layout=layout)

@@ -1,4 +1,4 @@
-"""Any byte string gives a finite vector of the receiver's size or a FrameError, in memory of the receiver's size."""
+"""Any byte string decodes to a finite vector of the receiver's size or raises FrameError, in memory proportional to this size."""
 
 import tracemalloc
 from functools import cache, partial
@@ -56,7 +56,7 @@ def test_every_frame_of_these_tests_is_valid(spec):
 
 
 @given(specs, numels, st.binary(max_size=60))
-def test_noise(spec, numel, data):
+def test_random_bytes_are_rejected(spec, numel, data):
     assert not read(spec, data, numel)
     assert not read(spec, frame_of(spec, numel, "normal")[:SECTIONS] + data + b"\x01", numel)
 
@@ -109,12 +109,12 @@ def test_a_frame_of_another_codec_is_detected(frame, other, number):
 
 
 @given(specs, numels, st.integers(0, 500), st.binary(max_size=120))
-def test_any_body_with_a_valid_checksum(spec, numel, count, body):
+def test_any_body_with_a_valid_checksum_is_decoded_or_rejected(spec, numel, count, body):
     read(spec, seal(codec(spec).id, MODEL, numel, [Section(count, body)]), numel)
 
 
 @given(specs, numels, st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=40)), max_size=5))
-def test_any_layers_with_a_valid_checksum(spec, numel, sections):
+def test_any_layers_with_a_valid_checksum_are_decoded_or_rejected(spec, numel, sections):
     read(
         spec, seal(codec(spec).id, LAYER, numel, [Section(*section) for section in sections]), numel
     )
@@ -122,8 +122,8 @@ def test_any_layers_with_a_valid_checksum(spec, numel, sections):
 
 @settings(max_examples=150)
 @given(frames, st.data())
-def test_any_change_with_a_valid_checksum(frame, data):
-    """One byte after the checksum is replaced, inserted or deleted, so only the inner checks can detect it."""
+def test_any_change_with_a_valid_checksum_is_decoded_or_rejected(frame, data):
+    """Bytes after the checksum are replaced, inserted or deleted, and the checksum is correct, so only the inner checks can detect it."""
     spec, numel, original = frame
     at = data.draw(st.integers(4, len(original)))
     new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
@@ -148,7 +148,7 @@ def test_a_wrong_count_is_detected(frame, count):
 
 @for_each("spec", ["identity", "fp16"])
 @for_each("count", [0, 40, 49, 51])
-def test_a_dense_frame_counts_every_coordinate(spec, count):
+def test_a_dense_frame_must_count_every_coordinate(spec, count):
     frame = frame_of(spec, 50, "normal")
     assert frame[SECTIONS] == 50
     assert not read(spec, reseal(frame[:SECTIONS] + bytes([count]) + frame[SECTIONS + 1 :], 50), 50)
@@ -229,9 +229,7 @@ def test_claimed_sizes_are_not_allocated(spec):
                 )
                 sealed = reseal(head + length + section, numel)
                 call = partial(refuse, sealed)
-                assert (
-                    peak(call) < limit or peak(call) < limit
-                )  # the first may load what is loaded once
+                assert peak(call) < limit or peak(call) < limit  # the first call may load modules
 
 
 @for_each("spec", ONE_EACH)
@@ -239,7 +237,7 @@ def test_decoding_needs_memory_proportional_to_numel(spec):
     numel, c = 50_000, codec(spec)
     layout, x = layout_of(numel), torch.randn(numel, generator=torch.Generator().manual_seed(1))
     frame = c.encode(x, layout=layout)
-    c.accumulate(frame, x, layout=layout)  # what is loaded once is loaded
+    c.accumulate(frame, x, layout=layout)  # loads all modules
     assert peak(lambda: c.decode(frame, numel=numel, layout=layout)) < 80 * numel + 100_000
     assert peak(lambda: c.accumulate(frame, x, layout=layout)) < 80 * numel + 100_000
 

@@ -1,4 +1,4 @@
-"""Levels on the wire: the shorter of two codings, and no other bytes for the same levels."""
+"""The coding of levels: the shorter of two forms, and only one byte string for the same levels."""
 
 import itertools
 import math
@@ -21,13 +21,13 @@ SIZES = (2, 3, 5, 17, 33, 255, 256, 257, 4093, 5001, 65535)
 
 
 def draw(count: int, size: int, power: float = 1.0) -> np.ndarray:
-    """The higher the power, the more small symbols."""
+    """Return random symbols below `size`. A higher power gives more small symbols."""
     drawn = np.random.default_rng(count).random(count) ** power * size
     return drawn.astype(np.uint8 if size <= 256 else np.uint16)
 
 
 @for_each("size", SIZES)
-def test_symbols_come_back(size):
+def test_symbols_are_unpacked_as_packed(size):
     for count, power in itertools.product((1, 2, 7, 40, 1000), (1.0, 9.0)):
         symbols = draw(count, size, power)
         data = levels.pack(symbols, size)
@@ -39,13 +39,13 @@ def test_symbols_come_back(size):
     "size, bits",
     [(2, 1), (3, 1.6), (5, 64 / 27), (9, 3.2), (16, 4), (17, 64 / 15), (33, 64 / 12), (256, 8)],
 )
-def test_symbols_without_order_are_packed_into_words(size, bits):
+def test_uniform_symbols_are_packed_into_words(size, bits):
     for count in (10, 100, 300):
         assert len(levels.pack(draw(count, size), size)) <= math.ceil(count * bits / 8) + 1
 
 
 @given(st.data())
-def test_short_sequences_of_any_alphabet(data):
+def test_short_sequences_of_any_alphabet_are_unpacked_as_packed(data):
     size = data.draw(st.integers(2, 65535))
     symbols = np.array(
         data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=70)),
@@ -54,7 +54,7 @@ def test_short_sequences_of_any_alphabet(data):
     packed = levels.pack(symbols, size)
     assert np.array_equal(levels.unpack(memoryview(packed), symbols.size, size), symbols)
     for damaged in (packed + b"\0", packed[:-1]):
-        with suppress(FrameError):  # or it is the form of other symbols
+        with suppress(FrameError):  # or the bytes are the valid form of other symbols
             other = levels.unpack(memoryview(damaged), symbols.size, size)
             assert levels.pack(other, size) == damaged and not np.array_equal(other, symbols)
 
@@ -112,7 +112,7 @@ def test_long_sequences_are_coded_in_groups_near_their_entropy(size):
 
 @for_each("kind", [np.int8, np.int16])
 @for_each("integers", [[1], [0, 0, 1], [-127, 5, 127], [-3, -3], [-127, 126, 0]])
-def test_multiples_come_back(kind, integers):
+def test_multiples_are_unpacked_as_packed(kind, integers):
     section = levels.pack_multiples(np.array(integers, kind), 0.375)
     symbols, most, unit = levels.unpack_multiples(section)
     assert (
@@ -123,7 +123,7 @@ def test_multiples_come_back(kind, integers):
     assert levels.open_multiples(section).values.tolist() == [0.375 * i for i in integers]
 
 
-def test_integers_of_any_width_that_are_the_same_are_the_same_bytes():
+def test_equal_integers_of_any_width_are_packed_as_the_same_bytes():
     for integers in ([1, 0, -1], [100, -127, 3]):
         assert levels.pack_multiples(np.array(integers, np.int8), 2.0) == levels.pack_multiples(
             np.array(integers, np.int16), 2.0
@@ -133,7 +133,7 @@ def test_integers_of_any_width_that_are_the_same_are_the_same_bytes():
     assert (symbols.astype(int) - most).tolist() == wide.tolist()
 
 
-def test_zeros_are_one_byte():
+def test_zeros_are_packed_as_one_byte():
     zeros = levels.pack_multiples(np.zeros(1000, np.int8), 1.0)
     assert zeros == Section(1000, b"\0") and not levels.open_multiples(zeros).values.any()
 
@@ -172,7 +172,7 @@ def test_an_invalid_unit_or_largest_level_is_rejected(most, unit):
         (2.9 * 2.0**-149, 2 * 2.0**-149),
     ],
 )
-def test_rounding_down_to_a_float32(value, float32):
+def test_round_down_returns_the_next_smaller_float32(value, float32):
     assert levels.round_down(value) == float(float32)
 
 
@@ -206,7 +206,7 @@ def test_no_frame_exceeds_the_declared_size(spec, scope):
 
 @for_each("spec", QUANTIZERS)
 @for_each("scope", ["", "@layer"])
-def test_values_of_a_selection_are_rounded_as_a_vector_of_their_own(spec, scope):
+def test_selected_values_are_rounded_as_a_separate_vector(spec, scope):
     c, layout = codec(f"topk:density=1/10+{spec}{scope}"), layout_of(1001)
     for kind in ("normal", "huge", "denormal", "constant", "zero"):
         x = vectors(1001)[kind]

@@ -1,4 +1,4 @@
-"""Tensors as matrices: what is on the wire, what is read of it, and what float32 cannot carry."""
+"""Tensors as matrices: the sections of factors, decoding, and values that exceed float32."""
 
 import struct
 
@@ -42,7 +42,7 @@ def floats(values) -> bytes:
     return np.asarray(values, "<f4").tobytes()
 
 
-def test_a_tensor_is_a_matrix_of_its_first_dimension_and_the_others():
+def test_a_tensor_is_a_matrix_with_its_first_dimension_as_rows():
     assert [shape_of(e) for e in LAYOUT] == [(20, 30), (0, 5), (8, 36), None, (1, 9), None]
 
 
@@ -70,7 +70,7 @@ def test_the_body_has_factors_and_values_in_order():
 
 
 @for_each("spec", ["powersgd", "atomo"])
-def test_a_matrix_of_zeros_is_one_byte(spec):
+def test_a_matrix_of_zeros_is_encoded_as_one_byte(spec):
     x = normal()
     x[:600] = -0.0
     zeroed, whole = (len(codec(spec).encode(v, layout=LAYOUT)) for v in (x, normal()))
@@ -159,7 +159,7 @@ def test_layerwise_frames_have_the_same_factors():
     )
 
 
-# What no encoder makes.
+# Sections that no encoder makes.
 
 SQUARE = Layout.from_shapes({"w": (6, 6)})
 UNIT = np.eye(6, 2)
@@ -201,7 +201,7 @@ FRAMES = {spec: codec(spec).encode(normal(), seed=3, layout=LAYOUT) for spec in 
 
 
 @given(st.sampled_from(SPECS), st.data())
-def test_any_change_with_a_valid_checksum(spec, data):
+def test_any_change_with_a_valid_checksum_is_decoded_or_rejected(spec, data):
     frame, into = FRAMES[spec], torch.linspace(-1, 1, LAYOUT.numel)
     at = data.draw(st.integers(BODY, min(len(frame), BODY + 600)) | st.integers(4, len(frame)))
     new, kept = data.draw(st.binary(max_size=4)), data.draw(st.integers(0, 4))
@@ -217,7 +217,7 @@ def test_any_change_with_a_valid_checksum(spec, data):
 
 
 @given(st.sampled_from(SPECS), st.binary(max_size=80))
-def test_any_body(spec, body):
+def test_any_body_is_decoded_or_rejected(spec, body):
     try:
         y = codec(spec).decode(sealed(body, codec(spec).name), numel=LAYOUT.numel, layout=LAYOUT)
         assert y.isfinite().all()

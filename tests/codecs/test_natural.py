@@ -1,4 +1,4 @@
-"""Natural compression: powers of two around a value, their mean, the ends of the range, and at most nine bits."""
+"""Natural compression: rounding to the adjacent powers of two, its mean, extreme values, and at most nine bits per coordinate."""
 
 import math
 
@@ -25,7 +25,7 @@ def decoded(x: torch.Tensor, seed: int) -> np.ndarray:
     return NATURAL.decode(NATURAL.encode(x, seed=seed), numel=x.numel()).double().numpy()
 
 
-def test_a_frame_decodes_to_what_the_paper_says():
+def test_a_frame_decodes_to_the_result_of_the_paper():
     for kind in ("normal", "heavy tails", "denormal", "tiny"):
         v, u = vectors(1001)[kind].double().numpy(), philox.words(7, 1001) / 2.0**32
         v = v[v != 0]
@@ -46,7 +46,7 @@ def test_values_are_rounded_to_an_adjacent_power_of_two(kind):
         assert (np.frexp(found)[0][found < LARGEST] % 0.5 == 0).all()
 
 
-def test_unbiased_with_the_variance_of_the_paper():
+def test_rounding_is_unbiased_with_the_variance_of_the_paper():
     x, seeds = normal(401), 500
     v = np.abs(x.double().numpy())
     low = 2.0 ** np.floor(np.log2(v))
@@ -59,7 +59,7 @@ def test_unbiased_with_the_variance_of_the_paper():
     )
 
 
-def test_an_eighth_is_attained_at_four_thirds_of_a_power():
+def test_the_variance_of_one_eighth_is_attained_at_four_thirds_of_a_power():
     x = torch.full((4000,), 4 / 3)
     lost = np.mean([np.square(decoded(x, seed) - 4 / 3).mean() for seed in range(20)])
     assert lost == pytest.approx((4 / 3) ** 2 / 8, rel=0.02)
@@ -91,16 +91,16 @@ def test_small_magnitudes_are_rounded_to_the_smallest_power_or_zero():
 
 
 @for_each("numel", [1, 7, 400, 20_000])
-def test_at_most_nine_bits_a_coordinate(numel):
-    """Also where every sign and exponent is as likely as any other."""
+def test_a_frame_has_at_most_nine_bits_per_coordinate(numel):
+    """This also holds if all signs and exponents are equally likely."""
     spread = np.random.default_rng(1).integers(0, 2**32, numel, np.uint32).view(np.float32)
     for v in (np.where(np.isfinite(spread), spread, 1), normal(numel).numpy()):
         frame = NATURAL.encode(torch.from_numpy(v.astype(np.float32)))
         assert len(frame) <= 9 + 3 + 1 + math.ceil(numel / 8) + numel
-    assert numel < 400 or len(frame) < numel  # the exponents of normal values are few
+    assert numel < 400 or len(frame) < numel  # normal values have few different exponents
 
 
-def test_residual_accepts_it():
+def test_the_residual_memory_accepts_natural():
     keeper, x = memory("residual", NATURAL, 1000), normal(1000)
     for seed in range(30):
         keeper.propose(x, seed=seed)

@@ -1,4 +1,4 @@
-"""One-bit quantization: two means a column, of matrices, convolutions and vectors."""
+"""One-bit quantization with two means per column, for matrices, convolutions and vectors."""
 
 import math
 from fractions import Fraction
@@ -38,7 +38,7 @@ def through(x: torch.Tensor, layout: Layout | None = None) -> torch.Tensor:
 
 
 def expected(x: torch.Tensor, layout: Layout) -> np.ndarray:
-    """The paper's formula, column by column, in float64."""
+    """Return the result of the paper's formula, column by column, computed in float64."""
     y = x.double().numpy()
     for entry in (e for e in layout if e.numel):
         rows = entry.shape[0] if len(entry.shape) > 1 else entry.numel
@@ -49,7 +49,7 @@ def expected(x: torch.Tensor, layout: Layout) -> np.ndarray:
 
 
 @for_each("scope", ["", "@layer"])
-def test_a_coordinate_is_the_mean_of_its_side_of_its_column(scope):
+def test_a_coordinate_is_the_mean_of_the_values_of_its_sign_in_its_column(scope):
     c = codec("onebit" + scope)
     for seed in range(5):
         x = torch.round(3 * normal(MODEL.numel, seed)) if seed % 2 else normal(MODEL.numel, seed)
@@ -57,7 +57,7 @@ def test_a_coordinate_is_the_mean_of_its_side_of_its_column(scope):
         np.testing.assert_array_max_ulp(y.numpy(), expected(x, MODEL), maxulp=1)
 
 
-def test_hard_vectors_decode_to_what_the_paper_says():
+def test_hard_vectors_decode_to_the_result_of_the_paper():
     for numel in (1, 7, 400, 1001):
         for name in vectors(numel).keys() - {"denormal"}:
             x, layout = vectors(numel)[name], layout_of(numel)
@@ -69,7 +69,7 @@ def test_hard_vectors_decode_to_what_the_paper_says():
             )
 
 
-def test_an_example_computed_by_hand():
+def test_an_example_matches_the_values_computed_by_hand():
     x = torch.tensor([[1.0, -2.0, 0.0], [3.0, -4.0, -5.0]]).flatten()
     assert through(x, Layout.from_shapes({"w": (2, 3)})).tolist() == [2, -3, 0, 2, -3, -5]
     assert through(x).tolist() == [
@@ -79,7 +79,7 @@ def test_an_example_computed_by_hand():
     assert torch.equal(through(x, Layout.from_shapes({"w": (6, 1)})), through(x))
 
 
-def test_a_frame_has_a_bit_a_coordinate_and_two_means_a_column():
+def test_a_frame_has_one_bit_per_coordinate_and_two_means_per_column():
     frame = ONEBIT.encode(normal(MODEL.numel), layout=MODEL)
     columns = {"conv": 12, "bias": 1, "none": 0, "linear": 24, "scale": 1, "last": 3}
     body = sum((e.numel + 7) // 8 + 8 * columns[e.name] for e in MODEL)
@@ -87,7 +87,7 @@ def test_a_frame_has_a_bit_a_coordinate_and_two_means_a_column():
     assert len(ONEBIT.encode(normal(10**6))) < 10**6 / 8 + 30
 
 
-def test_a_large_matrix_and_a_large_vector():
+def test_large_matrices_and_vectors_decode_to_the_result_of_the_paper():
     numel = 200_000
     layout = Layout.from_shapes({"w": (400, 500)})
     x = torch.round(2 * normal(numel)) ** 3
@@ -96,7 +96,7 @@ def test_a_large_matrix_and_a_large_vector():
 
 
 @for_each("numel", [0, 1, 400])
-def test_a_vector_of_zeros_is_sent_as_such(numel):
+def test_a_vector_of_zeros_is_sent_exactly(numel):
     for layout in (None, layout_of(numel)):
         frame = ONEBIT.encode(-torch.zeros(numel), layout=layout)
         assert len(frame) == SECTIONS + 1 and same_bits(
@@ -112,7 +112,7 @@ SMALL = st.sampled_from([0.0, LEAST, -LEAST, 5 * LEAST, NORMAL, -NORMAL, 1.0])
         st.floats(width=32, allow_nan=False, allow_infinity=False) | SMALL, min_size=1, max_size=24
     )
 )
-def test_it_contracts_every_vector_in_exact_arithmetic(values):
+def test_every_vector_is_contracted_in_exact_arithmetic(values):
     x = torch.tensor(values)
     for layout in (None, Layout.from_shapes({"w": (len(values) // 2, 2), "b": (len(values) % 2,)})):
         y = through(x, layout)
@@ -142,7 +142,7 @@ def refused(data: bytes, layout: Layout) -> bool:
 
 
 def test_invalid_means_are_rejected():
-    """Columns of a 3 × 3 matrix: both signs, none negative, all negative."""
+    """The columns of a 3 × 3 matrix have both signs, no negative value, and only negative values."""
     layout = Layout.from_shapes({"w": (3, 3)})
     frame = ONEBIT.encode(
         torch.tensor([[1.0, 0.0, -1.0], [-2.0, 2.0, -2.0], [0.0, 4.0, -3.0]]).flatten(),

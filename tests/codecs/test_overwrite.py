@@ -1,4 +1,4 @@
-"""The overwrite frame: weights end bit-identical at what it names, and stay as they are everywhere else."""
+"""The overwrite frame: the named weights become bit-identical to the sender's, and all others do not change."""
 
 import tracemalloc
 
@@ -31,12 +31,12 @@ def assert_replaces(weights: torch.Tensor, positions: np.ndarray) -> None:
 
 
 @given(st.sets(st.integers(0, NUMEL - 1)))
-def test_weights_end_bit_identical(positions):
+def test_overwritten_weights_are_bit_identical(positions):
     assert_replaces(WEIGHTS, np.array(sorted(positions), np.int64))
 
 
 @for_each("step", [1, 3, 400, 99_999])
-def test_weights_of_large_models_end_bit_identical(step):
+def test_overwritten_weights_of_large_models_are_bit_identical(step):
     assert_replaces(
         torch.randn(200_000, generator=torch.Generator().manual_seed(3)),
         np.arange(5, 200_000, step),
@@ -45,12 +45,12 @@ def test_weights_of_large_models_end_bit_identical(step):
 
 @for_each("count", [0, 1, 8, 9, 150, 300])
 def test_no_frame_is_smaller_than_min_frame_bytes(count):
-    """The first coordinates need the shortest gaps."""
+    """The first coordinates have the shortest gaps, and therefore the smallest frame."""
     least = min_overwrite_bytes(count)
     assert least <= len(overwrite.encode(WEIGHTS, np.arange(count))) <= least + 1 + count // 4
 
 
-def test_a_model_without_weights():
+def test_a_model_without_weights_can_be_overwritten():
     assert_replaces(torch.empty(0), np.empty(0, np.int64))
 
 
@@ -62,7 +62,7 @@ def assert_refused(data: bytes) -> None:
 
 
 @given(st.integers(0, 8 * len(FRAME) - 1))
-def test_a_flipped_bit_leaves_the_weights_as_they_are(bit):
+def test_a_frame_with_a_flipped_bit_does_not_change_the_weights(bit):
     data = bytearray(FRAME)
     data[bit // 8] ^= 1 << bit % 8
     assert_refused(bytes(data))
@@ -78,7 +78,7 @@ def test_truncated_frames_and_trailing_bytes_are_rejected(length, tail):
 
 
 @given(st.integers(0, NUMEL + 1), st.binary(max_size=100))
-def test_any_body_with_a_valid_checksum(count, body):
+def test_any_body_with_a_valid_checksum_is_applied_or_rejected(count, body):
     data, weights = seal(OVERWRITE, MODEL, NUMEL, [Section(count, body)]), OLD.clone()
     try:
         overwrite.apply(data, weights)

@@ -1,4 +1,4 @@
-"""One step of power iteration: a projection, from a start that is drawn or announced."""
+"""One step of power iteration, which is a projection, from a start that is random or announced by the server."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def sent(m: np.ndarray, rank: int, seed: int = 0, start: np.ndarray | None = Non
 
 
 @for_each("rank", [1, 2, 5])
-def test_a_frame_is_what_the_paper_says(rank):
+def test_a_frame_holds_the_factors_of_the_paper(rank):
     m, start = (
         matrix().astype(np.float64),
         np.random.default_rng(1).standard_normal((COLUMNS, rank)).astype(np.float32),
@@ -47,7 +47,7 @@ def test_a_matrix_of_the_given_rank_is_exact():
         np.testing.assert_allclose(sent(matrix(1), rank), matrix(1), atol=1e-5)
 
 
-def test_the_error_is_not_longer_than_the_matrix_from_any_start():
+def test_the_error_is_not_larger_than_the_matrix_for_any_start():
     m = matrix()
     starts = [
         np.zeros((COLUMNS, 2)),
@@ -58,7 +58,7 @@ def test_the_error_is_not_longer_than_the_matrix_from_any_start():
     ]
     null = (
         np.linalg.svd(np.vstack([m[:8], np.zeros((1, COLUMNS))])).Vh[-2:].T
-    )  # what the first rows map to zero
+    )  # vectors that the first rows map to zero
     for start in [*starts, null]:
         for values in (m, m * (np.arange(ROWS) < 8)[:, None]):
             lost = values - sent(values.astype(np.float32), 2, start=start)
@@ -66,8 +66,8 @@ def test_the_error_is_not_longer_than_the_matrix_from_any_start():
 
 
 @for_each("rank", [1, 2, 4])
-def test_the_mean_contraction_over_seeds(rank):
-    """The least that is declared: of an orthogonal matrix a projection on `rank` of 12 directions keeps no more than these."""
+def test_the_mean_contraction_over_seeds_is_as_declared(rank):
+    """An orthogonal matrix is the worst case: a projection on `rank` of its 12 directions keeps only these."""
     layout, flat = (
         Layout.from_shapes({"w": (ROWS, ROWS)}),
         np.linalg.qr(matrix()[:, :ROWS]).Q.astype(np.float32),
@@ -87,7 +87,7 @@ def test_the_mean_contraction_over_seeds(rank):
     assert c.contraction(144) == rank * (rank + 1) / 144
 
 
-def test_seeds_start_differently_and_tensors_too():
+def test_seeds_and_tensors_have_different_starts():
     layout = Layout.from_shapes({"a": (ROWS, COLUMNS), "b": (ROWS, COLUMNS)})
     x = torch.from_numpy(np.tile(matrix().ravel(), 2))
     frames = [PowerSGD(1).encode(x, seed=seed, layout=layout) for seed in (0, 0, 1)]
@@ -123,7 +123,7 @@ def test_a_start_of_another_size_is_rejected():
             sent(matrix(), 2, start=start)
 
 
-def test_factors_are_sent_where_they_are_fewer_numbers():
+def test_factors_are_sent_if_they_are_fewer_numbers():
     assert [
         factors_are_smaller(2, rows, columns)
         for rows, columns in [(2, 100), (3, 6), (3, 7), (4, 4), (5, 4), (1, 1)]
@@ -148,7 +148,7 @@ def test_a_basis_is_orthonormal_for_any_matrix():
         np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-6)
 
 
-def test_starts_are_normal():
+def test_starts_are_normally_distributed():
     draws = normal(7, 100_000)
     assert abs(draws.mean()) < 0.02 and abs(draws.std() - 1) < 0.01
     assert [np.mean(abs(draws) < s) for s in (1, 2, 3)] == pytest.approx(

@@ -1,4 +1,4 @@
-"""Products: every selection with every codec of values."""
+"""Products: every codec that selects coordinates combined with every codec of values."""
 
 import copy
 import itertools
@@ -53,11 +53,11 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
 
 
-# What a product is.
+# The definition of a product.
 
 
 @every_product
-def test_values_of_the_second_at_positions_of_the_first(spec):
+def test_a_product_sends_values_of_the_second_codec_at_positions_of_the_first(spec):
     c = codec(spec)
     for name in ("normal", "ties", "zero", "huge", "all scales"):
         x = vectors(NUMEL)[name]
@@ -69,7 +69,7 @@ def test_values_of_the_second_at_positions_of_the_first(spec):
 
 
 @every_product
-def test_layers_stacks_and_sums_are_coded_alike(spec):
+def test_layers_stacks_and_sums_are_encoded_in_the_same_way(spec):
     c, layout, x = (
         codec(f"{spec}@layer"),
         layout_of(NUMEL),
@@ -94,8 +94,8 @@ def test_layers_stacks_and_sums_are_coded_alike(spec):
 
 
 @every_product
-def test_a_frame_is_the_bytes_of_its_halves(spec):
-    """The names, a length and a second count are all that is added."""
+def test_a_frame_has_the_bytes_of_its_halves_and_little_more(spec):
+    """A product adds only the ids of its halves, a length and a second count."""
     c, x = codec(spec), normal(10_000)
     (at, _), chosen = c.first.choose([x], [3])
     positions = b"" if c.draws else kernels.positions.pack(at.numpy(), 10_000)[1]
@@ -144,7 +144,7 @@ def test_a_product_writes_itself_as_a_spec_string(spec):
     assert copy.deepcopy(c) == c and bytes(copy.deepcopy(c).id.halves) == c.id.halves
 
 
-# What may be done with it.
+# Declared properties.
 
 
 def test_attributes_are_derived_from_both_codecs():
@@ -160,7 +160,7 @@ def test_attributes_are_derived_from_both_codecs():
     assert codec("randomk:density=1/10+natural").contraction(400) == pytest.approx(0.1 * 7 / 8)
     assert (
         codec("topk:density=1/10+qsgd:levels=4").contraction(400) is None
-    )  # ω of 40 values is √40/4
+    )  # the variance ω for 40 values is √40/4
     assert codec("topk:density=1/100+qsgd:levels=4").contraction(400) == 0.01 * (1 - 4 / 16)
     assert (
         codec("threshold+fp16").contraction(400) == 0
@@ -205,7 +205,7 @@ def test_the_declared_contraction_holds(first, second):
     ],
 )
 def test_both_codecs_use_different_random_words(spec):
-    """If rounding used the words that chose, values would be biased."""
+    """If rounding used the same random words as the selection, values would be biased."""
     c, x = codec(spec), torch.linspace(0.1, 2, 16)
     sent = torch.stack([c.decode(c.encode(x, seed=seed), numel=16) for seed in range(120)]).double()
     assert ((sent.mean(0) - x).abs() <= 5 * sent.std(0) / 120**0.5).all()
@@ -213,7 +213,7 @@ def test_both_codecs_use_different_random_words(spec):
     assert float((sent - x).square().sum(1).mean()) <= 1.2 * omega * float(x.square().sum())
 
 
-def test_another_density():
+def test_the_density_of_a_product_can_be_changed():
     c = codec("topk:density=1%+fp16@layer")
     assert c.density == 0.01 and at_density(c, 0.5) == codec("topk:density=1/2+fp16@layer")
     assert not hasattr(codec("threshold+fp16"), "density")
@@ -229,7 +229,7 @@ def test_no_frame_exceeds_the_declared_size(spec):
 
 
 @every_product
-def test_a_memory_keeps_what_a_product_loses(spec):
+def test_the_residual_memory_keeps_the_error_of_a_product(spec):
     c = codec(spec)
     if c.contraction(NUMEL) is None:
         return
@@ -272,7 +272,7 @@ def test_a_simulation_sends_products(tmp_path, uplink, memory_):
 
 
 @given(st.sampled_from(PAIRS + MORE), st.sampled_from([1, 8, 50, NUMEL]), st.data())
-def test_any_change_with_a_valid_checksum(spec, numel, data):
+def test_any_change_with_a_valid_checksum_is_decoded_or_rejected(spec, numel, data):
     original = codec(spec).encode(vectors(numel)["ties"], layout=layout_of(numel))
     at = data.draw(st.integers(4, len(original)))
     new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
@@ -333,7 +333,7 @@ def test_products_cannot_be_nested():
 # Golden frames.
 
 
-def test_golden_frames_of_products():
+def test_frames_of_products_match_the_golden_files():
     layout, made = layout_of(FEW), {}
     for seed, spec in enumerate(
         [

@@ -1,4 +1,4 @@
-"""QSGD: the paper's formula, its mean and variance, what error feedback may do with it, and the length of its frames."""
+"""QSGD: the paper's formula, its mean and variance, error feedback with and without damping, and the length of its frames."""
 
 import math
 from fractions import Fraction
@@ -31,7 +31,7 @@ def decoded(spec: str, x: torch.Tensor, seed: int) -> np.ndarray:
 
 
 @for_each("s", [1, 4, 16, 63, 64, 1000])
-def test_a_frame_decodes_to_what_the_paper_says(s):
+def test_a_frame_decodes_to_the_result_of_the_paper(s):
     x, c = normal(1001), codec(f"qsgd:levels={s}")
     v, u = x.double().numpy(), philox.words(7, 1001) / 2.0**32
     unit = float(np.sqrt(np.square(v).sum())) / s
@@ -41,7 +41,7 @@ def test_a_frame_decodes_to_what_the_paper_says(s):
 
 
 @pytest.mark.parametrize("s", [1, 16, 200])
-def test_unbiased_with_the_variance_of_the_fractions(s):
+def test_rounding_is_unbiased_with_the_expected_variance(s):
     x, seeds = normal(401), 100
     v, unit = x.double().numpy(), _unit(math.sqrt(x.double().square().sum()), s)
     drawn = np.stack([decoded(f"qsgd:levels={s}", x, seed) for seed in range(seeds)])
@@ -55,7 +55,7 @@ def test_unbiased_with_the_variance_of_the_fractions(s):
 
 @for_each("kind", ["huge", "denormal", "constant", "one spike", "spike over noise"])
 @for_each("s", [1, 3, 16, 1000])
-def test_no_level_overflows_and_none_is_coarser_than_the_norm_allows(kind, s):
+def test_levels_do_not_overflow_and_are_fine_enough_for_the_norm(kind, s):
     for numel in (1, 7, 40):
         x = vectors(numel)[kind]
         norm = (
@@ -75,7 +75,7 @@ def test_no_level_overflows_and_none_is_coarser_than_the_norm_allows(kind, s):
 
 @pytest.mark.slow
 def test_levels_at_the_end_of_the_range_are_unbiased():
-    """Where a level would be above the largest float32, they are laid so that one is on it."""
+    """If a level would be above the largest float32, the levels are shifted so that the top level equals it."""
     x = torch.tensor([3.3e38, -3.3e38, 1e38, 2e38] * 10)
     drawn = np.stack([decoded("qsgd:levels=2", x, seed) for seed in range(1000)])
     v = x.double().numpy()
@@ -99,7 +99,7 @@ def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels(s
 
 
 def test_short_vectors_are_packed():
-    """Ten levels from −4 to 4 in 32 bits."""
+    """Ten levels from −4 to 4 take 32 bits."""
     frame = codec("qsgd:levels=4").encode(
         torch.tensor([1.0, -1.0, 2.0, 0.5, 3.0, 4.0, -4.0, 1.0, 2.0, 1.0])
     )
@@ -118,7 +118,7 @@ def test_clients_round_differently():
 # Error feedback.
 
 
-def test_residual_refuses_what_diverges_and_takes_what_is_damped():
+def test_the_residual_memory_accepts_only_damped_qsgd():
     with pytest.raises(ConfigError, match="diverges with qsgd"):
         memory("residual", codec("qsgd"), 1000)
     assert memory("residual", codec("qsgd:damped=true"), 1000)
@@ -134,7 +134,7 @@ def test_a_residual_stays_bounded_only_if_damped(damped, bounded):
     assert (float(e.norm()) <= 2 * (1 + omega) * float(x.norm())) == bounded
 
 
-def test_damped_is_the_same_divided():
+def test_damped_values_are_divided_by_1_plus_omega():
     x = normal(401)
     plain, damped = (decoded(f"qsgd:damped={way}", x, 3) for way in ("false", "true"))
     c = codec("qsgd")
@@ -149,18 +149,18 @@ def test_damped_is_the_same_divided():
 @for_each(
     "n, s, omega", [(100, 16, 100 / 256), (10**6, 16, 1000 / 16), (256, 16, 1.0), (0, 4, 0.0)]
 )
-def test_omega(n, s, omega):
+def test_the_variance_omega_has_the_value_of_the_paper(n, s, omega):
     assert codec(f"qsgd:levels={s}").variance(n) == omega
 
 
 @for_each("levels", [0, -1, 1001])
-def test_levels_out_of_range(levels):
+def test_a_number_of_levels_out_of_range_is_refused(levels):
     with pytest.raises(SpecError, match=f"levels is {levels}; give a number from 1 to 1000"):
         codec(f"qsgd:levels={levels}")
 
 
 @for_each("s", [3, 16, 1000])
-def test_the_largest_float32_is_a_level_where_those_above_it_cannot_be_sent(s):
-    """If it were always rounded down, it would be biased."""
+def test_the_largest_float32_is_a_level(s):
+    """A value that is always rounded down would be biased."""
     x = torch.tensor([LARGEST, -LARGEST, 0.0])
     np.testing.assert_allclose(decoded(f"qsgd:levels={s}", x, 1), x.double(), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Random-k: who is drawn, what it stands for, what is sent of it."""
+"""Random-k: the drawn coordinates, their scaled values, and the bytes that are sent."""
 
 import numpy as np
 import pytest
@@ -33,11 +33,11 @@ def decoded(
     )
 
 
-# Drawn uniformly.
+# Coordinates drawn uniformly.
 
 
 @for_each("density", ["1e-9", "1/400", "1/10", "1/2", "93%", "1"])
-def test_the_drawn_coordinates_arrive_as_they_are_zeros_as_well(density):
+def test_drawn_coordinates_are_sent_exactly_including_zeros(density):
     c = codec(f"randomk:density={density}")
     for numel in (1, 7, NUMEL):
         for name, x in vectors(numel).items():
@@ -49,7 +49,7 @@ def test_the_drawn_coordinates_arrive_as_they_are_zeros_as_well(density):
             )
 
 
-def test_scaled_they_stand_for_all():
+def test_scaled_values_are_multiplied_by_n_over_k():
     c = codec("randomk:density=1/8,scaled=true")
     for name, x in vectors(NUMEL).items():
         update = c.open(c.encode(x, seed=5), NUMEL)
@@ -58,7 +58,7 @@ def test_scaled_they_stand_for_all():
 
 
 @for_each("scaled", ["false", "true"])
-def test_float16_rounds_what_is_sent(scaled):
+def test_float16_rounds_the_sent_values(scaled):
     exact, x = codec(f"randomk:density=1/8,scaled={scaled}"), normal(NUMEL)
     sent = exact.open(exact.encode(x, seed=5), NUMEL).values
     rounded = codec(f"randomk:density=1/8,scaled={scaled},values=fp16")
@@ -66,7 +66,7 @@ def test_float16_rounds_what_is_sent(scaled):
     assert rounded.variance(NUMEL) is None and not rounded.linear
 
 
-def test_a_frame_is_its_values_and_no_positions():
+def test_a_frame_has_values_but_no_positions():
     for numel, k in [(100, 1), (7850, 79), (100_000, 1000)]:
         sizes = [
             len(codec(f"randomk:density=1%{values}").encode(normal(numel)))
@@ -83,7 +83,7 @@ def test_a_frame_is_its_values_and_no_positions():
         "randomk:density=1/10@layer",
     ],
 )
-def test_the_longest_frame_is_every_frame(spec):
+def test_all_frames_have_the_declared_largest_size(spec):
     c = codec(spec)
     for numel in (0, 1, 7, NUMEL, 20_000):
         shorter = longest_frame(c, layout_of(numel)) - len(
@@ -91,10 +91,10 @@ def test_the_longest_frame_is_every_frame(spec):
         )
         assert (
             0 <= shorter <= 2 * sum(e.numel == 0 for e in layout_of(numel))
-        )  # such sections are their count
+        )  # empty sections have only their count
 
 
-def test_other_seeds_draw_others_and_every_coordinate_gets_its_turn():
+def test_seeds_draw_different_coordinates_with_equal_frequency():
     c, x = codec("randomk:density=1/10"), torch.ones(200)
     seen = sum(c.decode(c.encode(x, seed=seed), numel=200) for seed in range(400))
     assert abs(seen - 40).max() < 5 * 36**0.5
@@ -104,7 +104,7 @@ def test_other_seeds_draw_others_and_every_coordinate_gets_its_turn():
 @pytest.mark.parametrize(
     "spec", ["randomk:density=1/5,scaled=true", "randomk:density=1/5,scaled=true,by=magnitude"]
 )
-def test_scaled_the_mean_over_seeds_is_the_update(spec):
+def test_the_mean_of_scaled_values_over_seeds_is_the_update(spec):
     x = torch.tensor([3.0, -2.0, 0.0, 1.0, -0.5, 0.25, 1e-3, 0.0, 40.0, -1.0])
     sent = torch.stack([decoded(spec, x, seed) for seed in range(500)]).double()
     error = sent.std(0) / 500**0.5
@@ -115,7 +115,7 @@ def test_scaled_the_mean_over_seeds_is_the_update(spec):
     )
 
 
-def test_what_may_be_done_with_it():
+def test_declared_properties_and_memories_that_diverge():
     plain, scaled = codec("randomk:density=1/10"), codec("randomk:density=1/10,scaled=true")
     assert (plain.contraction(100), plain.variance(100)) == (0.1, None)
     assert (scaled.contraction(100), scaled.variance(100)) == (None, 9)
@@ -135,16 +135,16 @@ def test_what_may_be_done_with_it():
 
 
 @for_each("density", ["1", "35%", "1/10", "1/400"])
-def test_the_variance_of_layers_bears_the_worst_rounding(density):
-    """k of the whole is rounded up and k of the only tensor that holds anything is rounded down."""
+def test_the_variance_of_layers_allows_for_the_worst_rounding(density):
+    """In the worst case, k is rounded up for the whole vector but down for the only tensor that is not zero."""
     c = LayerWise(codec(f"randomk:density={density},scaled=true"))
     worst = 0.0
     for numel in range(1, 1500):
-        worst = max(worst, c.inner.variance(numel))  # of a tensor in a vector of numel
+        worst = max(worst, c.inner.variance(numel))  # of a tensor in a vector of `numel` elements
         assert worst <= c.variance(numel) + 1e-9
 
 
-def test_error_feedback_brings_every_coordinate_across():
+def test_error_feedback_sends_every_coordinate():
     keeper, arrived, x = (
         memory("residual", codec("randomk:density=1/10"), 50),
         torch.zeros(50),
@@ -159,10 +159,10 @@ def test_error_feedback_brings_every_coordinate_across():
     )
 
 
-# Frames of one seed add.
+# Sums of frames with one seed.
 
 
-def test_sums_on_the_way_are_sums():
+def test_a_merged_frame_decodes_to_the_sum():
     c, layout = codec("randomk:density=1/8,scaled=true@layer"), layout_of(NUMEL)
     frames = [c.encode(normal(NUMEL, i), seed=2**63 + 9, layout=layout) for i in range(5)]
     total = c.decode(c.merge(frames), numel=NUMEL, layout=layout)
@@ -171,7 +171,7 @@ def test_sums_on_the_way_are_sums():
     )
 
 
-def test_frames_of_other_seeds_densities_or_kinds_do_not_add():
+def test_frames_with_different_seeds_densities_or_kinds_are_not_merged():
     c, x = codec("randomk:density=1/8"), normal(NUMEL)
     frame = c.encode(x, seed=3)
     for other in (
@@ -191,8 +191,8 @@ def test_frames_of_other_seeds_densities_or_kinds_do_not_add():
 
 
 @given(st.binary(max_size=3), st.integers(5, 60), st.integers(0, 4))
-def test_hostile_sections_are_not_merged(new, at, drop_small):
-    """A change to one of two frames under a checksum that fits: a sum of finite numbers, or FrameError."""
+def test_changed_frames_merge_to_finite_numbers_or_are_refused(new, at, drop_small):
+    """If a frame is changed and its checksum corrected, the sum has finite numbers or FrameError is raised."""
     c, x = codec("randomk:density=1/8"), torch.ones(64)
     frame = c.encode(x, seed=3)
     changed = reseal(frame[:at] + new + frame[at + drop_small :], 64)
@@ -204,11 +204,11 @@ def test_hostile_sections_are_not_merged(new, at, drop_small):
         assert total.isfinite().all()
 
 
-# Dropped by magnitude.
+# Coordinates drawn by magnitude.
 
 
 def shares(x: torch.Tensor, k: int) -> np.ndarray:
-    """min(1, |x_i|/m) with Σ = k, by bisection of m."""
+    """Return the probabilities min(1, |x_i|/m) whose sum is k. m is found by bisection."""
     magnitudes = abs(x.double().numpy())
     if (magnitudes > 0).sum() <= k:
         return (magnitudes > 0).astype(float)
@@ -222,18 +222,18 @@ def shares(x: torch.Tensor, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("numel", [1, 7, NUMEL])
-def test_the_shares_add_up_to_k_and_are_the_optimal_ones(numel):
+def test_the_probabilities_add_up_to_k_and_are_optimal(numel):
     for k in {1, 2, numel // 10, numel // 2, numel} & set(range(1, numel + 1)):
         for name, x in vectors(numel).items():
             m = drop_threshold(x, k)
             assert m > 0 and np.float32(m) == m, (k, name)
             found = np.minimum(1, abs(x.double().numpy()) / m)
-            if m < LARGEST and name != "denormal":  # where m is cut, more are kept
+            if m < LARGEST and name != "denormal":  # if m is cut off, more are kept
                 assert found == pytest.approx(shares(x, k), rel=1e-5, abs=1e-9), (k, name)
             assert found.sum() >= min(k, int(x.count_nonzero())) * (1 - 1e-12), (k, name)
 
 
-def test_the_level_of_a_large_vector_is_that_of_its_pieces(monkeypatch):
+def test_the_drop_threshold_is_the_same_if_computed_in_pieces(monkeypatch):
     x = normal(50_000) ** 7
     whole = drop_threshold(x, 500)
     monkeypatch.setattr("fedcomp.codecs.randomk.CLIP_ELEMENTS", 777)
@@ -241,7 +241,7 @@ def test_the_level_of_a_large_vector_is_that_of_its_pieces(monkeypatch):
 
 
 @for_each("scaled", [False, True])
-def test_larger_coordinates_are_kept_smaller_ones_by_chance(scaled):
+def test_coordinates_above_the_threshold_are_always_kept(scaled):
     c = codec(f"randomk:density=1/10,by=magnitude,scaled={str(scaled).lower()}")
     for name, x in vectors(NUMEL).items():
         m, update = drop_threshold(x, 40), c.open(c.encode(x, seed=5), NUMEL)
@@ -252,7 +252,7 @@ def test_larger_coordinates_are_kept_smaller_ones_by_chance(scaled):
         ), name
 
 
-def test_so_many_are_kept_in_the_mean():
+def test_the_mean_number_of_kept_coordinates_is_k():
     c, x = codec("randomk:density=1/10,by=magnitude"), normal(NUMEL) ** 3
     drop_small = np.array([c.open(c.encode(x, seed=seed), NUMEL).nonzeros for seed in range(300)])
     assert (
@@ -260,7 +260,7 @@ def test_so_many_are_kept_in_the_mean():
     )
 
 
-def test_it_varies_less_than_drawing_uniformly():
+def test_drawing_by_magnitude_has_less_variance_than_drawing_uniformly():
     x = normal(NUMEL) ** 3
     lost = {
         by: np.mean(
@@ -278,7 +278,7 @@ def test_it_varies_less_than_drawing_uniformly():
     assert lost["magnitude"] < lost["uniform"] / 3
 
 
-def test_a_value_of_the_common_magnitude_costs_two_bits_and_its_position():
+def test_a_value_with_the_common_magnitude_takes_two_bits_and_its_position():
     x = normal(100_000)
     frame = codec("randomk:density=1%,by=magnitude,scaled=true").encode(x)
     _, ((_, section),) = unseal(frame, codec("randomk").id, 100_000, None, True)
@@ -289,9 +289,9 @@ def test_a_value_of_the_common_magnitude_costs_two_bits_and_its_position():
 
 
 def changed(spec: str, numel: int, offset: int, new: bytes) -> bytes:
-    """A frame whose body has other bytes at `offset`, under a checksum that fits."""
+    """Return a frame with other bytes at `offset` of its body, and with a correct checksum."""
     frame = codec(spec).encode(normal(numel), seed=3)
-    start = SECTIONS + 8 + 1 + offset  # behind the seed and a count below 128
+    start = SECTIONS + 8 + 1 + offset  # after the seed and a count below 128
     return reseal(frame[:start] + new + frame[start + len(new) :], numel)
 
 
@@ -301,16 +301,16 @@ def changed(spec: str, numel: int, offset: int, new: bytes) -> bytes:
         (0, b"\xbf"),
         (0, b"\xff"),
         (0, b"\x3e"),
-        (0, b"\x00"),  # the form: of values by magnitude, of a Rice code
+        (0, b"\x00"),  # the form: values by magnitude, or a Rice code
         (1, b"\x00"),
         (1, b"\x07"),
         (1, b"\x09"),
-        (1, b"\x88"),  # how many values
+        (1, b"\x88"),  # the number of values
         (2, np.array(np.nan, "<f4").tobytes()),
         (2, np.array(-np.inf, "<f4").tobytes()),
     ],
 )
-def test_a_section_of_drawn_values_is_checked(offset, new):
+def test_invalid_sections_of_drawn_values_are_refused(offset, new):
     assert (
         codec("randomk")
         .decode(changed("randomk:density=1/8", 64, 0, b"\x3f"), numel=64)
@@ -324,7 +324,7 @@ def test_a_section_of_drawn_values_is_checked(offset, new):
 
 
 @for_each("m", [0.0, -1.0, np.nan, np.inf])
-def test_a_common_magnitude_is_above_zero_and_finite(m):
+def test_a_common_magnitude_must_be_positive_and_finite(m):
     with pytest.raises(FrameError, match="magnitude"):
         codec("randomk").decode(
             changed(
@@ -334,7 +334,7 @@ def test_a_common_magnitude_is_above_zero_and_finite(m):
         )
 
 
-def test_some_value_has_the_common_magnitude():
+def test_at_least_one_value_must_have_the_common_magnitude():
     spec = "randomk:density=1/8,by=magnitude,scaled=true"
     frame = bytearray(codec(spec).encode(normal(NUMEL), seed=3))
     count, start = frame[SECTIONS + 8], SECTIONS + 8 + 2 + 4
@@ -343,7 +343,7 @@ def test_some_value_has_the_common_magnitude():
         codec("randomk").decode(reseal(bytes(frame), NUMEL), numel=NUMEL)
 
 
-def test_other_codecs_draw_nothing():
+def test_other_codecs_refuse_sections_of_drawn_values():
     x = torch.ones(64)
     frame = codec("topk:density=1").encode(x)
     start = SECTIONS + 1

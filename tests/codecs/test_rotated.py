@@ -1,4 +1,4 @@
-"""What every codec of rotated vectors promises, beside what every codec does (test_every_codec.py)."""
+"""Properties of all codecs that rotate vectors, in addition to those of all codecs (test_every_codec.py)."""
 
 import struct
 
@@ -27,8 +27,8 @@ HEADS = {
     "eden": (1, 3, 4, 5, 255),
     "srq": (1, 3, 127, 255),
     "vlc": (2, 255),
-}  # of other sections, or of none
-BODY = SECTIONS + 8 + 2  # behind the seed and a count of two bytes
+}  # first bytes of other sections, and bytes that no section has
+BODY = SECTIONS + 8 + 2  # after the seed and a count of two bytes
 every_spec = pytest.mark.parametrize("spec", SPECS)
 
 
@@ -37,7 +37,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @every_spec
-def test_every_size_and_scale_comes_back_finite(spec):
+def test_vectors_of_every_size_and_scale_decode_to_finite_values(spec):
     c = codec(spec)
     for numel in (0, 1, 7, 401):
         for name, x in vectors(numel).items():
@@ -53,7 +53,7 @@ def test_every_size_and_scale_comes_back_finite(spec):
 
 
 @every_spec
-def test_any_stretch_of_an_update_can_be_read(spec):
+def test_any_block_of_an_update_can_be_decoded(spec):
     c, numel = codec(spec), 40_000
     frame = c.encode(normal(numel), seed=1)
     y, update = c.decode(frame, numel=numel).numpy(), c.open(frame, numel)
@@ -69,14 +69,14 @@ def test_any_stretch_of_an_update_can_be_read(spec):
 
 
 @every_spec
-def test_rows_of_a_stack_are_those_of_single_vectors(spec):
+def test_rows_of_a_stack_are_encoded_like_single_vectors(spec):
     c, x, seeds = codec(spec), normal(7, 401), list(range(7))
     alone = [c.encode(row, seed=seed) for row, seed in zip(x, seeds, strict=True)]
     assert c.encode_batch(x, seeds) == alone
 
 
 @every_spec
-def test_it_is_the_value_half_of_a_product(spec):
+def test_the_codec_can_be_the_second_half_of_a_product(spec):
     c, x = codec(f"topk:density=20%+{spec}"), normal(1001)
     y = c.decode(c.encode(x, seed=4), numel=1001)
     kept = x.abs() >= x.abs().topk(200).values[-1]
@@ -86,7 +86,7 @@ def test_it_is_the_value_half_of_a_product(spec):
 
 
 @every_spec
-def test_other_seeds_turn_otherwise(spec):
+def test_seeds_have_different_rotations(spec):
     c, x = codec(spec), normal(1001)
     frames = [c.encode(x, seed=seed) for seed in (0, 1, 2**32)]
     assert len({frame[BODY:] for frame in frames}) == 3
@@ -110,7 +110,7 @@ def test_the_error_does_not_depend_on_the_scale(spec, scale):
 
 
 @every_spec
-def test_what_rotation_would_lose_is_sent_as_it_is(spec):
+def test_tiny_vectors_are_sent_without_rotation(spec):
     c = codec(spec)
     for name in ("denormal", "tiny"):
         x = vectors(401)[name] * (1 if name == "denormal" else 2.0**-20)
@@ -134,7 +134,7 @@ def refuses(spec: str, frame: bytes, numel: int = 401) -> None:
 @pytest.mark.parametrize(
     "half", [0x7FF00000, 0x7FF80000, 0xFFF00000, 0x80000000, 0x00000001, 0x7F000000, 0x00100000]
 )
-def test_scales_that_are_none_are_refused(spec, half):
+def test_invalid_scales_are_refused(spec, half):
     frame = codec(spec).encode(normal(401), seed=1)
     refuses(spec, frame[: BODY + 1] + struct.pack("<I", half) + frame[BODY + 5 :])
 
@@ -160,7 +160,7 @@ def test_another_first_byte_is_refused(spec):
 
 
 @for_each("value", [0.0, 2.0**-100, 1.0, float("nan"), float("inf")])
-def test_plain_values_that_should_have_been_turned_are_refused(value):
+def test_unrotated_values_are_refused_if_they_are_not_tiny(value):
     for spec in ("srq", "vlc", "drive", "eden"):
         frame = codec(spec).encode(torch.full((401,), 2.0**-120), seed=1)
         codec(spec).decode(frame, numel=401)
@@ -171,14 +171,14 @@ def test_plain_values_that_should_have_been_turned_are_refused(value):
 
 
 @for_each("count", [0, 128, 400])
-def test_a_section_counts_every_coordinate(count):
+def test_a_section_must_count_every_coordinate(count):
     for spec in ("srq", "vlc", "drive", "eden"):
         frame = codec(spec).encode(normal(401), seed=1)
         refuses(spec, frame[: BODY - 2] + bytes([count & 0x7F | 0x80, count >> 7]) + frame[BODY:])
 
 
-def test_anything_that_passes_is_finite():
-    """The largest scales that a frame may have."""
+def test_frames_with_the_largest_scales_decode_to_finite_values():
+    """The frame has the largest scales that are allowed."""
     largest = struct.pack("<d", rotated.MAX_SCALE)[4:]
     for spec, numbers in [("drive", 1), ("eden:bits=4", 1), ("srq", 2), ("vlc", 1)]:
         frame, count = (
@@ -190,7 +190,7 @@ def test_anything_that_passes_is_finite():
         assert y.isfinite().all() and float(y.abs().max()) > 3.4e38
 
 
-def test_a_frame_that_is_open_is_not_spread_out():
+def test_an_opened_frame_stays_compressed_in_memory():
     numel = 50_000
     update = codec("drive").open(codec("drive").encode(normal(numel), seed=1), numel)
     held = update.codes.args[0].nbytes + update.scale.nbytes + update.shift.nbytes

@@ -1,4 +1,4 @@
-"""Frames of s2 add up to the exact sum of what they say, or say that they do not."""
+"""The sum of s2 frames is exact, or the update reports the number of coordinates that could not be decoded."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def sparse(numel: int, at: np.ndarray, seed: int) -> torch.Tensor:
 
 
 def clients(union: int, numel: int, seed: int, many: int = 8) -> tuple[list[torch.Tensor], int]:
-    """Vectors that share coordinates, and how many there are in all."""
+    """Return sparse vectors that share coordinates, and the number of different coordinates."""
     draw = np.random.default_rng(seed)
     places = draw.choice(numel, union, replace=False)
     xs = [
@@ -37,14 +37,14 @@ def clients(union: int, numel: int, seed: int, many: int = 8) -> tuple[list[torc
 
 
 def exact_sum(xs: list[torch.Tensor]) -> np.ndarray:
-    """float32 of the sum in float64, which holds these exactly."""
+    """Return the sum as float32, computed in float64, which holds these values exactly."""
     return torch.stack(xs).double().sum(0).float().numpy()
 
 
-# What a frame says.
+# Single frames.
 
 
-def test_every_bit_of_a_value_arrives():
+def test_large_values_are_decoded_exactly():
     x = vectors(1001)["heavy tails"].clone()
     x[::3] = 0
     largest = float(x.abs().max())
@@ -54,7 +54,7 @@ def test_every_bit_of_a_value_arrives():
 
 
 @for_each("values, bits", [("int24", 23), ("int16", 15)])
-def test_values_are_rounded_to_so_many_bits_of_the_largest(values, bits):
+def test_values_are_rounded_relative_to_the_largest_value(values, bits):
     for name in ("normal", "heavy tails", "huge", "denormal"):
         x = vectors(401)[name]
         y = codec(f"s2:values={values}").decode(codec(f"s2:values={values}").encode(x), numel=401)
@@ -71,11 +71,11 @@ def test_zeros_are_not_sent():
 
 
 @for_each("keys, most", [(1000, 1.6), (10_000, 1.25), (10**6, 1.25)])
-def test_a_table_has_so_many_cells_for_a_key(keys, most):
+def test_a_table_has_at_most_the_expected_number_of_cells_per_key(keys, most):
     assert 3 * S2().width(keys) <= most * keys + 3
 
 
-def test_a_frame_has_the_bytes_of_its_cells_and_of_its_support():
+def test_a_frame_has_the_bytes_of_its_cells_and_positions():
     x = sparse(10**6, np.random.default_rng(0).choice(10**6, 10_000, replace=False), 1)
     x[x != 0] = x[x != 0].clamp(0.5, 1)
     for values, bits in (("fp32", 30), ("int24", 27), ("int16", 19)):
@@ -88,7 +88,7 @@ def test_a_frame_has_the_bytes_of_its_cells_and_of_its_support():
 
 
 @pytest.mark.parametrize(("union", "cells_a_key", "seeds"), [(1000, 1.6, 20), (10_000, 1.25, 2)])
-def test_the_values_of_eight_clients_come_out_exactly(union, cells_a_key, seeds):
+def test_the_sum_of_eight_clients_is_exact(union, cells_a_key, seeds):
     exact = 0
     for seed in range(seeds):
         xs, keys = clients(union, 4 * union, seed)
@@ -101,7 +101,7 @@ def test_the_values_of_eight_clients_come_out_exactly(union, cells_a_key, seeds)
     assert exact == seeds
 
 
-def test_it_does_not_matter_who_adds_first():
+def test_the_order_of_additions_does_not_matter():
     xs, _ = clients(300, NUMEL, 5)
     c = codec("s2:columns=300")
     frames = [c.encode(1000.0 ** (i % 3) * x, seed=1) for i, x in enumerate(xs)]
@@ -114,14 +114,14 @@ def test_it_does_not_matter_who_adds_first():
     assert c.merge([whole, c.encode(torch.zeros(NUMEL), seed=1)]) == whole
 
 
-def test_what_cancels_is_zero():
+def test_frames_that_cancel_decode_to_zero():
     x = sparse(NUMEL, np.arange(100), 2)
     c = codec("s2:columns=100")
     y = c.decode(c.merge([c.encode(x, seed=1), c.encode(-x, seed=1)]), numel=NUMEL)
     assert not y.any()
 
 
-def test_sizes_that_lie_far_apart_add_to_rounding():
+def test_values_of_very_different_sizes_add_up_to_rounding():
     c = codec("s2:columns=300")
     large, small = (
         1e30 * sparse(NUMEL, np.arange(0, 300, 2), 1),
@@ -132,7 +132,7 @@ def test_sizes_that_lie_far_apart_add_to_rounding():
         assert float((y - large).abs().max()) <= 1e30 * 2.0**-40
 
 
-def test_tables_of_other_shapes_are_not_added():
+def test_tables_of_different_shapes_are_not_added():
     x = sparse(NUMEL, np.arange(50), 1)
     with pytest.raises(
         FrameError,
@@ -142,8 +142,8 @@ def test_tables_of_other_shapes_are_not_added():
 
 
 @pytest.mark.slow
-def test_a_frame_that_its_encoder_could_not_read_takes_more_columns():
-    """Coordinates 3 and 8 share all of their cells under this seed."""
+def test_the_encoder_takes_more_columns_if_it_cannot_decode_a_frame():
+    """Finds a seed with which coordinates 3 and 8 share all of their cells."""
     c = S2()
     for seed in range(20_000):
         columns = c.width(2)
@@ -166,7 +166,7 @@ def test_a_frame_that_its_encoder_could_not_read_takes_more_columns():
 
 
 @pytest.mark.parametrize("columns", [1, 20, 100, 130])
-def test_too_few_columns_are_said_and_lose_no_more_than_all(columns):
+def test_too_few_columns_are_reported_and_the_error_is_at_most_the_vector(columns):
     x, c = vectors(401)["normal"], codec(f"s2:columns={columns}")
     for seed in range(5):
         update = c.open(c.encode(x, seed=seed), 401)
@@ -175,7 +175,7 @@ def test_too_few_columns_are_said_and_lose_no_more_than_all(columns):
     assert c.contraction(401) == 0 and codec("s2").contraction(401) == 1
 
 
-# Behind a codec that selects.
+# Products with a codec that selects coordinates.
 
 
 def test_a_product_sends_what_its_first_half_selects():
@@ -192,8 +192,8 @@ def test_a_product_sends_what_its_first_half_selects():
     )
 
 
-def test_frames_of_a_product_add_whatever_clients_have():
-    """Its tables are made for what is sent at most, times the union."""
+def test_frames_of_a_product_can_be_added_for_any_vectors():
+    """The tables are large enough for the largest number of sent coordinates times `union`."""
     xs = [
         vectors(NUMEL)["normal"],
         sparse(NUMEL, np.arange(7), 1),
@@ -209,13 +209,13 @@ def test_frames_of_a_product_add_whatever_clients_have():
     assert c.second.width(3000) * 3 <= 1.5 * 3000
 
 
-def test_another_density():
+def test_the_density_of_a_product_can_be_changed():
     c = codec("topk:density=1%+s2:union=8@layer")
     assert c.density == 0.01 and at_density(c, 0.5) == codec("topk:density=1/2+s2:union=8@layer")
     assert codec("topk:density=1%+s2").contraction(1000) == pytest.approx(0.01)
 
 
-def test_a_memory_keeps_what_was_not_sent():
+def test_the_residual_memory_keeps_values_that_were_not_sent():
     for spec in (
         "topk:density=1%+s2",
         "topk:density=1%+s2:values=int16@layer",
@@ -241,12 +241,12 @@ def test_a_memory_keeps_what_was_not_sent():
         ("topk+fp16+s2", "give at most two"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_fix(text, says):
+def test_an_invalid_spec_is_refused_in_one_sentence_with_the_fix(text, says):
     with pytest.raises(SpecError, match=says):
         codec(text)
 
 
-def test_an_unbiased_selection_has_no_memory():
+def test_the_residual_memory_refuses_an_unbiased_selection():
     with pytest.raises(
         ConfigError,
         match="use --memory none, or --uplink stc",
@@ -257,7 +257,7 @@ def test_an_unbiased_selection_has_no_memory():
 # Frames that no encoder makes.
 
 
-def test_cells_of_any_width():
+def test_cells_of_any_width_are_unpacked_as_packed():
     for bits in range(1, MAX_BITS + 2):
         table = np.random.default_rng(bits).integers(-(1 << bits - 1), 1 << bits - 1, 13)
         data = _pack_cells(table, bits)
@@ -266,9 +266,9 @@ def test_cells_of_any_width():
 
 
 def changed(offset: int, new: bytes, cut: int = 0) -> bytes:
-    """A frame of 20 nonzeros of 50 with other bytes in its body, under a checksum that fits."""
+    """Return a frame of 20 nonzeros among 50 with other bytes in its body, and with a correct checksum."""
     frame = codec("s2").encode(sparse(50, np.arange(0, 40, 2), 1), seed=3)
-    start = SECTIONS + 8 + 1 + offset  # behind the seed and the count of all coordinates
+    start = SECTIONS + 8 + 1 + offset  # after the seed and the number of coordinates
     return reseal(frame[:start] + new + frame[start + max(len(new), cut) :], 50)
 
 
@@ -277,7 +277,7 @@ def changed(offset: int, new: bytes, cut: int = 0) -> bytes:
     [
         (0, b"\x00"),
         (0, b"\x15"),
-        (0, b"\x33"),  # nonzeros
+        (0, b"\x33"),  # number of nonzeros
         (1, b"\x28"),
         (1, b"\x40"),
         (1, b"\xff"),
@@ -293,29 +293,30 @@ def changed(offset: int, new: bytes, cut: int = 0) -> bytes:
         (6, b"\xff"),  # columns, e, bits
     ],
 )
-def test_a_section_is_checked(offset, new):
+def test_invalid_sections_are_refused(offset, new):
     assert read("s2", changed(0, b"\x14"), 50)
     assert not read("s2", changed(offset, new), 50)
     with pytest.raises(FrameError):
         codec("s2").merge([changed(offset, new), changed(0, b"\x14")])
 
 
-def test_cells_of_nothing_are_a_vector_or_refused():
+def test_random_cells_are_decoded():
     noise = np.random.default_rng(1).bytes(60)
     assert read("s2", changed(7, noise), 50)
-    assert read("s2", changed(4, b"\x7f\x00"), 50)  # a unit of 2¹²⁷: cut at the largest float32
+    # A unit of 2¹²⁷; values are cut off at the largest float32.
+    assert read("s2", changed(4, b"\x7f\x00"), 50)
 
 
-def test_a_table_for_another_model_is_not_made():
+def test_a_table_that_is_too_large_for_the_model_is_not_allocated():
     x = sparse(50, np.arange(0, 40, 2), 1)
-    wide = codec("s2:columns=100000000").encode(x)  # more than 50 coordinates ever need
+    wide = codec("s2:columns=100000000").encode(x)  # more columns than 50 coordinates can need
     assert len(wide) < 8 * 3 * (8 * 50 + 64) and codec("s2").open(wide, 50).missed == 0
     claimed = varint(20) + bytes([0, 3]) + varint(10**9) + bytes([0, 0, 8])
     frame = changed(0, claimed)
     assert peak(lambda: read("s2", frame, 50)) < 200_000 and not read("s2", frame, 50)
 
 
-def test_a_merged_sum_that_overflows_is_refused_and_one_frame_is_not():
+def test_a_merged_sum_that_overflows_is_refused():
     x = 3.4e38 * torch.sin(torch.arange(40) + 1.0)
     c = codec("s2")
     assert c.merge([c.encode(x)]) == c.encode(x)
@@ -323,7 +324,7 @@ def test_a_merged_sum_that_overflows_is_refused_and_one_frame_is_not():
         c.merge([c.encode(x)] * 2)
 
 
-def test_a_union_beyond_all_bounds_is_that_of_all_coordinates():
+def test_a_huge_union_is_limited_to_all_coordinates():
     x = torch.arange(1, 101, dtype=torch.float32)
     assert codec("topk:density=10%+s2:union=1e308").encode(x) == codec(
         "topk:density=10%+s2:union=10"

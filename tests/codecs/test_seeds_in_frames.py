@@ -1,4 +1,4 @@
-"""A codec that needs its seed to decode finds it in the frame: the same one for which the frame was made, tensor by tensor."""
+"""A codec that needs its seed for decoding reads it from the frame. Each tensor has its own seed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +19,7 @@ SEEDS = (0, 1, 2**63, 2**64 - 1, 2**64, 2**70 + 3, -1)
 
 @dataclass(frozen=True)
 class Mask(Codec):
-    """Half of the coordinates, drawn from the seed: no positions are sent. (The id is borrowed.)"""
+    """A codec that sends about half of the coordinates, drawn from the seed, without their positions. Its id is that of another codec."""
 
     name: ClassVar[str] = "mask"
     id: ClassVar[int] = 1
@@ -40,7 +40,7 @@ class Mask(Codec):
 
 @pytest.mark.parametrize("c", [Mask(), LayerWise(Mask())], ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_seed_of_encoding_is_the_seed_of_decoding(c, seed):
+def test_decoding_uses_the_seed_of_encoding(c, seed):
     x, layout = torch.randn(401, generator=torch.Generator().manual_seed(1)), layout_of(401)
     frame = c.encode(x, seed=seed, layout=layout)
     y = c.decode(frame, numel=401, layout=layout)
@@ -57,14 +57,14 @@ def test_the_seed_of_encoding_is_the_seed_of_decoding(c, seed):
 
 
 def test_every_tensor_has_its_own_seed():
-    """Two equal tensors lose different coordinates."""
+    """Two equal tensors send different coordinates."""
     c, layout = LayerWise(Mask()), layout_of(400)
     y = c.decode(c.encode(torch.ones(400), layout=layout), numel=400, layout=layout)
     w, rest = (y[e.span][:100] for e in layout if e.numel >= 100)
     assert not torch.equal(w, rest)
 
 
-def test_a_frame_of_another_seed_is_noticed():
+def test_a_frame_with_a_changed_seed_is_refused():
     frame = Mask().encode(torch.ones(401), seed=3)
     for changed in (frame[:SECTIONS] + bytes(8) + frame[SECTIONS + 8 :], frame[: SECTIONS + 5]):
         with pytest.raises(FrameError):

@@ -1,4 +1,4 @@
-"""Codecs that send few coordinates: batches are opened as each frame by itself, and positions cost less where they lie close together."""
+"""Codecs that send few coordinates: opening batches, and positions that take fewer bytes where they are close together."""
 
 import math
 import struct
@@ -31,7 +31,7 @@ def frames_of(spec: str, numel: int) -> list[bytes]:
 
 @for_each("spec", SELECTIVE)
 def test_a_frame_does_not_depend_on_the_other_rows_of_a_stack(spec):
-    """Whether these send as many values, fewer, or none."""
+    """The other rows may send the same number of values, fewer, or none."""
     c = codec(spec)
     for numel in (1, 40, 1001):
         layout = layout_of(numel)
@@ -43,7 +43,7 @@ def test_a_frame_does_not_depend_on_the_other_rows_of_a_stack(spec):
 
 @for_each("spec", [s for s in SELECTIVE if s in ONE_EACH])
 @for_each("numel", [1, 40, 1001])
-def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
+def test_a_batch_is_opened_like_single_frames(spec, numel):
     c, layout, frames = codec(spec), layout_of(numel), frames_of(spec, numel)
     other = (
         frames_of(str(c.unscoped), numel)
@@ -65,7 +65,7 @@ def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
             assert same_bits(opened.dense(), update.dense())
 
 
-VALUES = SECTIONS + 2  # where those of an STC frame begin, behind the count and the form
+VALUES = SECTIONS + 2  # start of the values of an STC frame, after the count and the form
 DAMAGE = {
     "no magnitude": lambda frame: frame[:VALUES] + bytes(4) + frame[VALUES + 4 :],
     "an infinite one": lambda frame: (
@@ -88,7 +88,7 @@ DAMAGE = {
 
 @for_each("damage", DAMAGE.values(), ids=DAMAGE)
 @for_each("place", [0, 3, 5])
-def test_one_bad_frame_among_many_that_are_alike_is_told_alone(damage, place):
+def test_only_the_invalid_frame_of_a_batch_is_an_error(damage, place):
     c = codec("stc:density=1/10")
     frames = c.encode_batch(
         torch.randn(6, 42, generator=torch.Generator().manual_seed(0)), range(6)
@@ -104,7 +104,7 @@ def test_one_bad_frame_among_many_that_are_alike_is_told_alone(damage, place):
 
 
 @for_each("spec", ["stc@layer", "topk"])
-def test_a_batch_may_be_empty_and_hold_empty_models(spec):
+def test_a_batch_may_be_empty_or_hold_empty_models(spec):
     c, empty = codec(spec), Layout(())
     assert c.open_batch([], 40, layout_of(40)) == []
     (opened,) = c.open_batch([c.encode(torch.zeros(0), layout=empty)], 0, empty)
@@ -118,19 +118,19 @@ def binomial_bytes(numel: int, k: int) -> float:
 
 
 @for_each("density", ["1/25", "1/100", "1/400"])
-def test_where_layers_differ_a_frame_is_smaller_than_the_entropy_of_uniform_positions(density):
+def test_if_layers_differ_a_frame_is_smaller_than_with_uniform_positions(density):
     c, numel, random = codec(f"stc:density={density}"), 120_000, np.random.default_rng(0)
     scale = np.repeat([0.3, 1.0, 0.6, 1.6], numel // 4)
     x = torch.from_numpy((random.standard_normal(numel) * scale).astype(np.float32))
     k = c.count(numel)
     frame = c.encode(x)
-    assert frame[SECTIONS + 2] & FORM == positions.BLOCKS  # behind the count
+    assert frame[SECTIONS + 2] & FORM == positions.BLOCKS  # the byte after the count
     assert len(frame) < binomial_bytes(numel, k) + k / 8 + 4
     assert c.open(frame, numel).nonzeros == k
 
 
 @for_each("spec", ["topk:density=1", "stc:density=1", "topk:density=1,values=fp16"])
-def test_positions_cost_nothing_where_all_are_sent(spec):
+def test_positions_take_no_bytes_if_all_are_sent(spec):
     c, x = codec(spec), vectors(1001)["normal"]
     values = {
         "topk:density=1": 4004,

@@ -1,4 +1,4 @@
-"""Signs alone: one bit a coordinate, ±1, and zeros that cancel."""
+"""Signs only: one bit per coordinate, values ±1, and random signs for zeros."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def coins(seed: int, numel: int) -> np.ndarray:
     return np.where(np.unpackbits(drawn, count=numel), 1, -1).astype(np.float32)
 
 
-def test_a_frame_decodes_to_the_signs_and_for_zeros_to_coins_of_the_seed():
+def test_a_frame_decodes_to_signs_and_random_signs_for_zeros():
     for numel in (0, 1, 7, 400, 1001):
         for name, x in vectors(numel).items():
             for seed in (0, 2**64 - 1):
@@ -37,7 +37,7 @@ def test_a_frame_decodes_to_the_signs_and_for_zeros_to_coins_of_the_seed():
 
 
 @pytest.mark.parametrize("numel", [1, 8, 9, 1000, 10**6])
-def test_a_frame_has_one_bit_a_coordinate(numel):
+def test_a_frame_has_one_bit_per_coordinate(numel):
     frame = SIGN.encode(normal(numel))
     assert (
         len(frame) == longest_frame(SIGN, layout_of(numel))
@@ -46,7 +46,7 @@ def test_a_frame_has_one_bit_a_coordinate(numel):
     assert numel < 10**6 or 8 * len(frame) / numel < 1.0001
 
 
-def test_a_coin_depends_on_the_seed_and_the_coordinate_alone():
+def test_the_random_sign_of_a_zero_depends_only_on_seed_and_coordinate():
     x = normal(1001)
     x[::3] = 0
     y = SIGN.decode(SIGN.encode(x, seed=5), numel=1001)
@@ -58,8 +58,8 @@ def test_a_coin_depends_on_the_seed_and_the_coordinate_alone():
     )
 
 
-def test_zeros_of_many_clients_cancel_where_each_has_its_own_seed():
-    """Ten clients vote 1, ninety have a zero: the vote is right where the coins are their own, a coin itself where they share it."""
+def test_zeros_of_many_clients_cancel_if_each_has_its_own_seed():
+    """Ten clients have 1 and ninety have 0. With own seeds the sum is positive; with a shared seed it is as random as one coin."""
     numel, right = 4000, {}
     for name, seed_of in {"own": lambda client: client, "shared": lambda client: 7}.items():
         tally = torch.zeros(numel)
@@ -71,7 +71,7 @@ def test_zeros_of_many_clients_cancel_where_each_has_its_own_seed():
     assert right["own"] > 0.8 and 0.45 < right["shared"] < 0.55
 
 
-def test_every_tensor_has_coins_of_its_own():
+def test_every_tensor_has_its_own_random_signs():
     layout = layout_of(1200)
     y = codec("sign@layer").decode(
         codec("sign@layer").encode(torch.zeros(1200), seed=3, layout=layout),
@@ -94,14 +94,14 @@ def test_a_large_vector_stays_bits_until_it_is_added():
     assert same_bits(total, into + np.float32(0.3) * SIGN.decode(frame, numel=numel))
 
 
-def test_it_promises_neither_contraction_nor_a_mean_and_a_residual_refuses_it():
+def test_sign_declares_no_contraction_or_variance_and_residual_refuses_it():
     assert SIGN.contraction(9) is None and SIGN.variance(9) is None and not SIGN.seeded
     with pytest.raises(ConfigError, match="diverges with sign"):
         memory("residual", SIGN, 9)
 
 
 @for_each("numel", [1, 8, 9, 401])
-def test_another_count_another_length_and_bits_past_the_end_are_refused(numel):
+def test_a_wrong_count_or_length_and_bits_after_the_end_are_refused(numel):
     frame = SIGN.encode(normal(numel))
     signs = frame[-((numel + 7) // 8) :]
     changed = [

@@ -1,4 +1,4 @@
-"""Sketches as frames: their size, what is read of them, sums of frames, and integers in the place of cells."""
+"""Sketches as frames: their size, decoding, sums of frames, and cells of integers."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
 
 
 def whole(numel: int, seed: int = 0) -> torch.Tensor:
-    """−1, 0 and 1: cells of few of them are small integers."""
+    """Return a vector of −1, 0 and 1, whose cells are small integers."""
     return torch.from_numpy(np.random.default_rng(seed).integers(-1, 2, numel).astype(np.float32))
 
 
@@ -35,7 +35,7 @@ def opened(spec: str, data: bytes, numel: int) -> SketchUpdate:
 
 
 def form(data: bytes, numel: int) -> int:
-    """The byte that says what the cells are."""
+    """Return the byte of a frame that names the type of the cells."""
     cells = opened("sketch", data, numel)
     return data[HEAD + len(b"".join(map(varint, (numel, *cells.cells.shape, cells.count))))]
 
@@ -51,17 +51,17 @@ def made(numel: int, rows: int, columns: int, rest: bytes, seed: int = 3, k: int
 
 
 def integers(cells: np.ndarray, exponent: int) -> bytes:
-    """What follows rows, columns and k."""
+    """Return the bytes after rows, columns and k: the type of the cells, their unit and the cells."""
     kinds = {"int8": 2, "int16": 3, "int32": 4}
     return bytes([kinds[cells.dtype.name]]) + np.array(exponent, "<i2").tobytes() + cells.tobytes()
 
 
-# Size, and what is read.
+# Size and decoding.
 
 
 @for_each("cells", CELLS)
 @for_each("ratio", [0.5, 4, 10, 100])
-def test_a_frame_has_the_size_that_was_asked(ratio, cells):
+def test_a_frame_has_the_requested_size(ratio, cells):
     for numel, rows in itertools.product((7850, 70_001), (1, 5)):
         c = codec(f"sketch:rows={rows},ratio={ratio},cells={cells}")
         size, asked = len(c.encode(normal(numel))), 4 * numel / ratio
@@ -72,7 +72,7 @@ def test_a_frame_has_the_size_that_was_asked(ratio, cells):
         )
 
 
-def test_columns_are_those_that_were_given_and_never_none():
+def test_a_sketch_has_the_given_columns_and_at_least_one():
     frame = codec("sketch:rows=3,columns=70").encode(normal(401))
     assert opened("sketch", frame, 401).cells.shape == (3, 70)
     assert opened("sketch", codec("sketch:ratio=1000").encode(normal(401)), 401).cells.shape == (
@@ -82,7 +82,7 @@ def test_columns_are_those_that_were_given_and_never_none():
 
 
 @for_each("cells", ["fp32", "bf16"])
-def test_cells_are_those_of_the_kernel(cells):
+def test_cells_are_computed_by_the_kernel(cells):
     x = normal(5001)
     found = opened("sketch", codec(f"sketch:columns=100,cells={cells}").encode(x, seed=9), 5001)
     exact = count_sketch.sketch(x, 5, 100, 9)
@@ -90,7 +90,7 @@ def test_cells_are_those_of_the_kernel(cells):
     assert np.array_equal(found.cells, exact if cells == "fp32" else rounded) and found.seed == 9
 
 
-def test_the_largest_estimates_are_read():
+def test_decoding_returns_the_largest_estimates():
     x, n = normal(7850), 7850
     c = codec("sketch:density=1/10")
     frame = c.encode(x, seed=4)
@@ -107,7 +107,7 @@ def test_the_largest_estimates_are_read():
 
 
 @for_each("cells", CELLS)
-def test_heavy_hitters_come_back(cells):
+def test_heavy_hitters_are_recovered(cells):
     x = 0.01 * normal(50_000)
     heavy = np.random.default_rng(1).permutation(50_000)[:8]
     x[heavy] = torch.from_numpy(np.random.default_rng(2).choice([-1.0, 1.0], 8).astype(np.float32))
@@ -119,7 +119,7 @@ def test_heavy_hitters_come_back(cells):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns"), [(1, 20), (3, 20), (5, 5)])
-def test_all_estimates_are_unbiased_with_the_variance_that_is_declared(rows, columns):
+def test_all_estimates_are_unbiased_with_the_declared_variance(rows, columns):
     n, seeds = 60, 200
     c, x = codec(f"sketch:rows={rows},columns={columns},density=1"), normal(n) ** 3
     lost = np.stack(
@@ -133,10 +133,10 @@ def test_all_estimates_are_unbiased_with_the_variance_that_is_declared(rows, col
     assert mean - 4 * deviation <= c.variance(n) * square
     assert (
         rows > 1 or abs(mean - c.variance(n) * square) < 4 * deviation
-    )  # of one row it is no bound, but the variance
+    )  # with one row the declared variance is exact, not a bound
 
 
-def test_what_is_not_unbiased_says_so():
+def test_biased_sketches_declare_no_variance():
     for spec in ("sketch", "sketch:cells=bf16,density=1", "sketch:cells=int8,density=1"):
         assert codec(spec).variance(1000) is codec(spec).contraction(1000) is None
     assert (
@@ -144,17 +144,17 @@ def test_what_is_not_unbiased_says_so():
     )
 
 
-def test_other_precisions_and_strides_are_read_as_float32():
+def test_other_precisions_and_strides_are_encoded_as_float32():
     for cells in CELLS:
         c, grid = codec(f"sketch:cells={cells}"), normal(3 * 401).view(401, 3)
         for x in (grid[:, 1], grid[:, 1].to(torch.float16), grid[:, 2].to(torch.bfloat16)):
             assert c.encode(x, seed=2) == c.encode(x.float().contiguous(), seed=2)
 
 
-# Integers in the place of cells.
+# Cells of integers.
 
 
-def test_integers_are_cells_rounded_by_chance():
+def test_integer_cells_are_rounded_stochastically():
     small = torch.full((30_000,), 0.3)
     small[0] = 100
     for x in (normal(30_000), small):
@@ -170,8 +170,8 @@ def test_integers_are_cells_rounded_by_chance():
         assert abs((off * np.sign(exact)).mean()) < 5 * 0.5 / math.sqrt(off.size)
 
 
-def test_clients_round_apart():
-    """Of one seed, and so of one hash: else their errors would add up."""
+def test_clients_round_differently():
+    """All clients have the same seed, and therefore the same hash, but different rounding. Otherwise their errors would add up."""
     n, errors = 30_000, []
     for client in (1, 2):
         x = normal(n, client)
@@ -182,7 +182,7 @@ def test_clients_round_apart():
 
 @for_each("kind", ["huge", "denormal", "tiny", "zero", "one spike", "all scales"])
 @for_each("cells", CELLS)
-def test_the_ends_of_float32(kind, cells):
+def test_extreme_values_of_float32_decode_to_finite_values(kind, cells):
     for numel in (1, 8, 401):
         for spec in (f"sketch:cells={cells},density=1", f"sketch:cells={cells}@layer"):
             x, layout = vectors(numel)[kind], layout_of(numel)
@@ -204,7 +204,7 @@ def test_the_largest_value_is_not_rounded_up_to_infinity(cells):
 
 @for_each("cells", CELLS)
 def test_a_merged_frame_is_the_frame_of_the_sum(cells):
-    """Exactly, of integers; whoever adds first."""
+    """The sum of integers is exact and does not depend on the order."""
     c, n = codec(f"sketch:rows=3,columns=100,cells={cells}"), 500
     xs = [whole(n, seed) for seed in range(40)]
     frames = [c.encode(x, seed=8) for x in xs]
@@ -233,7 +233,7 @@ def test_sums_of_floats_are_rounded_to_float32(cells):
     assert np.abs(merged - exact).max() < 1e-6 * np.abs(exact).max()
 
 
-def test_integers_grow_as_they_are_added():
+def test_integers_get_wider_as_they_are_added():
     x, n = torch.tensor([100.0]), 1
     c = codec("sketch:rows=1,columns=1,cells=int8")
     data = c.encode(x, seed=8)
@@ -243,7 +243,7 @@ def test_integers_grow_as_they_are_added():
         assert c.decode(merged, numel=n).item() == 100 * count
 
 
-def test_integers_of_several_units_are_added_in_the_smallest():
+def test_integers_with_different_units_are_added_in_the_smallest_unit():
     c, x = codec("sketch:rows=3,columns=50,cells=int8"), whole(100)
     scales = [1.0, 2.0**-10, 2.0**-15, 1.0]
     frames = [c.encode(scale * x, seed=1) for scale in scales]
@@ -252,7 +252,7 @@ def test_integers_of_several_units_are_added_in_the_smallest():
     assert c.merge([c.merge(frames[:2]), c.merge(frames[2:])]) == c.merge(frames)
 
 
-def test_a_unit_grows_where_32_bits_do_not_hold_the_sum():
+def test_the_unit_grows_if_the_sum_exceeds_32_bits():
     c, x = codec("sketch:rows=3,columns=50,cells=int8"), whole(100)
     frames = [c.encode(scale * x, seed=1) for scale in (1e30, 1.0, 1e-30)]
     merged, first = (opened("sketch", data, 100).cells for data in (c.merge(frames), frames[0]))
@@ -260,7 +260,7 @@ def test_a_unit_grows_where_32_bits_do_not_hold_the_sum():
     assert opened("sketch", c.merge([frames[2], c.encode(0 * x, seed=1)]), 100).cells.any()
 
 
-def test_units_and_sums_that_no_float32_holds_are_refused():
+def test_units_and_sums_that_exceed_float32_are_refused():
     ones, c = np.ones((3, 4), np.int8), codec("sketch")
     for exponent in (MIN_EXPONENT, -149, 0, MAX_EXPONENT):
         data = made(9, 3, 4, integers(ones, exponent))
@@ -283,14 +283,14 @@ def test_units_and_sums_that_no_float32_holds_are_refused():
         ):
             with pytest.raises(FrameError, match="unit of a sketch is out of range|not finite"):
                 refuse()
-    largest = made(9, 3, 4, integers(64 * ones, 121))  # twice that is no float32
+    largest = made(9, 3, 4, integers(64 * ones, 121))  # twice this exceeds float32
     assert c.open(largest, 9).cells.max() == 2.0**127
     with pytest.raises(FrameError, match="not finite"):
         c.merge([largest, largest])
     assert not c.open(c.merge([largest, made(9, 3, 4, integers(-64 * ones, 121))]), 9).cells.any()
 
 
-def test_only_what_was_hashed_and_written_alike_is_merged():
+def test_frames_with_different_seeds_sizes_or_kinds_are_not_merged():
     x = normal(401)
     one = codec("sketch:columns=30").encode(x, seed=1)
     for other in (
@@ -307,8 +307,8 @@ def test_only_what_was_hashed_and_written_alike_is_merged():
     assert codec("sketch").merge([one, codec("sketch:columns=30,cells=bf16").encode(x, seed=1)])
 
 
-def test_a_sum_is_read_once():
-    """Each client's own large coordinates hide what all have; in the sum they fall behind it."""
+def test_sketches_are_added_before_they_are_decoded():
+    """In each client's sketch, its own large coordinates hide the shared ones. In the sum, the shared coordinates are the largest."""
     n, clients, c = 5000, 60, codec("sketch:ratio=1,density=10/5000")
     shared = np.arange(0, n, n // 10)
     frames, total = [], torch.zeros(n)
@@ -327,7 +327,7 @@ def test_a_sum_is_read_once():
     )
 
 
-def test_sketches_of_other_seeds_are_added_apart():
+def test_sketches_with_different_seeds_are_added_separately():
     n, c = 401, codec("sketch:density=1")
     frames = [c.encode(normal(n, i), seed=i % 2) for i in range(4)]
     updates = [c.open(data, n) for data in frames]
@@ -340,7 +340,7 @@ def test_sketches_of_other_seeds_are_added_apart():
     assert torch.allclose(total, expected)
 
 
-def test_tensor_by_tensor_the_cells_of_each_are_added():
+def test_layerwise_sketches_are_added_tensor_by_tensor():
     c, layout = codec("sketch:rows=3,columns=40,density=1@layer"), layout_of(401)
     xs, total = [whole(401, i) for i in range(3)], torch.zeros(401)
     frames = [c.encode(x, seed=2**64 - 1, layout=layout) for x in xs]
@@ -351,7 +351,7 @@ def test_tensor_by_tensor_the_cells_of_each_are_added():
     assert torch.equal(total, c.decode(c.merge(frames), numel=401, layout=layout))
 
 
-# What is refused.
+# Errors.
 
 
 @for_each(
@@ -383,13 +383,13 @@ def test_tensor_by_tensor_the_cells_of_each_are_added():
         ),
     ],
 )
-def test_options_that_cannot_be(spec, sentence):
+def test_invalid_options_are_refused(spec, sentence):
     with pytest.raises(SpecError) as caught:
         codec(spec)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_head_that_no_encoder_writes_is_refused():
+def test_invalid_headers_of_a_sketch_are_refused():
     cells = np.zeros(12, "<f4").tobytes()
     assert codec("sketch").open(made(9, 3, 4, b"\0" + cells), 9)
     for rows, columns, rest in [
@@ -428,5 +428,5 @@ def test_a_head_that_no_encoder_writes_is_refused():
         codec("sketch").open(reseal(bytes(fewer), 9), 9)
 
 
-def test_a_ratio_that_is_next_to_nothing_asks_for_the_widest():
+def test_a_tiny_ratio_gives_the_largest_width():
     assert codec("sketch:ratio=1e-320").width(100) == 8 * 100 + 64

@@ -1,4 +1,4 @@
-"""Stochastic rotated quantization: unbiased, of exact length, better than without a rotation where it should be."""
+"""Stochastic rotated quantization: its mean, its length, and its error with and without a rotation."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def spikes() -> torch.Tensor:
-    """Few large values over small ones: what a quantizer between min and max serves worst."""
+    """Return a few large values among small ones, the worst case for quantization between minimum and maximum."""
     x = 0.01 * normal(NUMEL)
     x[:: NUMEL // 8] = 10 * normal(8, seed=1)
     return x
@@ -39,7 +39,7 @@ def rotated(x: torch.Tensor, levels: int, seeds: int) -> np.ndarray:
 
 
 def unrotated(x: torch.Tensor, levels: int, seeds: int) -> np.ndarray:
-    """The paper's π_sk, in plain numpy."""
+    """Return the result of the paper's quantizer π_sk without rotation, in plain numpy."""
     v = x.double().numpy()
     step = (v.max() - v.min()) / (levels - 1)
     t = (v - v.min()) / step
@@ -55,8 +55,8 @@ def test_rotation_helps_on_spikes(levels):
     assert with_ < codec(f"srq:levels={levels}").variance(NUMEL)
 
 
-def test_without_spikes_it_does_no_harm():
-    x = torch.sign(normal(NUMEL))  # what the quantizer serves best
+def test_without_spikes_rotation_does_not_increase_the_error():
+    x = torch.sign(normal(NUMEL))  # the best case for the quantizer
     assert nmse(x, unrotated(x, 16, 4)) < 1e-3
     assert nmse(normal(NUMEL), rotated(normal(NUMEL), 16, 10)) < 1.1 * nmse(
         normal(NUMEL), unrotated(normal(NUMEL), 16, 10)
@@ -73,7 +73,7 @@ def test_the_mean_over_seeds_is_the_vector(levels):
 
 
 def test_levels_are_evenly_spaced_between_the_ends_of_a_block():
-    """The rotation of the decoded vector has at most k levels between the smallest and the largest value of the vector."""
+    """The rotated decoded vector has k evenly spaced levels from the smallest to the largest value of the rotated vector."""
     x, seed = normal(NUMEL), 6
     y = codec("srq:levels=5").decode(codec("srq:levels=5").encode(x, seed=seed), numel=NUMEL)
     exact, coded = (hadamard.RotatedBlocks(v, seed, 0) for v in (x, y))
@@ -86,14 +86,14 @@ def test_levels_are_evenly_spaced_between_the_ends_of_a_block():
 
 @for_each("levels, bits", [(2, 1), (3, 2), (4, 2), (16, 4), (17, 5), (256, 8)])
 @for_each("numel", [1, 1000, 20_000])
-def test_the_length_of_a_frame(levels, bits, numel):
+def test_frames_have_the_expected_length(levels, bits, numel):
     marks = hadamard.edges(numel)
     frame = codec(f"srq:levels={levels}").encode(normal(numel))
     count = 1 if numel < 128 else 2 if numel < 1 << 14 else 3
     assert len(frame) == 17 + count + 1 + 8 * (marks.size - 1) + bits * int(marks[-1]) // 8
 
 
-def test_omega():
+def test_the_declared_variance_is_the_bound_of_the_paper():
     for levels in (2, 16, 256):
         c = codec(f"srq:levels={levels}")
         for numel, bound in [
@@ -106,6 +106,6 @@ def test_omega():
 
 
 @for_each("levels", [-1, 0, 1, 257])
-def test_levels_that_are_none(levels):
+def test_an_invalid_number_of_levels_is_refused(levels):
     with pytest.raises(SpecError, match="levels is .*; give a number from 2 to 256"):
         codec(f"srq:levels={levels}")

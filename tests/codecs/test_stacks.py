@@ -1,4 +1,4 @@
-"""A large stack is encoded in slices, into the same frames."""
+"""A large stack is encoded in slices, with the same frames."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_slices_of_a_stack_give_the_frames_of_the_whole_stack(monkeypatch, spec)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_separate_tensors_are_a_stack(spec):
+def test_separate_tensors_are_encoded_like_a_stack(spec):
     x, onto, seeds = torch.randn(3, LAYOUT.numel), torch.randn(3, LAYOUT.numel), [4, 5, 6]
     c, before, apart = codec(spec), x.clone(), [total.clone() for total in onto]
     assert c.encode_batch(list(x), seeds, layout=LAYOUT) == c.encode_batch(x, seeds, layout=LAYOUT)
@@ -34,12 +34,12 @@ def test_separate_tensors_are_a_stack(spec):
     assert torch.equal(torch.stack(apart), onto + x)
 
 
-def test_vectors_of_a_stack_are_alike():
+def test_vectors_of_a_stack_must_have_one_size_and_precision():
     for other in (torch.ones(8), torch.ones(7, dtype=torch.float16)):
         with pytest.raises(ConfigError, match="vectors of one size, precision and device"):
             codec("stc").encode_batch([torch.ones(7), other], [0, 0])
 
 
-def test_empty_stacks():
+def test_empty_stacks_are_encoded():
     assert codec("identity").encode_batch(torch.randn(0, 5), []) == []
     assert len(codec("identity").encode_batch(torch.randn(3, 0), [0, 1, 2])) == 3

@@ -1,4 +1,4 @@
-"""TernGrad: the paper's formula, clipping, scales that the server announces, sums of frames, and the length of a frame."""
+"""TernGrad: the paper's formula, clipping, scales announced by the server, sums of frames, and the length of a frame."""
 
 import math
 
@@ -28,7 +28,7 @@ def decoded(spec: str, x: torch.Tensor, seed: int) -> np.ndarray:
     return c.decode(c.encode(x, seed=seed), numel=x.numel()).double().numpy()
 
 
-def test_a_frame_decodes_to_what_the_paper_says():
+def test_a_frame_decodes_to_the_result_of_the_paper():
     x = normal(1001)
     v, u = x.double().numpy(), philox.words(7, 1001) / 2.0**32
     for clip in (0, 1, 2.5):
@@ -40,7 +40,7 @@ def test_a_frame_decodes_to_what_the_paper_says():
 
 
 @pytest.mark.parametrize("clip", [0, 2.5])
-def test_unbiased_after_clipping(clip):
+def test_rounding_is_unbiased_after_clipping(clip):
     x, seeds = normal(401), 400
     drawn = np.stack([decoded(f"terngrad:clip={clip}", x, seed) for seed in range(seeds)])
     s = codec(f"terngrad:clip={clip}").scale(x)
@@ -53,7 +53,7 @@ def test_unbiased_after_clipping(clip):
 
 
 def test_the_variance_without_clipping_is_declared_and_attained():
-    """A spike over equal values of ‖x‖/(1 + √n) is the worst."""
+    """The worst case is one spike of 1 over equal values of 1/(1 + √n)."""
     c, n = codec("terngrad:clip=0"), 100
     x = torch.full((n,), 1 / (1 + math.sqrt(n)))
     x[0] = 1
@@ -70,7 +70,7 @@ def test_the_variance_without_clipping_is_declared_and_attained():
     )
 
 
-def test_what_lies_together_far_from_zero_is_not_clipped_away():
+def test_equal_values_are_not_clipped():
     x = torch.full((1000,), -3.0)
     assert decoded("terngrad", x, 0).tolist() == [-3.0] * 1000
 
@@ -86,7 +86,7 @@ def test_layer_by_layer_each_tensor_has_its_scale():
 
 
 @for_each("kind", vectors(7))
-def test_three_values_for_any_vector(kind):
+def test_any_vector_decodes_to_three_values(kind):
     for numel in (1, 7, 401):
         x = vectors(numel)[kind]
         y = decoded("terngrad", x, 1)
@@ -96,12 +96,12 @@ def test_three_values_for_any_vector(kind):
         )
 
 
-def test_residual_refuses_it():
+def test_the_residual_memory_refuses_terngrad():
     with pytest.raises(ConfigError, match="diverges with terngrad"):
         memory("residual", codec("terngrad"), 100)
 
 
-def test_a_clip_that_is_none():
+def test_a_negative_clip_is_refused():
     with pytest.raises(SpecError, match="clip is -1; give standard deviations"):
         codec("terngrad:clip=-1")
 
@@ -119,7 +119,7 @@ def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels()
 # Scales that the server announces.
 
 
-def test_an_announced_scale_is_used_and_what_is_above_it_is_clipped():
+def test_an_announced_scale_is_used_and_larger_values_are_clipped():
     c, x = codec("terngrad"), torch.tensor([0.5, -0.25, 2.0, -8.0] * 50)
     drawn = np.stack(
         [
@@ -132,7 +132,7 @@ def test_an_announced_scale_is_used_and_what_is_above_it_is_clipped():
     assert (drawn[:, 2::4] == 1).all() and (drawn[:, 3::4] == -1).all()
 
 
-def test_an_announced_scale_does_not_lift_the_clipping():
+def test_clipping_also_applies_with_an_announced_scale():
     c, x = codec("terngrad:clip=1"), normal(400)
     own, frames = (
         c.scale(x),
@@ -166,12 +166,12 @@ def test_each_section_has_its_announced_scale_and_frames_stand_alone():
         np.array([1, 1], "<f4").tobytes()[:6],
     ],
 )
-def test_what_is_no_scale_is_refused(data):
+def test_an_invalid_announced_scale_is_refused(data):
     with pytest.raises(ProtocolError, match="announced scale"):
         codec("terngrad").encode(normal(40), context=Context(announced={"scale": data}))
 
 
-def test_a_scale_for_fewer_sections_than_there_are_is_refused():
+def test_announced_scales_for_too_few_sections_are_refused():
     with pytest.raises(ProtocolError, match="not a float32 for section 2"):
         codec("terngrad@layer").encode(normal(40), layout=layout_of(40), context=announced(1.0))
 
@@ -188,7 +188,7 @@ def test_an_announced_zero_sends_nothing():
 
 
 @pytest.mark.parametrize("clients", [2, 50, 300])
-def test_frames_of_one_scale_add_to_integers(clients):
+def test_frames_with_one_scale_are_added_as_integers(clients):
     c, x = codec("terngrad"), torch.tensor([1.0, -1.0, 0.3, 0.0])
     frames = [c.encode(x, seed=seed, context=announced(1.0)) for seed in range(clients)]
     merged = c.merge(frames)
@@ -197,7 +197,7 @@ def test_frames_of_one_scale_add_to_integers(clients):
     assert c.merge([c.merge(frames[:1]), c.merge(frames[1:])]) == merged == c.merge(frames[::-1])
 
 
-def test_frames_of_zeros_add_to_any_scale_and_sums_to_zero_are_zeros():
+def test_frames_of_zeros_can_be_added_to_any_scale():
     c, x = codec("terngrad"), torch.ones(10)
     zeros, up, down = (c.encode(v) for v in (0 * x, 2 * x, -2 * x))
     assert c.merge([zeros, up, zeros]) == up and c.merge([up, down]) == zeros == c.merge([zeros])
@@ -225,7 +225,7 @@ def test_sums_that_are_too_large_are_refused():
     assert c.decode(frame, numel=3).tolist() == [(MAX_MULTIPLE + 1) / 2] * 3
 
 
-def test_merging_a_strangers_frames_costs_the_size_that_is_expected():
+def test_merging_untrusted_frames_needs_memory_of_the_expected_size():
     c, numel = codec("terngrad"), 2**40
     huge = frame.seal(c.id, 0, numel, [frame.Section(numel, b"\x01\x00\x00\x80\x3f" + bytes(40))])
     with pytest.raises(FrameError, match="expected 401"):

@@ -1,4 +1,4 @@
-"""Selection by a fixed threshold, and Strom's algorithm, which is this with a residual around it."""
+"""Selection by a fixed threshold, and Strom's algorithm, which is this codec with a residual memory."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
 
 
-def test_the_threshold_itself_is_reached():
+def test_a_value_equal_to_the_threshold_is_sent():
     x = torch.tensor([0.5, -0.5, 0.49999997, 0.7, -0.0, -3.0])
     for values, sent in {
         "tau": [0.5, -0.5, 0, 0.5, 0, -0.5],
@@ -36,7 +36,7 @@ def test_a_threshold_is_rounded_to_float32():
 
 
 @for_each("values", ["tau", "fp32", "fp16"])
-def test_where_nothing_reaches_it_a_frame_is_its_header(values):
+def test_a_frame_is_only_a_header_if_no_value_reaches_the_threshold(values):
     c = codec(f"threshold:tau=3.5,values={values}")
     for x in (torch.zeros(NUMEL), torch.full((NUMEL,), 3.4), torch.empty(0)):
         frame = c.encode(x)
@@ -44,7 +44,7 @@ def test_where_nothing_reaches_it_a_frame_is_its_header(values):
 
 
 @pytest.mark.parametrize("values", ["tau", "fp32", "fp16"])
-def test_what_is_left_is_never_longer(values):
+def test_the_error_of_each_coordinate_is_not_larger_than_its_value(values):
     for tau in ("1e-44", "1e-30", "0.3", "1", "3e38"):
         c = codec(f"threshold:tau={tau},values={values}")
         assert c.contraction(NUMEL) == 0.0 and c.variance(NUMEL) is None
@@ -53,15 +53,15 @@ def test_what_is_left_is_never_longer(values):
             assert (rest.abs() <= x.double().abs()).all(), (tau, name)
 
 
-def test_a_coordinate_costs_its_sign_and_its_position():
+def test_a_coordinate_takes_the_bits_of_its_sign_and_position():
     x = normal(1_000_000)
-    frame = codec("threshold:tau=2.5758").encode(x)  # reached by 1 %
+    frame = codec("threshold:tau=2.5758").encode(x)  # 1 % of the values reach this threshold
     count = int((x.abs() >= 2.5758).sum())
     assert 8 * len(frame) / count < 1 + 8.11 + 0.1
 
 
-def test_the_algorithm_of_strom():
-    """r ← r + g; +τ is sent where r ≥ τ and −τ where r ≤ −τ, and taken from r."""
+def test_threshold_with_a_residual_is_the_algorithm_of_strom():
+    """r ← r + g for a gradient g; +τ is sent where r ≥ τ and −τ where r ≤ −τ; the sent values are subtracted from the residual r."""
     keeper, tau, r = (
         memory("residual", codec("threshold:tau=0.25"), NUMEL),
         np.float32(0.25),
@@ -81,14 +81,14 @@ def test_the_algorithm_of_strom():
 @pytest.mark.parametrize(
     "spec", ["threshold:tau=1e-3", "threshold:tau=3,values=fp32", "threshold:tau=2.6,values=fp16"]
 )
-def test_a_large_residual_is_added_to_and_coded(spec):
+def test_a_large_update_is_added_to_the_residual_and_encoded(spec):
     c, e, x = codec(spec), normal(200_000, 1), normal(200_000, 2)
     total = e + x
     (frame,) = c.encode_batch([x], [0], onto=[e])
     assert same_bits(e, total) and c.encode_batch(total[None], [0]) == [frame]
 
 
-def test_it_has_no_density():
+def test_threshold_has_no_density():
     for spec in ("threshold", "threshold@layer", "threshold+fp16"):
         with pytest.raises(
             ConfigError, match="threshold:tau=0.01,values=tau has no density that could change"
@@ -97,7 +97,7 @@ def test_it_has_no_density():
 
 
 @for_each("tau", ["0", "-0.1", "1e-46", "3.5e38", "1e300"])
-def test_a_threshold_is_a_float32_above_zero(tau):
+def test_a_threshold_must_be_a_positive_float32(tau):
     with pytest.raises(
         SpecError,
         match="tau is .*; give a number above 0 in the range of float32, such as 0.01",

@@ -1,4 +1,4 @@
-"""Rotated quantization, entropy-coded: as short as the entropy of what is sent."""
+"""Rotated quantization with entropy coding: the length of frames is near the entropy of their values."""
 
 import math
 
@@ -28,7 +28,7 @@ def entropy_bytes(symbols: np.ndarray) -> float:
 
 @for_each("step", STEPS)
 @for_each("numel", [10, 1000, 60_000])
-def test_a_frame_is_hardly_longer_than_the_entropy_and_a_scale_for_each_block(step, numel):
+def test_the_length_of_a_frame_is_near_the_entropy_and_the_scales(step, numel):
     c, scales = codec(f"vlc:step={step}"), 4 * (hadamard.edges(numel).size - 1)
     for x in (normal(numel), normal(numel) ** 7, vectors(numel)["one spike"]):
         frame = c.encode(x, seed=1)
@@ -37,13 +37,13 @@ def test_a_frame_is_hardly_longer_than_the_entropy_and_a_scale_for_each_block(st
         assert len(frame) <= 1.01 * entropy_bytes(symbols) + scales + 100
 
 
-def test_the_step_of_the_paper_takes_less_than_two_bits_whatever_the_size():
+def test_the_step_of_the_paper_takes_less_than_two_bits_per_value_for_any_size():
     for numel in (5000, 60_000, 200_000):
         frame = codec("vlc").encode(normal(numel), seed=1)
         assert 1.7 < 8 * len(frame) / numel < 1.9
 
 
-def test_half_the_step_is_a_bit_more_and_a_quarter_of_the_error():
+def test_half_the_step_takes_one_bit_more_and_has_a_quarter_of_the_error():
     x = normal(60_000)
     bits, errors = [], []
     for step in (1.0, 0.5, 0.25):
@@ -59,7 +59,7 @@ def test_half_the_step_is_a_bit_more_and_a_quarter_of_the_error():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-def test_the_error_is_below_what_is_promised_on_any_vector(step):
+def test_the_error_is_below_the_declared_variance_for_any_vector(step):
     c = codec(f"vlc:step={step}")
     assert (
         c.variance(1001) == pytest.approx(min(float(step) ** 2 / 4, float(step)), rel=1e-4)
@@ -89,7 +89,8 @@ def test_the_mean_over_seeds_is_the_vector():
 
 def test_the_smallest_and_the_largest_multiple_must_occur():
     frame = codec("vlc").encode(normal(1001), seed=1)
-    start = SECTIONS + 8 + 2 + 1 + 4  # seed, count, first byte, one block's scale
+    # After the seed, the count, the first byte and the scale of one block.
+    start = SECTIONS + 8 + 2 + 1 + 4
     smallest, size = frame[start], frame[start + 1]
     assert smallest & 1 and size < 20
     for other in [(smallest, size + 1), (smallest, size - 1), (smallest, 0), (smallest, 1)]:
@@ -100,10 +101,10 @@ def test_the_smallest_and_the_largest_multiple_must_occur():
 
 
 @for_each("step", ["0", "-1", "0.12", "8.1"])
-def test_steps_that_are_none(step):
+def test_an_invalid_step_is_refused(step):
     with pytest.raises(SpecError, match="step is .*; give a number from 0.125 to 8"):
         codec(f"vlc:step={step}")
 
 
-def test_the_default_is_the_paper_s():
+def test_the_default_step_is_that_of_the_paper():
     assert codec("vlc").step == math.sqrt(2) and codec(str(codec("vlc"))) == codec("vlc")

@@ -28,7 +28,7 @@ PATIENCE_S = 30.0
 
 @cache
 def parts(task: str) -> tuple[Task, Data, SharedObjects]:
-    """Return a task, its training data and the objects that its clients share: torch has one source of randomness in a process."""
+    """Return a task, its training data and the objects that its clients share. They share a lock, since torch has one global generator."""
     loaded = load(task, None)
     return loaded, loaded.train(), SharedObjects()
 
@@ -67,7 +67,7 @@ class Process:
 
 
 class Clients(Process):
-    """A process of clients."""
+    """A client process, run in a thread."""
 
     def start(self, port: int, clients: Sequence[int], keys: Path | None, task: str = TASK) -> None:
         hosted_clients = {}
@@ -81,12 +81,12 @@ class Clients(Process):
 
 
 class Relay(Process):
-    """A relay, and its port."""
+    """A relay process, run in a thread, and its port."""
 
     port = 0
 
     def start(self, server_port: int, enrolled: Enrolment | None, **options) -> None:
-        """Start the relay and wait until it listens. A relay that is started again uses the same port."""
+        """Start the relay and wait until it listens. A restarted relay uses the same port."""
         opened = threading.Event()
 
         def listens(port: int) -> None:
@@ -147,14 +147,14 @@ class Deployed:
         return self.callback.warnings
 
     def start(self, *clients: int, at: Relay | None = None) -> Clients:
-        """Start a process of these clients, behind a relay if one is given. The server has to serve."""
+        """Start a process of these clients, behind `relay` if it is given. The server must be running."""
         made = Clients()
         self.clients.append(made)
         made.start(at.port if at else self.port, clients, self.keys, self.config.task)
         return made
 
     def relay(self, **options) -> Relay:
-        """Start a relay. The server has to serve. With keys, relay 0 of the folder is the first one, and so on."""
+        """Start a relay. The server must be running. With keys, the first relay has the enrolment of relay 0, and so on."""
         made, id = Relay(), len(self.relays)
         self.relays.append(made)
         enrolled = self.keys and Enrolment.read(self.keys / "relays" / f"{id}.toml")
@@ -169,10 +169,10 @@ class Deployed:
         on_answer: Callable[[int, int], None] | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> Summary | None:
-        """Run the server, with processes of these clients started when it can be reached. Rounds end when the script ends.
+        """Run the server, and start processes of these clients when it can be reached. The run ends when the script ends.
 
-        `behind`: the clients of relays, each of which is started, too. `then` is called when all of them were started, and `on_answer`
-        with the round and the number of answers. A server that was served before gets its port again.
+        `behind`: for each relay to start, the clients behind it. `then` is called when all processes were started. `on_answer` is called
+        with the round and the number of answers. A server that is run again uses the same port.
         """
 
         def opened(port: int) -> None:
@@ -192,7 +192,7 @@ class Deployed:
 
 
 def rounds_until(true: Callable[[], bool], what: object = None) -> Iterator[None]:
-    """Yield once a round until a condition holds. `what` is shown if it does not come about."""
+    """Yield once in each round until a condition holds. `what` is the message if it does not become true in time."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline, what

@@ -1,4 +1,4 @@
-"""A deployment trains with the run's optimizer or the task's own loop, and clients keep its state; the model equals the simulated one."""
+"""Deployments with torch optimizers or a task's own loop, whose state clients keep, give the same model as simulations."""
 
 import dataclasses
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_clients_keep_the_state_of_their_optimizer(tmp_path, task):
     assert models[0] == models[1]
 
 
-def test_sparse_loco_is_the_same_run_deployed_and_simulated(tmp_path):
+def test_sparse_loco_gives_the_same_model_deployed_and_simulated(tmp_path):
     options = {
         "clients": 3,
         "participation": 1.0,

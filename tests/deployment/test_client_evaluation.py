@@ -1,4 +1,4 @@
-"""Clients of a deployment evaluate the model as virtual clients do, directly and behind a relay."""
+"""Clients of a deployment evaluate the model like virtual clients, directly and behind a relay."""
 
 import dataclasses
 import json

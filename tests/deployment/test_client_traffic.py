@@ -1,4 +1,4 @@
-"""The traffic of each client: frames that the port sent to silent clients, and one running total over all connections."""
+"""The traffic of each client: frames that were not sent to silent clients, and a running total over all of its connections."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from fedcomp.transports.grpc.traffic import TrafficReport, counts_bytes
 
 
 class Port:
-    """A port whose counters stand where a test puts them: bytes received and sent by client; None: they are not counted."""
+    """A port with counters that a test sets: client → bytes received and sent; None: the platform does not count bytes."""
 
     def __init__(self) -> None:
         self.counted: dict[int, tuple[int, int]] | None = {}
@@ -44,7 +44,7 @@ def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
     assert [r.wire_bytes_out for r in records] == [1200, 1100, 80]
     assert [r.stage for r in records] == ["", DEADLINE, DEADLINE]
 
-    # The bytes of the round before do not count again. Client 0 answered, so that it has got its frames, whenever they were sent.
+    # The bytes of the previous round do not count again. Client 0 answered, so it has received its frames in any case.
     port.counted = {0: (600, 1250), 1: (120, 1150), 2: (150, 1700)}
     records = by_client.records(a_round({0: 500, 1: 500, 2: 500}, answered={0}))
     assert [r.downlink_bytes for r in records] == [500, 0, 500]
@@ -52,7 +52,7 @@ def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
     assert [r.wire_bytes_in for r in records] == [300, 30, 60]
 
 
-def test_where_the_platform_counts_no_bytes_all_frames_count():
+def test_all_frames_count_if_the_platform_counts_no_bytes():
     port = Port()
     port.counted = None
     records = ClientTraffic(port).records(a_round({0: 1000, 1: 1000}, answered={0}))
@@ -62,7 +62,7 @@ def test_where_the_platform_counts_no_bytes_all_frames_count():
 
 @pytest.mark.deploy
 @pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
-def test_a_client_that_comes_back_with_a_renewed_key_keeps_one_running_total(tmp_path):
+def test_a_client_with_a_renewed_key_keeps_one_running_total(tmp_path):
     keys = tmp_path / "keys"
     make(keys, 3)
     totals: list[tuple[int, int]] = []

@@ -19,7 +19,7 @@ from fedcomp.strategies.sealed_election import KEY_OF, NO_CARD, terms_of
 
 
 def deployed(text: str, **changes) -> tuple[DeployedClient, Assignment]:
-    """A member of a run of five, and what it is asked first."""
+    """Return a client of a run of five clients, and its first assignment."""
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
     made = a_loop(config)
     member = DeployedClient(own(2, **changes), None)
@@ -41,7 +41,7 @@ def deployed(text: str, **changes) -> tuple[DeployedClient, Assignment]:
 
 
 def test_a_client_answers_again_if_the_inputs_of_its_assignment_changed():
-    """A server that was started again begins another attempt of the round: cards of the one before are worth nothing."""
+    """A restarted server starts another attempt of the round, in which the cards of the previous attempt are invalid."""
     member, asked = deployed("election:byzantine=2,form=ballots,sealed=true")
     told_options = member.session.algorithm.options
     point = point_of(member.key.public_key())
@@ -75,7 +75,7 @@ def test_a_client_answers_again_if_the_inputs_of_its_assignment_changed():
     cards = [changed.frame[at : at + CARD] for at in range(0, 5 * CARD, CARD)]
     assert changed.kind == UPDATE and [card == NO_CARD for card in cards] == [
         client == 3 for client in range(5)
-    ], "it has another key of 3"
+    ], "client 0 has pinned another key of client 3"
 
 
 def test_a_client_needs_the_data_of_all_clients_to_train_on_their_partitions():

@@ -55,7 +55,7 @@ def model_of(run) -> dict[str, list]:
               (1, 2, "tally", "killed before its reply"), (2, 3, "cards", "killed after its reply"),  # noqa: E501
               (3, 3, "ballots", "cut before its reply")]),
 ])  # fmt: skip
-def test_an_election_makes_the_model_that_it_makes_in_a_simulation(
+def test_a_deployed_election_gives_the_same_model_as_a_simulation(
     network, tmp_path, monkeypatch, strategy, faults
 ):
     config, received = replace(CONFIG, strategy=strategy), []
@@ -80,11 +80,11 @@ def test_an_election_makes_the_model_that_it_makes_in_a_simulation(
         )
         if strategy == SEALED:
             assert all(keys_on_disk(run, client) == 5 for client in range(5)), (
-                "keys are held fixed on the disk"
+                "clients must store pinned keys on the disk"
             )
             everything = b"\x00".join(received)
             assert len(ballots) > 5 and not any(packed in everything for packed in ballots), (
-                "and the server read no ballot"
+                "the server must not receive a readable ballot"
             )
 
 

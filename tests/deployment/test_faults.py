@@ -1,4 +1,4 @@
-"""Faults of clients in every phase of a round: the run continues, nothing is lost, and nothing counts twice."""
+"""Faults of clients in every phase of a round: the run continues, no update is lost, and none counts twice."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ CONFIG = RunConfig(
 
 
 class Books:
-    """Σ accepted + what the memory keeps = Σ inputs, by client; and no proposal is accepted twice."""
+    """Checks that accepted updates plus residual equal each client's sum of updates, and that no proposal is accepted twice."""
 
     def __init__(self, run: Networked):
         self.run, self.tickets = run, set()
@@ -48,7 +48,7 @@ class Books:
             update.add_to(self.accepted[a.client])
 
     def balance(self) -> None:
-        """To be called when nobody is at work any more."""
+        """Check the sums. Call this when no client is working."""
         for client in range(self.run.config.clients):
             own = self.run.clients.member(client).session.states.at(client)
             if own.memory.pending is not None:
@@ -64,7 +64,7 @@ class Books:
 
 @dataclass(frozen=True)
 class Others(RoundCompletion):
-    """The deadline comes when all have answered but so many."""
+    """The deadline passes when all clients but `but` have answered."""
 
     but: int = 0
 
@@ -77,7 +77,7 @@ class Others(RoundCompletion):
 
 
 class Plan:
-    """Three faults per round, each at another client, then a last round without faults."""
+    """Three faults in each round, each of another client, then a last round without faults."""
 
     def __init__(self, run: Networked, cases: list[tuple[str, str]]):
         self.run, self.happens = run, {}
@@ -103,7 +103,7 @@ class Plan:
         return outcomes
 
     def check(self, outcomes: dict[int, RoundResult]) -> None:
-        """Each fault costs its client no more than a rejection in its round."""
+        """Check that each fault has no effect but a rejection of its client in its round."""
         for (how, phase), (client, round) in self.where.items():
             case, rejected = (how, phase), {r.client: r for r in outcomes[round].rejections}
             if how in HARMLESS:
@@ -136,7 +136,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("strategy", RUNS)
-def test_a_fault_is_no_more_than_a_rejection_of_its_client_in_its_round(network, strategy):
+def test_a_fault_only_causes_a_rejection_of_its_client_in_its_round(network, strategy):
     options, cases = RUNS[strategy]
     with network.federation(replace(CONFIG, strategy=strategy, **options)) as run:
         books, plan = Books(run), Plan(run, cases)

@@ -1,4 +1,4 @@
-"""`--transport flower`: a run through stock Flower processes with a training loop of the task, interrupted and resumed."""
+"""`--transport flower`: a run with the task's own training loop through Flower's processes, interrupted and resumed."""
 
 import signal
 from pathlib import Path
@@ -21,7 +21,7 @@ def both(here, *transport: str):
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.timeout(400)
-def test_an_interrupted_run_over_flower_ends_with_the_model_of_a_simulation(tmp_path):
+def test_an_interrupted_run_over_flower_gives_the_same_model_as_a_simulation(tmp_path):
     simulated = tmp_path / "simulated"
     options = {"clients": 2, "participation": 1, "rounds": 2, "progress": False}
     fedcomp.simulate(TASK[1], out=simulated, **options)
@@ -33,7 +33,7 @@ def test_an_interrupted_run_over_flower_ends_with_the_model_of_a_simulation(tmp_
         assert len(started) >= 4
         for command in (server, *clients):
             assert command.interrupt(signal.SIGINT) == 128 + signal.SIGINT
-        assert gone(started), "processes of Flower are left"
+        assert gone(started), "processes of Flower still run"
         server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
         clients = both(here, *flower)
         assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.output
@@ -48,7 +48,7 @@ def test_an_interrupted_run_over_flower_ends_with_the_model_of_a_simulation(tmp_
         (["--transport", "flower", "--count", "2"], "start each client with a separate command"),
     ],
 )
-def test_a_client_refuses_a_transport_that_cannot_work(words, fix):
+def test_a_client_refuses_options_that_flower_does_not_support(words, fix):
     there = ["client", "--insecure", "--server", "127.0.0.1:1", "--partition-id", "0"]
     done = CliRunner().invoke(app, [*there, *words])
     assert done.exit_code == 2 and fix in done.stderr

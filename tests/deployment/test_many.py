@@ -1,4 +1,4 @@
-"""Many clients in one process: each gives the results of a separate process, and a failing one does not end the others."""
+"""Many clients in one process: each has the same results as in a separate process, and a failing client does not end the others."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from fedcomp.strategies import resolved
 
 
 class Together(Members):
-    """Members of one process."""
+    """A population of deployed clients that share one process."""
 
     def __init__(self, *announced):
         super().__init__(*announced)
@@ -54,7 +54,7 @@ def weights(kind, folder, config):
     ],
     ids=str,
 )
-def test_clients_that_share_a_model_give_the_same_updates_as_separate_ones(tmp_path, options):
+def test_clients_that_share_a_model_have_the_same_updates_as_separate_clients(tmp_path, options):
     shape = {
         "clients": 4,
         "rounds": 4,
@@ -68,7 +68,7 @@ def test_clients_that_share_a_model_give_the_same_updates_as_separate_ones(tmp_p
     assert torch.equal(alone, together) and (engines, engine) == (4, 1)
 
 
-def test_a_run_with_another_seed_has_a_model_of_its_own():
+def test_a_run_with_another_seed_has_another_initial_model():
     common, config = SharedObjects(), resolved(RunConfig(clients=2, batch_size=10))
     members = [
         DeployedClient(ClientSetup(task, DATA, CPU, i, i, shared=common), None) for i in range(2)
@@ -104,13 +104,13 @@ def test_a_killed_process_continues_with_the_simulated_result_and_a_signal_ends_
     with stage(tmp_path) as on:
         server = on.server("--insecure", *flags)
         many = ("--insecure", "--count", "4", "--state-dir", "kept")
-        host = on.client(0, *many, name="first", kill_at=9)  # in the second round
+        host = on.client(0, *many, name="first", kill_at=9)  # killed in the second round
         assert host.end() == -signal.SIGKILL
         again = on.client(
             0, "--insecure", "--count", "3", "--state-dir", "kept", "--stay", name="second"
         )
         assert server.end() == 0, server.output
-        again.wait_for("nothing listens on")  # it stays, and looks for the next run
+        again.wait_for("nothing listens on")  # with --stay, it waits for the next run
         assert (
             again.interrupt(signal.SIGTERM) == 128 + signal.SIGTERM
             and "Traceback" not in again.output

@@ -1,4 +1,4 @@
-"""Strategies and downloads over gRPC: the model of a simulation, and no bytes that a client has already."""
+"""Strategies and downloads over gRPC: the same model as in a simulation, and only downloads that a client needs."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(network, tmp_path, strategy):
+def test_a_deployed_strategy_gives_the_same_model_as_a_simulation(network, tmp_path, strategy):
     config = replace(CONFIG, strategy=strategy, **STRATEGIES[strategy])
     simulate(replace(config, out=str(tmp_path / "run")))
     expected = load_file(tmp_path / "run" / "model.safetensors")
@@ -52,7 +52,7 @@ def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(network, tmp_p
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]
     with network.federation(config) as run:
-        if strategy == "scaffold":  # a client that is started again has its control variate
+        if strategy == "scaffold":  # a restarted client still has its control variate
             run.faults.fail_at(1, 2, "train", "killed before its reply")
         outcomes = run.rounds()
         assert not run.faults.planned
@@ -70,7 +70,7 @@ def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(network, tmp_p
     assert all(not o.rejections for o in outcomes)
 
 
-def test_an_asynchronous_run_comes_to_its_end(network):
+def test_an_asynchronous_run_finishes(network):
     with network.federation(replace(CONFIG, strategy="asynchronous:wait=1/3", rounds=8)) as run:
         outcomes = run.rounds()
         run.send_farewell()
@@ -83,12 +83,13 @@ def test_an_asynchronous_run_comes_to_its_end(network):
 def test_a_reconnected_client_downloads_missed_broadcasts_or_the_model(network):
     config = replace(
         CONFIG, deadline=60.0, rounds=9, cache=0.016
-    )  # of five broadcasts, so that the way from the start is longer
+    )  # five broadcasts, so that a download from the start would be larger
     with network.federation(config, tiny_task.wide) as run:
         dense = 4 * run.layout.numel
         run.rounds(1, 2)
         run.clients.end(2)
-        run.connected_clients.mark_silent([2])  # its deadline passed: rounds continue without it
+        # Client 2 missed a deadline; rounds continue without it.
+        run.connected_clients.mark_silent([2])
         missed = run.rounds(3, 5)
         assert all([a.client for a in outcome.accepted] == [0, 1] for outcome in missed)
         run.clients.begin(2)
@@ -117,8 +118,7 @@ def test_a_reconnected_client_downloads_missed_broadcasts_or_the_model(network):
         assert dense < anew.traffic.downlink[1] < over_the_line < 1.01 * dense
         run.rounds(9, 9)
         assert [sentence.partition(":")[0] for sentence in run.callback.warnings] == [
-            f"rounds continue with 2 clients in place of 3, without client {away}"
-            for away in (2, 1)
+            f"rounds continue with 2 clients instead of 3, without client {away}" for away in (2, 1)
         ]
         run.send_farewell()
         assert all(

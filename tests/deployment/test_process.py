@@ -1,4 +1,4 @@
-"""The client process: its state on the disk. A kill at any moment loses nothing and counts nothing twice."""
+"""Deployed clients and their state on disk: if a client is killed at any moment, no update is lost or counted twice."""
 
 import dataclasses
 import json
@@ -59,7 +59,10 @@ def own(client, **changes):
 
 
 class Members:
-    """Members behind the in-process Grid. `killed(round, client, moment)`: "before" its answer, "after" it was kept, or not at all."""
+    """Deployed clients behind the in-process transport. `killed(round, client)` returns when a client is killed: "before", "after" or "".
+
+    "before" is before its answer, "after" is after its answer was saved.
+    """
 
     at_once = 1
 
@@ -105,7 +108,7 @@ class Members:
 
 
 def trained(folder, config, killed=lambda round, client: ""):
-    """Weights, and the outcomes, of a run with members."""
+    """Return the weights and the results of a run with deployed clients."""
     loop = a_loop(config)
     members = Members(folder, config, loop, killed)
     outcomes = list(rounds(loop, members, range(1, config.rounds + 1)))
@@ -142,7 +145,7 @@ def test_a_kill_before_or_after_any_answer_changes_nothing(tmp_path, options):
     assert [o.traffic for o in outcomes] == [o.traffic for o in expected]
 
 
-def test_a_member_of_another_run_starts_from_nothing(tmp_path):
+def test_a_client_starts_another_run_without_earlier_state(tmp_path):
     config = resolved(RunConfig(clients=2, rounds=2, participation=1.0, batch_size=10))
     trained(tmp_path, config)
     folder = StateFolder(tmp_path / "0")
@@ -157,7 +160,7 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
     folder.close()
 
 
-def test_a_member_that_failed_tries_again_when_it_is_asked_again():
+def test_a_client_that_failed_tries_again_for_the_same_assignment():
     config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
     loop = a_loop(config)
     member = DeployedClient(own(0), None)
@@ -171,7 +174,7 @@ def test_a_member_that_failed_tries_again_when_it_is_asked_again():
     assert member.answer(asked).kind == UPDATE
 
 
-def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report():
+def test_a_client_without_a_state_folder_repeats_its_report():
     config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
     loop, asked = a_loop(config), []
     member = DeployedClient(own(0), None)
@@ -187,15 +190,15 @@ def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report(
             assert again is first[0] and again.kind == UPDATE
             other = DeployedClient(own(1), None)
             other.join(invitation(config, loop))
-            assert other.answer(assignments[0]) is None  # meant for client 0
+            assert other.answer(assignments[0]) is None  # an assignment for client 0
             return [again, other.answer(assignments[1])]
 
     (outcome,) = rounds(loop, Once(), [1])
     assert len(outcome.accepted) == 2 and len(asked) == 2
 
 
-def test_an_earlier_phase_may_be_asked_again():
-    """A server that was started again goes back to the start of the round."""
+def test_an_earlier_phase_can_be_answered_again():
+    """A restarted server begins the round again."""
     config = resolved(
         RunConfig(clients=1, rounds=3, participation=1.0, batch_size=10, strategy="powersgd:rank=1")
     )
@@ -215,7 +218,7 @@ def test_an_earlier_phase_may_be_asked_again():
     assert again.kind == UPDATE and (again.round, again.phase) == (3, "left")
 
 
-def test_a_client_without_an_enrolment_keeps_a_key_of_its_own(tmp_path):
+def test_a_client_without_an_enrolment_makes_and_keeps_a_key(tmp_path):
     config = resolved(RunConfig(clients=2, batch_size=10))
     invited, shown = invitation(config, a_loop(config)), []
     for name in ("a", "a", "b"):
@@ -224,11 +227,11 @@ def test_a_client_without_an_enrolment_keeps_a_key_of_its_own(tmp_path):
         folder.close()
     assert verifier(shown[0]) and shown[0] == shown[1] != shown[2]
     enrolled = DeployedClient(own(0), None, ec.generate_private_key(ec.SECP384R1()))
-    assert enrolled.join(invited).key == b""  # its certificate says who it is
+    assert enrolled.join(invited).key == b""  # its certificate has the key
 
 
 def test_a_client_that_restarts_after_many_rounds_needs_no_dense_model(tmp_path):
-    """Its state names the newest versions only, not the one that the run started from."""
+    """Its state names only the newest versions, not the initial version of the run."""
     last = MAX_PAST_VERSIONS + 4
     config = resolved(RunConfig(clients=2, rounds=last, participation=1.0, batch_size=10))
     _, outcomes = trained(
@@ -249,7 +252,7 @@ def refused(change, brought=None, config=None):
     return error
 
 
-def test_another_model_is_one_sentence():
+def test_an_invitation_for_another_model_is_refused_in_one_sentence():
     other = Task("wider", lambda: torch.nn.Linear(2, 2), train=task.train, test=task.test)
     error = refused({}, own(0, task=other))
     assert error.type is UserError and "give the task that the server was started with" in str(
@@ -265,7 +268,7 @@ def test_another_model_is_one_sentence():
         "[" * 100_000,
     ],
 )
-def test_options_that_are_not_whole_are_refused(options):
+def test_malformed_options_of_an_invitation_are_refused(options):
     assert refused({"options": options}).type is ProtocolError
 
 
@@ -285,7 +288,7 @@ def test_options_that_are_not_whole_are_refused(options):
         ("strategy", ["average"]),
     ],
 )
-def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, value):
+def test_options_of_an_invitation_are_checked_and_execute_nothing(name, value):
     config = resolved(RunConfig(clients=2, batch_size=10))
     refused({"options": json.dumps(json.loads(pack_options(config)) | {name: value})})
 

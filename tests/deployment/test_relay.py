@@ -58,7 +58,7 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
         relay.thread.join(PATIENCE_S)
         assert relay.ended and relay.error is None
         assert relay.has_logged(
-            f"relays localhost:{run.port} on 127.0.0.1:{relay.port} to a run of 4"
+            f"relays a run of 4 clients between localhost:{run.port} and port 127.0.0.1:{relay.port}"
         )
         assert relay.has_logged("and forwards each frame")
         assert relay.has_logged("the run is over after round 3")
@@ -85,7 +85,7 @@ def test_bytes_at_the_port_are_not_attributed_to_clients_behind_a_relay(tmp_path
         assert all(own) and line["wire_bytes_in"] > own[0] and line["wire_bytes_out"] > own[1]
 
 
-def test_several_relays(tmp_path, keys):
+def test_a_run_with_several_relays_gives_the_same_model(tmp_path, keys):
     with deployed(tmp_path, keys, clients=5) as run:
         assert run.serve([4], behind=[[0, 1], [2, 3]]).client_updates == 10
         assert not run.warnings
@@ -120,7 +120,7 @@ def test_a_relay_that_adds_gives_the_same_model_as_a_simulation(tmp_path, direct
         assert [bool(size) for size in sent] == [True, False, False, direct]
 
 
-def test_one_warning_about_tables_that_are_too_small(tmp_path):
+def test_tables_that_are_too_small_cause_one_warning(tmp_path):
     small = {"uplink": "topk:density=1/4+s2:columns=4", "memory": "none"}
     with deployed(tmp_path, relays=1, rounds=3, **ADDED | small) as run:
         run.serve(behind=[[0, 1, 2, 3]])
@@ -148,7 +148,7 @@ def test_a_client_that_ends_does_not_delay_the_updates_of_the_others(tmp_path):
 # Sealed elections: a relay forwards the clients' keys and the messages between clients.
 
 
-def test_a_sealed_election_through_a_relay(tmp_path, keys):
+def test_a_sealed_election_through_a_relay_gives_the_same_model(tmp_path, keys):
     options = {
         "strategy": "election:byzantine=2,form=ballots,sealed=true",
         "clients": 5,
@@ -172,7 +172,7 @@ def test_a_sealed_election_through_a_relay(tmp_path, keys):
 
 
 def again(run: Deployed) -> None:
-    """Restart the relay on its port while the assignments of its clients are open."""
+    """Restart the relay on the same port while the assignments of its clients are open."""
     (relay,) = run.relays
     relay.end()
     assert relay.ended
@@ -196,7 +196,7 @@ def test_a_relay_restarted_during_a_round_loses_no_update(tmp_path, keys, adds):
         assert disturbed == [2, 3] and not run.warnings
         assert sum("relays localhost" in text for text in run.relays[0].output) == 3
     assert [line["accepted"] for line in lines(tmp_path / "disturbed")] == [4] * 4
-    if adds:  # another division into sums rounds differently
+    if adds:  # sums over other groups of clients are rounded differently
         names = ("undisturbed", "disturbed")
         assert close(*(load_file(tmp_path / n / "run" / "model.safetensors") for n in names))
     else:
@@ -257,7 +257,7 @@ def test_a_relay_that_is_revoked_ends_and_its_clients_wait_for_another(tmp_path)
 
 
 def sentence(*words: object) -> str:
-    """Return the error message of `fedcomp`."""
+    """Return the error message of a `fedcomp` command."""
     result = CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
     assert result.exit_code == 2, (result.output, result.exception)
     (line,) = result.stderr.splitlines()
@@ -275,7 +275,7 @@ def server() -> Iterator[GrpcTransport]:
     made.close()
 
 
-def test_a_relay_without_an_enrolment(tmp_path, monkeypatch):
+def test_a_relay_needs_an_enrolment(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDCOMP_ENROLMENT", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     output = sentence("relay", "--server", "localhost:1")
@@ -286,7 +286,7 @@ def test_a_relay_without_an_enrolment(tmp_path, monkeypatch):
     assert "cannot be read" in sentence("relay", "--enrolment", tmp_path / "absent.toml")
 
 
-def test_a_relay_with_the_enrolment_of_a_client(keys, monkeypatch):
+def test_a_relay_refuses_the_enrolment_of_a_client(keys, monkeypatch):
     file = keys / "clients" / "1.toml"
     expected = (
         f"{file} is the enrolment of client 1, but a relay needs its own; make one on the server with: "
@@ -297,7 +297,7 @@ def test_a_relay_with_the_enrolment_of_a_client(keys, monkeypatch):
     assert sentence("relay", "--server", "localhost:1") == expected
 
 
-def test_options_of_a_relay_that_exclude_each_other(keys):
+def test_options_of_a_relay_that_exclude_each_other_are_refused(keys):
     file = keys / "relays" / "0.toml"
     assert sentence("relay", "--insecure", "--enrolment", file, "--server", "h:1") == (
         "--insecure uses no keys, but --enrolment is given; give only one of the two"
@@ -308,18 +308,18 @@ def test_options_of_a_relay_that_exclude_each_other(keys):
     assert "'h'" in sentence("relay", "--insecure", "--server", "h")
 
 
-def test_a_relay_whose_port_is_in_use(server, capfd):
+def test_a_relay_reports_that_its_port_is_in_use(server, capfd):
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         output = sentence(
             "relay", "--insecure", "--server", f"localhost:{server.port}", "--port", port
         )
     assert output.startswith(f"port {port} of 127.0.0.1 cannot be opened")
-    assert "choose another with --port" in output and "GRPC" not in output
-    assert "add_port" not in capfd.readouterr().err  # gRPC's own line
+    assert "choose another port with --port" in output and "GRPC" not in output
+    assert "add_port" not in capfd.readouterr().err  # a line that gRPC itself would print
 
 
-def test_a_relay_of_a_server_that_is_not_there_or_another_one(server, tmp_path, keys):
+def test_a_relay_reports_a_missing_server_and_a_server_of_another_ca(server, tmp_path, keys):
     with socket.create_server(("127.0.0.1", 0)) as trial:
         free = trial.getsockname()[1]
     output = sentence("relay", "--insecure", "--server", f"localhost:{free}", "--patience", 0)

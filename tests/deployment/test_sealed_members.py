@@ -1,4 +1,4 @@
-"""Sealed elections of clients with keys: signatures are remembered over runs, and a changed key excludes its client."""
+"""Clients with keys in sealed elections: signatures are remembered across runs, and a changed key excludes its client."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ A, B = "a" * 32, "b" * 32  # attempts
 
 
 class Server:
-    """Asks client 0 what it likes. `member` has a state folder or none, and is started again by `restart`."""
+    """A malicious server that sends any assignment to client 0, `member`, which has a state folder or none."""
 
     def __init__(self, folder):
         self.folder, self.loop, self.state = folder, a_loop(CONFIG), None
@@ -95,7 +95,7 @@ def server(request, tmp_path):
     return made
 
 
-def test_another_run_in_between_gets_no_second_ballot_for_a_slot(server):
+def test_a_client_signs_no_second_ballot_for_a_slot_after_another_run(server):
     server.invite("A")
     server.ballot("A", server.cards().frame)
     server.invite("B")
@@ -109,7 +109,7 @@ def test_another_run_in_between_gets_no_second_ballot_for_a_slot(server):
         ) and "asks for round 1 of an attempt" in again.reason
 
 
-def test_who_comes_back_takes_part_in_new_rounds_and_in_no_attempt_that_was_given_up(server):
+def test_a_returning_client_joins_new_rounds_but_no_abandoned_attempt(server):
     server.invite("A")
     server.cards()
     server.cards(B)
@@ -124,10 +124,14 @@ def test_the_first_announced_keys_of_a_run_are_pinned(server):
     server.invite("A")
     server.cards()
     server.invite("B")
-    assert server.cards(keys=[*KEYS[:2], *FALSE[2:]]).kind == UPDATE, "they are another run's"
+    assert server.cards(keys=[*KEYS[:2], *FALSE[2:]]).kind == UPDATE, (
+        "the pinned keys are those of another run"
+    )
     server.invite("A")
     refused = server.cards(B, keys=FALSE)
-    assert refused.kind == "failed" and "knows the keys of only 1 clients of its row" in refused.reason
+    assert (
+        refused.kind == "failed" and "knows the keys of only 1 clients of its row" in refused.reason
+    )
 
 
 def test_a_client_logs_announced_keys_that_differ_from_pinned_ones(tmp_path):
@@ -145,7 +149,7 @@ def test_a_client_logs_announced_keys_that_differ_from_pinned_ones(tmp_path):
     assert "a key of client 3 that differs" in output
 
 
-def test_one_who_was_opened_is_not_asked_to_seal_after_another_run(server):
+def test_a_client_that_returns_from_another_run_seals_no_ballot_for_its_old_card(server):
     server.invite("A")
     cards = server.cards().frame
     server.invite("B")
@@ -159,7 +163,7 @@ def test_one_who_was_opened_is_not_asked_to_seal_after_another_run(server):
     assert report.kind == "failed"
 
 
-def test_pins_outlive_a_run_of_another_strategy(tmp_path):
+def test_pinned_keys_survive_a_run_with_another_strategy(tmp_path):
     server, strategy = Server(tmp_path), "average"
     server.invite("A")
     server.cards()
@@ -179,7 +183,7 @@ def test_pins_outlive_a_run_of_another_strategy(tmp_path):
     assert "asks for round 1 of an attempt" in server.cards().reason
 
 
-def test_a_client_has_one_place_in_a_run(server):
+def test_a_client_has_one_id_in_a_run(server):
     server.invite("A", 0)
     server.cards()
     server.invite("B", 0)
@@ -187,7 +191,7 @@ def test_a_client_has_one_place_in_a_run(server):
         server.invite("A", 1)
 
 
-def test_a_key_that_changes_within_a_round_seals_nothing(tmp_path):
+def test_a_client_seals_no_ballot_for_a_key_that_changes_within_a_round(tmp_path):
     server = Server(tmp_path)
     server.invite("A")
     server.cards()
@@ -197,7 +201,7 @@ def test_a_key_that_changes_within_a_round_seals_nothing(tmp_path):
     assert report.kind == "failed" and "the key of this client has changed" in report.reason
 
 
-def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
+def test_too_many_runs_are_refused_and_none_is_forgotten(monkeypatch, tmp_path):
     monkeypatch.setattr(signature_log, "MAX_RUNS", 2)
     for kept in (SignatureLog(StateFolder(tmp_path)), SignatureLog()):
         kept.add("A", {"x": b"1"})
@@ -213,7 +217,7 @@ def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
 
 
 def test_a_sealed_client_refuses_other_strategies():
-    """Or a server would read what it wants by asking for another strategy."""
+    """Otherwise a server could read updates by choosing another strategy."""
     for strategy in ("election:byzantine=2,form=ballots", "average"):
         config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=strategy))
         with pytest.raises(UserError, match=f"--sealed.*{strategy}.*leave --sealed out"):
@@ -224,7 +228,7 @@ def test_a_sealed_client_refuses_other_strategies():
 
 
 class Members:
-    """Clients 0..4 in the process, of whom any may get another key, or has a list of keys."""
+    """Clients 0..4 in this process, which may have a roster or get another key."""
 
     at_once, clients = 1, 5
 
@@ -246,7 +250,7 @@ class Members:
         self.rounds = rounds(self.loop, self, range(1, 100))
 
     def renew(self, client: int) -> None:
-        """A new key, and what it kept: here its memory of the run."""
+        """Replace a client by one with a new key and the signature log of the old one."""
         kept, self.keys[client] = self.members[client].log, FALSE[client]
         self.members[client] = DeployedClient(own(client), None)
         self.members[client].key, self.members[client].log = FALSE[client], kept

@@ -1,4 +1,4 @@
-"""Deployed runs: server and client processes on loopback, killed during a run, send the bytes of a simulation."""
+"""Deployed runs: server and client processes on loopback, also if they are killed, send the same bytes as a simulation."""
 
 import json
 import re
@@ -60,12 +60,12 @@ ALSO = (
     "downlink_bytes",
     "catch_up_bytes",
     "first_download_bytes",
-)  # where nobody was killed
+)  # compared only if no process was killed
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """The run folder of a simulation with the same options."""
+    """Return the run folder of a simulation with the same options."""
     folder = tmp_path_factory.mktemp("simulated") / "run"
     simulate(RunConfig(task=TASK, engine="serial", device="cpu", out=str(folder), **OPTIONS))
     return folder
@@ -81,9 +81,7 @@ def outcome(folder, names=SAME):
     ).read_bytes()
 
 
-def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside(
-    tmp_path, simulated
-):
+def test_a_run_with_tls_equals_its_simulation_and_refuses_unknown_clients(tmp_path, simulated):
     keys = tmp_path / "keys"
     make(keys, 4)
     make(tmp_path / "others", 3)
@@ -149,7 +147,7 @@ def test_an_invalid_server_certificate_is_refused_before_anything_is_written(tmp
 
 
 def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path):
-    """Residual and optimizer moments survive, and the schedule of the first server holds for the second."""
+    """Residuals and optimizer moments survive, and the second server continues the schedule of the first."""
     steered = OPTIONS | {
         "rounds": 7,
         "server_optimizer": "adam:beta1=0.5",
@@ -168,7 +166,7 @@ def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path):
         clients = [on.client(i, "--insecure", kill_at=5 * (i == 1)) for i in range(3)]
         assert clients[1].end() == -signal.SIGKILL
         assert "round 2: " in clients[1].output and "round 3: " not in clients[1].output
-        again = on.client(1, "--insecure", name="dies again", kill_at=6)  # in round 4
+        again = on.client(1, "--insecure", name="dies again", kill_at=6)  # killed in round 4
         assert again.end() == -signal.SIGKILL
         server.kill()
         server = on.server("--insecure", *flags(steered), "--resume")
@@ -177,7 +175,7 @@ def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path):
         assert [client.end() for client in (clients[0], again, clients[2])] == [0, 0, 0]
     assert read_run(tmp_path / "run")["horizon"] == 6
     assert outcome(tmp_path / "run") == outcome(tmp_path / "simulated")
-    assert "trying again" in clients[0].output  # with the cause
+    assert "trying again" in clients[0].output  # the client reports the cause and tries again
 
 
 def test_a_server_without_training_data_exports_the_model_that_it_evaluated(tmp_path):
@@ -199,7 +197,7 @@ def test_a_server_without_training_data_exports_the_model_that_it_evaluated(tmp_
     assert right == pytest.approx(run.accuracy, abs=1e-6) and model[1].num_batches_tracked == 1
 
 
-def test_a_client_with_another_model_stays_outside_and_an_interrupted_server_can_be_resumed(
+def test_a_client_with_another_model_is_refused_and_an_interrupted_server_resumes(
     tmp_path,
 ):
     with stage(tmp_path) as on:
@@ -260,7 +258,7 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
         ([*CLAIMED, "--patience", "nan"], "'--patience': nan is not a number of seconds"),
     ],
 )
-def test_a_client_that_cannot_begin_is_one_sentence(tmp_path, monkeypatch, words, sentence):
+def test_a_client_that_cannot_start_is_one_sentence(tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCOMP_ENROLMENT", "nobody.toml")
     done = client(*words)
@@ -288,7 +286,7 @@ def test_a_client_gives_up_after_its_patience(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_is_simulated_only_is_a_sentence(tmp_path, options, sentence):
+def test_options_of_simulations_are_refused_in_one_sentence(tmp_path, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         serve(RunConfig(task=TASK, out=str(tmp_path / "run"), **options), Endpoint(0))
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""A deployed run seen from outside: the metrics page, JSON logs of server and clients, and the records of each client."""
+"""The outputs of a deployed run: the metrics page, JSON logs of server and clients, and the records of each client."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def page(port, path="/metrics"):
 
 
 def page_with(port, true, seconds=100.0):
-    """The samples of the first page for which this holds."""
+    """Return the samples of the first metrics page that satisfies a condition."""
     deadline = time.monotonic() + seconds
     while not true(samples := parsed(page(port))):
         assert time.monotonic() < deadline, samples
@@ -36,7 +36,10 @@ def objects(path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of two clients with keys, and pages before it, in its second round, where client 1 is killed, and after client 0 left."""
+    """Run two clients with keys. Client 1 is killed in the second round.
+
+    Pages are read before the run, in its second round, and after client 0 has left.
+    """
     folder = tmp_path_factory.mktemp("watched")
     keys, metrics = folder / "keys", free_port()
     make(keys, CLIENTS)
@@ -142,7 +145,7 @@ def test_the_metrics_page_shows_the_traffic_of_each_client(run):
     assert everybody <= during["fedcomp_wire_received_bytes_total", ()]
 
 
-def test_the_metrics_of_a_round_have_a_line_of_each_client(run):
+def test_the_metrics_of_a_round_have_a_record_of_each_client(run):
     folder, *_ = run
     lines = objects(folder / "run" / "metrics.jsonl")
     assert len(lines) == ROUNDS
@@ -161,7 +164,7 @@ def test_the_metrics_of_a_round_have_a_line_of_each_client(run):
         assert [f["versions_behind"] for f in figures] == [min(line["round"] - 1, 1)] * CLIENTS
     waited = lines[1]["by_client"]
     assert waited[1]["latency_s"] > waited[0]["latency_s"], (
-        "it was killed, and answered when it was back"
+        "client 1 was killed, and must answer after its restart"
     )
 
 
@@ -189,10 +192,12 @@ def test_the_server_logs_what_happens_as_json(run):
         for line in lines
         if line["event"] == "round"
     ] == stored
-    assert "metrics   http://127.0.0.1:" in server.output, "the screen says where"
+    assert "metrics   http://127.0.0.1:" in server.output, (
+        "the output must name the address of the page"
+    )
 
 
-def test_clients_log_what_they_say_as_json(run):
+def test_clients_log_their_messages_as_json(run):
     folder, _, _, (first, _, again, alone) = run
     lines = objects(folder / "client0.jsonl")
     events = [line["event"] for line in lines]
@@ -207,7 +212,7 @@ def test_clients_log_what_they_say_as_json(run):
     stored = objects(folder / "run" / "metrics.jsonl")
     once = list(
         dict.fromkeys(answers)
-    )  # who comes back while a round is asked may be asked twice: it gives the same frame again
+    )  # a client that returns in a round may get its assignment twice, and sends the same frame
     assert once == [(line["round"], line["by_client"][0]["uplink_bytes"]) for line in stored]
     assert len(answers) <= ROUNDS + 1
     assert all(

@@ -52,7 +52,7 @@ def test_bytes_that_are_not_counted_are_null(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_200_clients_of_one_process_over_tls(tmp_path):
+def test_200_clients_in_one_process_run_over_tls(tmp_path):
     make(tmp_path / "keys", 200)
     with deployed(tmp_path, tmp_path / "keys", clients=200, rounds=1, batch_size=2) as run:
         assert run.serve(range(200)).client_updates == 200
@@ -62,7 +62,7 @@ def test_200_clients_of_one_process_over_tls(tmp_path):
         assert clients.has_logged("the run is over after round 1")
 
 
-def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
+def test_a_running_server_follows_changed_keys_and_survives_a_malformed_registry(tmp_path):
     keys = tmp_path / "keys"
     make(keys, 3)
     registry = keys / "registry.toml"
@@ -93,10 +93,10 @@ def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
         again = run.start(2)
         yield from rounds_until(lambda: again.ended, again.output)
         assert "client 2 is revoked" in str(again.error)
-        yield  # the others take part in another round
+        yield  # another round with the other clients
         assert not run.clients[0].ended
 
     options = {"clients": 3, "participation": 2 / 3, "rounds": 10**6, "deadline": 1.0}
     with deployed(tmp_path, keys, **options) as run:
         run.serve([0, 1], [2], script=script())
-        assert not run.clients[0].has_logged("trying")  # whoever is connected stays
+        assert not run.clients[0].has_logged("trying")  # connected clients stay connected

@@ -1,4 +1,4 @@
-"""The displays of a called run: a line on a terminal, a line for each tenth in a log, a cell that is updated in a notebook."""
+"""The displays of `fedcomp.simulate`: one line on a terminal, a line for each tenth of the run in a log, an updated cell in a notebook."""
 
 import io
 import re
@@ -49,7 +49,7 @@ def open_display(display, task=TASK, folder=None, **options):
 
 
 class Cells:
-    """A stand for IPython.display.display: what it was given, in order."""
+    """A replacement of IPython.display.display that records its arguments in order."""
 
     def __init__(self):
         self.bundles, self.displays = [], 0
@@ -103,14 +103,16 @@ def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
     assert "round 5/5, accuracy" in cells.bundles[-1]["text/plain"]
 
 
-def test_a_notebook_is_changed_four_times_a_second_at_most(tmp_path):
+def test_a_notebook_is_updated_at_most_four_times_a_second(tmp_path):
     cells = Cells()
     page = NotebookDisplay(cells, clock=lambda: 0.0)
     open_display(page, folder=tmp_path, rounds=6)
-    assert len(cells.bundles) == 3, "when it is entered, when the run starts, when it is over"
+    assert len(cells.bundles) == 3, (
+        "updates when the display opens, when the run starts and when it ends"
+    )
 
 
-def test_a_long_run_stays_small():
+def test_the_cell_of_a_long_run_stays_small():
     page = NotebookDisplay(Cells())
     page.header = SimpleNamespace(judged="accuracy")
     page._points = [(i, i / 10_000) for i in range(1, 10_001)]
@@ -133,7 +135,7 @@ def test_a_regression_is_shown_by_its_loss(tmp_path):
     assert re.search(r"round 1/1, loss [\d.]+, error [\d.]+, up", stream.getvalue())
 
 
-def test_what_ends_a_run_is_the_last_that_is_shown(tmp_path):
+def test_the_reason_for_the_end_of_a_run_is_shown_last(tmp_path):
     def broken():
         raise DataError("the disk is empty; fill it")
 
@@ -167,7 +169,7 @@ def test_warnings_are_shown_once(tmp_path):
     assert "! &lt;b&gt; [31m" in page.html()
 
 
-def test_the_place_decides(monkeypatch):
+def test_the_display_depends_on_the_environment(monkeypatch):
     monkeypatch.setattr(
         displays.sys, "stderr", SimpleNamespace(isatty=lambda: True, write=len, flush=lambda: None)
     )
@@ -182,10 +184,10 @@ def test_the_place_decides(monkeypatch):
         "IPython",
         SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None)),
     )
-    assert type(default_display()) is LogDisplay, "IPython in a terminal"
+    assert type(default_display()) is LogDisplay, "IPython in a terminal is not a notebook"
 
 
-def test_silence(tmp_path, capfd):
+def test_without_progress_nothing_is_shown(tmp_path, capfd):
     open_display(False, folder=tmp_path, rounds=2)
     assert capfd.readouterr() == ("", "")
     assert (

@@ -1,4 +1,4 @@
-"""docs/how-to/use-from-python.md: its snippets run one after the other, as a reader would type them."""
+"""docs/how-to/use-from-python.md: its code blocks run one after the other, as a reader would type them."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "use-from-pytho
 
 
 @pytest.mark.slow
-def test_the_snippets_run_in_their_order(tmp_path, monkeypatch, capsys):
+def test_the_code_blocks_run_in_their_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(
         r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL

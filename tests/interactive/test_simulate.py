@@ -1,4 +1,4 @@
-"""`fedcomp.simulate`: tasks as objects, options as Python values, and runs that are read back and continued."""
+"""`fedcomp.simulate`: tasks as objects, options as Python values, and runs that are loaded and resumed."""
 
 import asyncio
 import dataclasses
@@ -42,7 +42,7 @@ MINE = fedcomp.Task("mine", Linear, train=(X, Y), test=(X[:50], Y[:50]))
 
 
 @pytest.mark.slow
-def test_a_run_of_an_object_is_read_back_with_its_own_module(tmp_path):
+def test_a_run_of_a_task_object_is_loaded_with_its_own_module(tmp_path):
     run = fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL)
     assert isinstance(run, fedcomp.Run) and run.folder == tmp_path / "run"
     model = run.model()
@@ -52,7 +52,7 @@ def test_a_run_of_an_object_is_read_back_with_its_own_module(tmp_path):
     assert run.options["task"] == "object:mine" and run.resolved["engine"] in ("serial", "batched")
 
 
-def test_another_process_hands_the_object_over(tmp_path):
+def test_a_loaded_run_of_a_task_object_needs_the_object_again(tmp_path):
     out, trained = tmp_path / "run", fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL).model()
     run = fedcomp.load(out)
     with pytest.raises(
@@ -75,7 +75,7 @@ def test_another_process_hands_the_object_over(tmp_path):
             run.model(dataclasses.replace(MINE, model=model))
 
 
-def test_a_run_by_name_is_that_of_the_command(tmp_path):
+def test_a_run_of_a_named_task_equals_that_of_the_command(tmp_path):
     run = fedcomp.simulate(FILE, out=tmp_path / "called", **SMALL)
     options = {name: value for name, value in SMALL.items() if name != "progress"}
     run_of(fedcomp.RunConfig(task=FILE, out=str(tmp_path / "commanded"), **options))
@@ -133,14 +133,14 @@ def test_the_message_of_an_interruption_names_the_command_to_continue(tmp_path):
     ).read_bytes()
 
 
-def test_inside_a_running_event_loop(tmp_path):
+def test_simulate_works_inside_a_running_event_loop(tmp_path):
     async def cell():
         return fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL)
 
     assert len(asyncio.run(cell()).records) == 3
 
 
-def test_threads_wait_for_each_other_and_change_nothing(tmp_path):
+def test_runs_in_threads_wait_for_each_other_and_give_the_same_results(tmp_path):
     runs = {}
 
     def run(name):
@@ -155,7 +155,7 @@ def test_threads_wait_for_each_other_and_change_nothing(tmp_path):
     assert len({(run.folder / "model.safetensors").read_bytes() for run in runs.values()}) == 1
 
 
-def test_a_process_forked_during_a_run_can_run_too(tmp_path):
+def test_a_process_forked_during_a_run_can_simulate(tmp_path):
     begun, forked = threading.Event(), threading.Event()
 
     class Holding(Callback):
@@ -180,7 +180,7 @@ def test_a_process_forked_during_a_run_can_run_too(tmp_path):
         thread.join()
 
 
-def test_an_accuracy_that_is_no_share_on_the_whole_test_data_ends_the_run(tmp_path):
+def test_an_accuracy_outside_of_0_to_1_ends_the_run(tmp_path):
     counts = dataclasses.replace(
         MINE,
         accuracy=lambda outputs, targets: (outputs.argmax(1) == targets).sum() * (len(targets) > 2),
@@ -192,7 +192,7 @@ def test_an_accuracy_that_is_no_share_on_the_whole_test_data_ends_the_run(tmp_pa
         fedcomp.simulate(counts, out=tmp_path / "run", **SMALL)
 
 
-def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
+def test_runs_started_in_the_same_second_have_different_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = dataclasses.replace(MINE, name="../a task")
     folders = {fedcomp.simulate(task, **SMALL).folder for _ in range(2)}
@@ -202,7 +202,7 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["processes", "ray"])
-def test_other_processes_are_given_no_objects(tmp_path, engine):
+def test_task_objects_are_refused_with_worker_processes(tmp_path, engine):
     with pytest.raises(
         ConfigError, match=f"--engine {engine} .* the task object 'mine'; put the task into a file"
     ):
@@ -210,7 +210,7 @@ def test_other_processes_are_given_no_objects(tmp_path, engine):
     assert not (tmp_path / "run").exists()
 
 
-def test_values_as_python_has_them():
+def test_options_accept_python_values():
     config = run_config(
         "digits",
         {
@@ -284,7 +284,7 @@ def test_every_option_is_an_argument():
         ({"resume": True}, "--resume needs --out"),
     ],
 )
-def test_mistakes_are_exceptions_of_one_sentence(tmp_path, monkeypatch, given, says):
+def test_user_errors_are_exceptions_of_one_sentence(tmp_path, monkeypatch, given, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(fedcomp.UserError) as caught:
         fedcomp.simulate(MINE, **{"progress": False} | given)
@@ -292,12 +292,12 @@ def test_mistakes_are_exceptions_of_one_sentence(tmp_path, monkeypatch, given, s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_observer_of_ones_own_hears_of_the_run(tmp_path, capsys):
+def test_a_callback_of_the_user_is_called(tmp_path, capsys):
     fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL | {"progress": LineDisplay()})
     assert "stc:density=0.25" in capsys.readouterr().out
 
 
-def test_options_of_a_run_make_another(tmp_path):
+def test_the_options_of_a_run_can_be_used_for_another_run(tmp_path):
     run = fedcomp.simulate(FILE, out=tmp_path / "a", **SMALL)
     other = fedcomp.simulate(**run.options | {"out": tmp_path / "b", "seed": 1}, progress=False)
     assert other.config == dataclasses.replace(run.config, out=str(tmp_path / "b"), seed=1)

@@ -9,7 +9,7 @@ from fedcomp.kernels import bit_planes
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 10, 16, 129, 256])
-def test_what_is_packed_is_read_at_any_edge(size):
+def test_packed_integers_are_unpacked_from_any_position(size):
     width = (size - 1).bit_length()
     codes = np.random.default_rng(size).integers(0, size, 4000).astype(np.uint8)
     codes[:2] = 0, size - 1
@@ -24,7 +24,7 @@ def test_what_is_packed_is_read_at_any_edge(size):
         )
 
 
-def test_the_layout():
+def test_bit_planes_have_the_documented_layout():
     assert bit_planes.pack(np.array([1, 0, 2, 3, 0, 0, 0, 0], np.uint8), 2) == bytes(
         [0b10010000, 0b00110000]
     )

@@ -1,4 +1,4 @@
-"""Bits of vectors: the same by every path, and back."""
+"""Signs as bits: the same bits by every implementation, and unpacking."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 @given(st.lists(st.booleans(), max_size=70))
-def test_signs_come_back_from_arrays_and_tensors(signs):
+def test_signs_of_arrays_and_tensors_are_unpacked_as_packed(signs):
     data = pack_signs(np.array(signs, bool))
     assert data == pack_signs(torch.tensor(signs, dtype=torch.bool))
     assert len(data) == (len(signs) + 7) // 8
@@ -54,7 +54,7 @@ def test_another_length_and_padding_that_is_not_zero_are_refused(data, count):
 
 
 def plain_signs(x: torch.Tensor, seed: int | None) -> bytes:
-    """By the definition: coin i is bit i of the seed's words as bytes, the most significant bit of a byte first."""
+    """Return signs by the definition. The random sign i of a zero is bit i of the seed's words as bytes, most significant bit first."""
     coins = np.ones(x.numel(), bool)
     if seed is not None:
         drawn = (
@@ -68,20 +68,20 @@ def plain_signs(x: torch.Tensor, seed: int | None) -> bytes:
 
 
 @for_each("seed", [None, 0, 2**64 - 1])
-def test_a_positive_number_is_1_a_negative_one_0_and_a_zero_a_coin(seed):
+def test_the_bit_is_1_for_positive_0_for_negative_and_random_for_zero(seed):
     for numel in SIZES:
         for name, x in vectors(numel).items():
             assert bits.signs(x, seed) == plain_signs(x, seed), (numel, name)
 
 
 @for_each("dtype", [torch.float16, torch.bfloat16])
-def test_signs_of_half_precision(dtype):
+def test_half_precision_has_the_same_signs(dtype):
     for x in (torch.round(normal(300_001)).to(dtype), normal(401).to(dtype)):
         assert bits.signs(x, 5) == plain_signs(x, 5)
 
 
 @for_each("threads", [1, 2, 3])
-def test_signs_of_a_large_vector_by_any_number_of_threads(threads):
+def test_signs_of_a_large_vector_do_not_depend_on_the_number_of_threads(threads):
     x, before = torch.round(normal(2**21 + 77)), torch.get_num_threads()
     x[3::7] = -0.0
     torch.set_num_threads(threads)
@@ -99,7 +99,7 @@ def test_signs_of_a_row_do_not_depend_on_the_other_rows(shape):
     assert bits.signs_rows(x) == [bits.signs(row) for row in x]
 
 
-def test_other_devices_pack_the_same():
+def test_other_devices_pack_the_same_bits():
     for numel in SIZES:
         flags = torch.round(normal(2, numel)) > 0
         assert np.array_equal(bits.pack_torch(flags).numpy(), np.packbits(flags.numpy(), axis=1))
@@ -116,7 +116,7 @@ def test_a_cuda_device_gives_the_same_bits():
     assert same_bits(there.cpu(), into)
 
 
-# What bits stand for.
+# Values of bits.
 
 
 @for_each("columns", [1, 2, 31, 32, 33, 200, 5000])
@@ -142,7 +142,7 @@ def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
     assert same_bits(into, added)
 
 
-def test_many_bits_are_added_in_place_by_threads_also_to_every_other_element():
+def test_threads_add_many_bits_in_place_also_with_a_stride():
     numel, before = 2**21 + 77, torch.get_num_threads()
     x, into, (high, low) = normal(numel), torch.zeros(2 * numel), normal(2, 3).numpy()
     raw, at = bits.read_bits(bits.signs(x), numel), np.arange(numel) % 3

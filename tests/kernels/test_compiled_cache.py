@@ -1,4 +1,4 @@
-"""Compiled loops are kept on disk, and are compiled again when any file that they use has changed."""
+"""Compiled loops are cached on disk, and are compiled again if a file that they use has changed."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ print(sum(sketch_loops.add.stats.cache_hits.values()), cells.tobytes().hex())
 
 
 def cells(folder: Path) -> tuple[str, str]:
-    """Add to the cells of a sketch in a process of its own: how many loops came from the disk, and the cells."""
+    """Compute a sketch in a new process. Return the number of loops that were loaded from the cache, and the cells."""
     environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-c", ADD]
     done = subprocess.run(
@@ -31,12 +31,13 @@ def cells(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_a_change_of_a_file_that_loops_import_compiles_them_anew(tmp_path):
+def test_loops_are_compiled_again_if_an_imported_file_has_changed(tmp_path):
     copied = tmp_path / "fedcomp"
     copytree(Path(fedcomp.__file__).parent, copied, ignore=ignore_patterns("__pycache__"))
     first = cells(tmp_path)
     assert first[0] == "0" and cells(tmp_path) == ("1", first[1])
-    loops = copied / "kernels" / "loops.py"  # has the random words of kernels/sketch_loops.py
+    # Defines random words that kernels/sketch_loops.py imports.
+    loops = copied / "kernels" / "loops.py"
     text = loops.read_text()
     assert "0xD2511F53" in text
     loops.write_text(text.replace("0xD2511F53", "0xD2511F55"))

@@ -13,7 +13,7 @@ MASK = 2**32 - 1
 
 
 def by_hand(seed: int, i: int, row: int, columns: int) -> tuple[int, int]:
-    """Bucket and sign of a coordinate, in Python's integers, from the paper on Philox."""
+    """Return the bucket and the sign of a coordinate, computed with Python integers from the paper on Philox."""
     c, key = [i // 4 & MASK, i // 4 >> 32, STREAM + row, 0], [seed & MASK, seed >> 32]
     for _ in range(10):
         x, y = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -32,7 +32,7 @@ def slow(x: np.ndarray, rows: int, columns: int, seed: int) -> np.ndarray:
 
 
 def whole(numel: int, seed: int = 0) -> torch.Tensor:
-    """Small integers, whose sums are exact in float32 in any order."""
+    """Return small integers, whose sums are exact in float32 in any order."""
     return torch.from_numpy(np.random.default_rng(seed).integers(-9, 10, numel).astype(np.float32))
 
 
@@ -41,7 +41,7 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (5, 100), (15, 2)])
-def test_it_is_what_the_paper_says(rows, columns):
+def test_a_sketch_is_that_of_the_paper(rows, columns):
     for seed, numel in [(0, 1), (2**64 - 1, 3), (17 | 23 << 32, 403)]:
         x = whole(numel)
         cells = count_sketch.sketch(x, rows, columns, seed)
@@ -61,7 +61,7 @@ def test_it_is_what_the_paper_says(rows, columns):
         )
 
 
-def test_places_are_those_of_the_sums():
+def test_buckets_and_signs_are_those_of_the_sketch():
     at = np.array([2**40 + 3, 0, 5, 5, 2**34 + 1, 402])
     for r, (buckets, negative) in enumerate(count_sketch.buckets_and_signs(at, 5, 1000, 99)):
         assert buckets.dtype == np.int64 and negative.dtype == np.bool_
@@ -71,7 +71,7 @@ def test_places_are_those_of_the_sums():
 
 
 @for_each("columns", [2, 64, 1000])
-def test_buckets_are_uniform_and_signs_balanced_in_each(columns):
+def test_buckets_are_uniform_and_signs_are_balanced(columns):
     n = 200_000
     for buckets, negative in count_sketch.buckets_and_signs(np.arange(n), 5, columns, 7):
         counts, signed = (
@@ -88,8 +88,8 @@ def test_buckets_are_uniform_and_signs_balanced_in_each(columns):
         ) < 5 * np.sqrt(2 * columns)
 
 
-def test_no_two_coordinates_rows_or_seeds_have_to_do_with_each_other():
-    """Signs of pairs, and of four together: a sign has to be independent of any three others."""
+def test_coordinates_rows_and_seeds_are_independent():
+    """Checks products of two and of four signs, since a sign must be independent of any three others."""
     n, deviation = 100_000, 100_000**-0.5
     (b0, s0), (b1, s1) = [
         (b, 1 - 2 * s) for b, s in count_sketch.buckets_and_signs(np.arange(n), 2, 50, 1)
@@ -130,7 +130,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     assert all(map(same_bits, *found))
 
 
-def test_any_stretch_of_the_estimates_is_that_of_the_whole():
+def test_any_block_of_the_estimates_equals_that_of_all():
     n = 3 * UNIT + 100
     cells = count_sketch.sketch(normal(n), 5, 300, 8)
     whole = count_sketch.estimates(cells, 8, 0, n)
@@ -162,7 +162,7 @@ def test_a_sparse_vector_is_sketched_by_its_positions():
 
 
 @for_each("numel", [401, HALVED + 5])
-def test_other_precisions_and_strides(numel):
+def test_other_precisions_and_strides_give_the_same_sketch(numel):
     grid = normal(3 * numel).view(numel, 3)
     for x in (
         grid[:, 1],
@@ -178,7 +178,7 @@ def test_other_precisions_and_strides(numel):
         assert torch.equal(x, before)
 
 
-def test_what_float32_cannot_hold_is_cut():
+def test_cells_that_exceed_float32_are_cut_off():
     x = torch.full((50,), 3.4e38)
     cells = count_sketch.sketch(x, 5, 1, 0)
     largest = np.finfo(np.float32).max
@@ -189,7 +189,7 @@ def test_what_float32_cannot_hold_is_cut():
     assert same_bits(count_sketch.sketch_at(np.arange(50), x.numpy(), 5, 1, 0), cells)
 
 
-def test_heavy_hitters_stand_out():
+def test_heavy_hitters_have_the_largest_estimates():
     x = normal(20_000)
     heavy = np.random.default_rng(1).permutation(20_000)[:20]
     x[heavy] = 60 * torch.from_numpy(
@@ -200,7 +200,7 @@ def test_heavy_hitters_stand_out():
     assert np.abs(found[heavy] - x.numpy()[heavy]).max() < 5 * np.sqrt(20_000 / 2000)
 
 
-def test_words_at_places_are_the_words():
+def test_words_at_positions_are_those_of_the_stream():
     drawn = philox.words(2**63 + 9, 4001, stream=5)
     at = np.random.default_rng(0).integers(0, 4001, 999)
     assert np.array_equal(philox.words_at(2**63 + 9, at, 5), drawn[at])

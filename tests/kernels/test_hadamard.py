@@ -1,4 +1,4 @@
-"""Rotations: orthogonal, at every scale of float32, with hardly any padding."""
+"""Randomized Hadamard rotations: orthogonal, at every scale of float32, with little padding."""
 
 import math
 
@@ -15,13 +15,13 @@ SIZES = (1, 7, 8, 33, 401, 1001, 16384, 40_000)
 
 
 def turned(x: torch.Tensor, seed: int) -> hadamard.RotatedBlocks:
-    """A vector of one chunk, turned."""
+    """Return the rotation of a vector that is one chunk."""
     (whole,) = parts(x, seed)
     return whole
 
 
 def parts(x: torch.Tensor, seed: int) -> list[hadamard.RotatedBlocks]:
-    """The chunks of a vector, turned."""
+    """Return the rotated chunks of a vector."""
     found: list[hadamard.RotatedBlocks] = []
     hadamard.rotate(x, seed, found.append)
     return sorted(found, key=lambda part: part.span.start)
@@ -37,7 +37,7 @@ def sign_of(seed: int, count: int) -> np.ndarray:
 
 
 def matrix(d: int) -> np.ndarray:
-    """W, by its recursion."""
+    """Return the Hadamard matrix W by its recursion."""
     w = np.ones((1, 1))
     while len(w) < d:
         w = np.block([[w, w], [w, -w]])
@@ -45,7 +45,7 @@ def matrix(d: int) -> np.ndarray:
 
 
 def back(u: np.ndarray, exponents: np.ndarray, seed: int, numel: int) -> np.ndarray:
-    """What u [N] was turned from."""
+    """Return the vector whose rotation is u [N]."""
     scale = np.ldexp(1.0 / np.diff(hadamard.edges(numel)), exponents.astype(np.int32))
     return hadamard.rotate_back(u.copy(), seed, numel, 0, scale, np.zeros_like(scale))
 
@@ -54,7 +54,7 @@ def back(u: np.ndarray, exponents: np.ndarray, seed: int, numel: int) -> np.ndar
 
 
 @given(st.integers(0, 10**6))
-def test_blocks_are_powers_of_two_that_hold_the_vector_and_few_zeros(numel):
+def test_blocks_are_powers_of_two_with_little_padding(numel):
     marks = hadamard.edges(numel)
     sizes = np.diff(marks)
     assert (
@@ -81,7 +81,7 @@ def test_blocks_are_powers_of_two_that_hold_the_vector_and_few_zeros(numel):
         (2**15, [2**14] * 2),
     ],
 )
-def test_how_a_vector_is_cut(numel, sizes):
+def test_a_vector_is_divided_into_the_expected_blocks(numel, sizes):
     assert np.diff(hadamard.edges(numel)).tolist() == sizes
 
 
@@ -89,7 +89,7 @@ def test_how_a_vector_is_cut(numel, sizes):
 
 
 @for_each("numel", [1, 7, 33, 401, 1001])
-def test_it_is_the_matrix_of_the_definition(numel):
+def test_the_rotation_is_the_matrix_of_the_definition(numel):
     x, seed = normal(numel), 5
     found, marks = turned(x, seed), hadamard.edges(numel)
     signed = np.pad(x.numpy().astype(np.float64), (0, int(marks[-1]) - numel)) * sign_of(
@@ -103,20 +103,20 @@ def test_it_is_the_matrix_of_the_definition(numel):
 
 
 @for_each("numel", SIZES[:-1])
-def test_turning_back_gives_the_vector_to_rounding(numel):
+def test_rotating_back_gives_the_vector_up_to_rounding(numel):
     for name, x in vectors(numel).items():
         found = turned(x, 3)
         y = back(found.u, found.exponents, 3, numel).astype(np.float64)
         v, marks = x.double().numpy(), hadamard.edges(numel)
         for start, stop in zip(
             marks, marks[1:]
-        ):  # a block is as exact as its largest value allows, and no more so than float32 is
+        ):  # errors are relative to the norm of the block, plus the rounding of float32
             off, length = np.linalg.norm((y - v)[start:stop]), np.linalg.norm(v[start:stop])
             assert off <= 1e-6 * length + 2.0**-150 * math.sqrt(stop - start), name
         assert np.isfinite(y).all() and not np.signbit(y[y == 0]).any()
 
 
-def test_chunks_and_strided_vectors_are_turned_as_whole_ones_are():
+def test_chunks_and_strided_vectors_are_rotated_like_whole_vectors():
     numel = 3 * hadamard.CHUNK + 1001
     x, marks = normal(numel), hadamard.edges(numel)
     for part in parts(x, 7):
@@ -133,7 +133,7 @@ def test_chunks_and_strided_vectors_are_turned_as_whole_ones_are():
     assert np.array_equal(turned(grid.T[1], 1).u, turned(grid[:, 1].clone(), 1).u)
 
 
-def test_a_spike_is_spread_over_its_block_and_no_further():
+def test_a_spike_is_spread_only_over_its_block():
     x = torch.zeros(1001)
     x[300] = -3.0
     u = turned(torch.nn.functional.pad(x, (0, 1000)), 1).u
@@ -141,7 +141,7 @@ def test_a_spike_is_spread_over_its_block_and_no_further():
     assert (abs(u[:1024]) == 0.75).all() and not u[1024:].any() and 400 < int((u > 0).sum()) < 624
 
 
-def test_signs_depend_on_the_seed_and_the_coordinate_alone():
+def test_signs_depend_only_on_the_seed_and_the_coordinate():
     whole = hadamard._sign_bytes(5, 0, 4096)
     for start, stop in [(0, 8), (8, 40), (1000, 1000), (24, 4096), (4088, 4096)]:
         assert np.array_equal(hadamard._sign_bytes(5, start, stop), whole[start // 8 : stop // 8])
@@ -150,10 +150,10 @@ def test_signs_depend_on_the_seed_and_the_coordinate_alone():
     assert abs(other.mean() - 0.5) < 0.04 and abs(np.unpackbits(whole).mean() - 0.5) < 0.04
 
 
-# What quantizers ask.
+# Operations for quantizers.
 
 
-def test_answers_are_what_they_say():
+def test_bins_products_squares_and_extremes_match_their_definitions():
     found = turned(normal(3000), 2)
     marks, u = hadamard.edges(3000), found.u.astype(np.float64)
     thresholds = np.full((found.sizes.size, 2), [0.5, 3.0], np.float32)
@@ -169,8 +169,8 @@ def test_answers_are_what_they_say():
         assert (found.extremes()[0][i], found.extremes()[1][i]) == (u[piece].min(), u[piece].max())
 
 
-def test_the_sums_of_the_largest_blocks_fit():
-    """The most that a block can hold, in one coordinate of u."""
+def test_sums_of_the_largest_values_do_not_overflow():
+    """One coordinate of u has the largest value that is possible in a block."""
     d = hadamard.BLOCK
     found = turned((1 - 2.0**-24) * torch.from_numpy(sign_of(4, d).astype(np.float32)), 4)
     assert found.u[0] > 0.9999 * d and not found.u[1:].any()
@@ -178,15 +178,15 @@ def test_the_sums_of_the_largest_blocks_fit():
     along, squared = found.products(table, (found.u > 0).astype(np.uint8))
     expected = np.array([d * d, 3.9 * d, 3.9**2 * d])[:, None]
     assert np.allclose([found.squares(), along, squared], expected, rtol=1e-5)
-    found.u[:] = d**0.5  # now evenly in all: ⟨u, q⟩ is largest
+    found.u[:] = d**0.5  # equal values, for which ⟨u, q⟩ is largest
     along, _ = found.products(table, np.ones(d, np.uint8))
     assert math.isclose(along[0], 3.9 * d**1.5, rel_tol=1e-5)
 
 
-def test_rounding_is_right_in_the_mean():
+def test_rounding_is_unbiased():
     found, off = turned(normal(64), 5), []
     step, low = np.array([0.7]), np.array([-8.0])
     for seed in range(4000):
-        found.seed = seed  # the same u for words of other seeds
+        found.seed = seed  # the same u with random words of other seeds
         off.append(0.7 * found.rounded(low, step, 32767, np.int16) - 8.0 - found.u)
     assert abs(np.array(off)).max() < 0.7 and abs(np.mean(off, 0)).max() < 5 * 0.35 / 4000**0.5

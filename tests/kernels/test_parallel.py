@@ -1,4 +1,4 @@
-"""Vectors shared by threads: all of it is done, once, in order, also from inside, after an error and in a fork."""
+"""Work divided among threads: everything is done once and in order, also in nested calls, after an error and in a forked process."""
 
 import multiprocessing
 import threading
@@ -36,7 +36,7 @@ def test_ranges_cover_the_vector_once():
     assert all(start % parallel.UNIT == 0 for start, _ in edges)
 
 
-def test_two_threads_work():
+def test_two_threads_work_at_the_same_time():
     together = threading.Barrier(2, timeout=60)
 
     def meet():
@@ -46,7 +46,7 @@ def test_two_threads_work():
     assert len(set(parallel.starmap(meet, [(), ()]))) == 2
 
 
-def test_calls_from_inside_calls_and_from_many_threads_end():
+def test_nested_calls_and_calls_from_many_threads_end():
     def inside(i):
         return sum(parallel.starmap(lambda j: i + j, [(j,) for j in range(10)]))
 
@@ -63,7 +63,7 @@ def test_calls_from_inside_calls_and_from_many_threads_end():
     assert found == {name: [10 * i + 45 for i in range(20)] for name in range(8)}
 
 
-def test_an_error_is_raised_and_the_rest_is_left():
+def test_an_error_is_raised_and_the_remaining_work_is_skipped():
     done = []
 
     def work(i):
@@ -77,10 +77,8 @@ def test_an_error_is_raised_and_the_rest_is_left():
     assert squares() == [i * i for i in range(100)]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:This process"
-)  # forks of processes with threads are what this is about
-def test_a_fork_has_threads_of_its_own():
+@pytest.mark.filterwarnings("ignore:This process")  # this tests forks of processes with threads
+def test_a_forked_process_has_its_own_threads():
     squares()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()

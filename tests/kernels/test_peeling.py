@@ -1,4 +1,4 @@
-"""What comes out of a table is what went in, or it is said that it may not be."""
+"""Peeling recovers the values of a table exactly, or reports that they are estimates."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ def integers(count: int, bits: int = 47) -> np.ndarray:
 def recovered(
     count: int, cells: int, seed: int, rows: int = 3
 ) -> tuple[np.ndarray, peeling.Recovered, np.ndarray]:
-    """What went in, what came out, what is left of the table."""
+    """Return the original values, the recovered values, and the rest of the table."""
     where, values = peeling.key_cells(keys(count, seed), rows, cells // rows, seed), integers(count)
     table = peeling.sums(where, values)
     return values, peeling.recover(where, table), table
 
 
-def test_a_cell_of_its_own_tells_a_key():
-    """Keys a, b, c in three rows of two cells: only a is alone, then b is, then c."""
+def test_a_key_that_is_alone_in_a_cell_is_peeled():
+    """Keys a, b and c in three rows of two cells: at first only a is alone in a cell, then b, then c."""
     cells = np.array([[0, 2, 4], [1, 2, 4], [1, 2, 5]], np.int32)
     where = peeling.KeyCells(cells, np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], bool), 6)
     table = np.array([7, -20 + 5, 7 + 20 - 5, 0, 7 + 20, 5])
@@ -36,7 +36,7 @@ def test_a_cell_of_its_own_tells_a_key():
     assert values.tolist() == [7, 20, 5] and found.all() and not table.any()
 
 
-def test_places_are_those_of_the_sketch():
+def test_cells_and_signs_are_those_of_the_sketch():
     at = keys(50, 1)
     where = peeling.key_cells(at, 3, 40, 9)
     for r, (buckets, negative) in enumerate(peeling.count_sketch.buckets_and_signs(at, 3, 40, 9)):
@@ -47,7 +47,7 @@ def test_places_are_those_of_the_sketch():
 
 
 @for_each("count, cells_a_key, seeds", [(1000, 1.6, 100), (10_000, 1.25, 100), (100_000, 1.25, 3)])
-def test_nearly_every_table_of_that_size_tells_all(count, cells_a_key, seeds):
+def test_nearly_every_table_of_sufficient_size_is_recovered(count, cells_a_key, seeds):
     exact = 0
     for seed in range(seeds):
         values, found, left = recovered(count, int(cells_a_key * count), seed)
@@ -57,7 +57,7 @@ def test_nearly_every_table_of_that_size_tells_all(count, cells_a_key, seeds):
     assert exact >= 0.99 * seeds
 
 
-def test_rows_have_their_thresholds():
+def test_the_number_of_rows_determines_the_threshold_of_peeling():
     for rows, above, below in ((3, 1.25, 1.19), (4, 1.33, 1.26), (5, 1.46, 1.39)):
         for cells_a_key, all_peel in ((above, True), (below, False)):
             where = peeling.key_cells(
@@ -67,14 +67,14 @@ def test_rows_have_their_thresholds():
             assert found.all() == all_peel, (rows, cells_a_key)
 
 
-def test_what_does_not_peel_is_solved():
-    """A core of hundreds of keys, in a table with more cells than keys, comes out to the last bit."""
+def test_keys_that_cannot_be_peeled_are_solved():
+    """Hundreds of keys that cannot be peeled are solved exactly, since the table has more cells than keys."""
     values, found, left = recovered(2000, 2400, 1)
     assert found.peeled < 1100 and found.peeled + found.solved == 2000
     assert np.array_equal(found.values, values) and not left.any()
 
 
-def test_keys_that_cannot_be_told_apart_are_said_to_be_estimates():
+def test_keys_with_the_same_cells_are_reported_as_estimates():
     cells = np.array([[0, 2, 4]] * 2 + [[1, 3, 5]] * 2, np.int32)
     where = peeling.KeyCells(cells, np.array([[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]], bool), 6)
     found = peeling.recover(where, peeling.sums(where, np.array([10, 30, 5, 8])))
@@ -82,7 +82,7 @@ def test_keys_that_cannot_be_told_apart_are_said_to_be_estimates():
 
 
 @pytest.mark.parametrize("cells_a_key", [0.1, 0.6, 0.95, 1.1])
-def test_estimates_in_a_table_that_is_too_small_are_no_worse_than_zeros(cells_a_key):
+def test_estimates_from_a_small_table_have_at_most_the_error_of_zeros(cells_a_key):
     for count in (30, 1000):
         for seed in range(5):
             values, found, _ = recovered(count, int(cells_a_key * count) + 3, seed)
@@ -91,8 +91,8 @@ def test_estimates_in_a_table_that_is_too_small_are_no_worse_than_zeros(cells_a_
             assert np.count_nonzero(found.values != values) <= count - found.peeled - found.solved
 
 
-def test_tables_of_nothing_that_adds_up_are_read_all_the_same():
-    """What is told leaves the table, also of one that no keys made; sums go round at 2⁶⁴."""
+def test_tables_of_random_numbers_are_peeled_without_an_error():
+    """Found values are subtracted from the table, also if it holds random numbers. Sums wrap around at 2⁶⁴."""
     for count, cells in ((4000, 5600), (4000, 3900), (5000, 30_000)):
         where = peeling.key_cells(keys(count, 7), 3, cells // 3, 11)
         before = np.random.default_rng(5).integers(-(2**63), 2**63 - 1, where.size)
@@ -101,7 +101,7 @@ def test_tables_of_nothing_that_adds_up_are_read_all_the_same():
         assert found.any() and np.array_equal(left + peeling.sums(where, values), before)
 
 
-def test_no_keys_at_all():
+def test_a_table_without_keys_is_recovered():
     where = peeling.key_cells(np.empty(0, np.int64), 3, 4, 1)
     found = peeling.recover(where, peeling.sums(where, np.empty(0, np.int64)))
     assert found.values.size == found.peeled == found.solved == 0

@@ -6,7 +6,7 @@ from cases import for_each
 
 from fedcomp.kernels import philox
 
-KNOWN = [  # of the authors' library: key, counter, block
+KNOWN = [  # from the authors' library: key, counter, block
     ((0, 0), (0, 0, 0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 4, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     (
@@ -18,7 +18,7 @@ KNOWN = [  # of the authors' library: key, counter, block
 
 
 @for_each("key, counter, block", KNOWN)
-def test_known_answers(key, counter, block):
+def test_blocks_equal_those_of_the_authors_library(key, counter, block):
     from fedcomp.kernels import loops
 
     c0, c1 = (np.array([c], np.uint64) for c in counter[:2])
@@ -27,7 +27,7 @@ def test_known_answers(key, counter, block):
 
 
 @pytest.mark.parametrize("start", [0, 1, 3, 4, 1001, 2**34 + 2])
-def test_a_word_depends_on_its_place_alone(start):
+def test_a_word_depends_only_on_its_position(start):
     whole = philox.words(2**63 + 5, 2000, start, stream=3)
     for offset, count in [(0, 1), (1, 7), (5, 0), (4, 1996), (1999, 1)]:
         assert np.array_equal(
@@ -37,7 +37,7 @@ def test_a_word_depends_on_its_place_alone(start):
     assert np.array_equal(philox.words_at(2**63 + 5, places, stream=3), whole[::7])
 
 
-def test_words_of_other_seeds_and_streams_have_nothing_in_common():
+def test_words_of_different_seeds_and_streams_are_independent():
     drawn = [
         philox.words(seed, 20_000, 0, stream)
         for seed, stream in [(1, 0), (2, 0), (1 << 32, 0), (1, 1)]
@@ -50,7 +50,7 @@ def test_words_of_other_seeds_and_streams_have_nothing_in_common():
             assert (words == other).sum() < 3
 
 
-def test_a_large_draw_is_the_same():
+def test_a_large_draw_has_the_same_words():
     count = 100_005
     assert np.array_equal(
         philox.words(9, count),

@@ -1,4 +1,4 @@
-"""Gradients through a maximum, without the zeros, are those of autograd, to rounding."""
+"""Gradients through max-pooling that skip the zeros equal those of autograd up to rounding."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from fedcomp.kernels import pooled
 
-SHAPES = {  # b, c, h, w, k, rows, columns, padding, patch, ceil
+SHAPES = {  # batch, channels, height, width, filters, rows, columns, padding, patch, ceil mode
     "mnist-cnn's second": (20, 32, 14, 14, 64, 5, 5, (2, 2), 2, False),
     "no padding": (3, 16, 12, 9, 8, 3, 3, (0, 0), 2, False),
     "uneven": (9, 16, 11, 13, 5, 2, 3, (1, 2), (2, 3), False),
@@ -28,7 +28,7 @@ def drawn(b, c, h, w, k, rows, columns):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_gradients_are_autograds(shape):
+def test_gradients_equal_those_of_autograd(shape):
     *sizes, padding, patch, ceil = shape
     x, weight, generator = drawn(*sizes)
     outputs = F.conv2d(x.requires_grad_(), weight.requires_grad_(), padding=padding)
@@ -50,7 +50,7 @@ def test_gradients_are_autograds(shape):
     assert none is None and torch.equal(of_weight, pooled.gradients(*given, inputs=True)[1])
 
 
-def test_nothing_has_a_gradient_where_no_relu_let_it_pass():
+def test_gradients_are_zero_where_the_relu_is_zero():
     x, weight, _ = drawn(2, 32, 8, 8, 4, 3, 3)
     places = torch.zeros(2, 4, 4, 4, dtype=torch.int64)
     of_x, of_weight = pooled.gradients(
@@ -60,7 +60,7 @@ def test_nothing_has_a_gradient_where_no_relu_let_it_pass():
 
 
 @for_each("slope", [float("nan"), float("inf")])
-def test_a_slope_that_is_not_finite_is_not_left_out(slope):
+def test_a_gradient_that_is_not_finite_is_not_skipped(slope):
     x, weight, _ = drawn(2, 32, 8, 8, 4, 3, 3)
     slopes = torch.zeros(2, 4, 4, 4)
     slopes[1, 2, 0, 0] = slope
@@ -71,7 +71,7 @@ def test_a_slope_that_is_not_finite_is_not_left_out(slope):
     assert not of_x[0].any() and not of_weight[[0, 1, 3]].any()
 
 
-def test_the_default_precision_changes_nothing():
+def test_the_default_dtype_changes_nothing():
     x, weight, generator = drawn(9, 32, 14, 14, 32, 5, 5)
     slopes, found = torch.randn(9, 32, 7, 7, generator=generator), []
     places = torch.randint(0, 196, (9, 32, 7, 7), generator=generator)
@@ -110,7 +110,7 @@ def test_the_number_of_threads_changes_no_bit():
     ],
     ids=str,
 )
-def test_for_large_convolutions_with_channels_last(change, said):
+def test_the_kernel_is_used_for_large_channels_last_convolutions(change, said):
     channels, dtype, order = (
         change.get("channels", 32),
         change.get("dtype", torch.float32),

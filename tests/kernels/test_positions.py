@@ -14,7 +14,7 @@ NUMELS = (1, 2, 7, 40, 401, 3000, 20_000)
 
 
 def draw(numel, count, kind, seed=0):
-    """Positions spread evenly, as layers of different density, as a run, or along waves."""
+    """Return positions that are spread evenly, in layers of different density, in a run, or along waves."""
     random = np.random.default_rng(seed)
     count = min(count, numel)
     if kind == "run":
@@ -27,7 +27,7 @@ def draw(numel, count, kind, seed=0):
     }[kind]()
     keys = (
         np.log(random.random(numel)) / weights
-    )  # the largest of these are a sample by weight without replacement
+    )  # the positions of the largest keys are a weighted sample without replacement
     return np.sort(np.argpartition(-keys, count - 1)[:count] if count else np.empty(0, np.int64))
 
 
@@ -56,7 +56,7 @@ def shortest_single(row, numel):
 
 @settings(max_examples=50, deadline=None)
 @given(vectors())
-def test_what_is_packed_is_unpacked_and_never_longer_than_with_one_parameter(case):
+def test_positions_are_unpacked_as_packed_and_not_longer_than_with_one_parameter(case):
     numel, rows = case
     counts = np.array([row.size for row in rows])
     forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
@@ -84,7 +84,7 @@ def test_compiled_loops_give_the_same_codes_as_numpy(case):
 
 
 @for_each("numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)])
-def test_many_positions_come_back(numel, count):
+def test_many_positions_are_unpacked_as_packed(numel, count):
     edges = np.array([0, 0.5, 0.51, 0.9, 1]) * numel
     where = np.random.default_rng(0).integers(
         edges[:-1, None].astype(int), edges[1:, None].astype(int), (4, count // 4)
@@ -95,8 +95,8 @@ def test_many_positions_come_back(numel, count):
     assert np.array_equal(positions.unpack(code, row.size, form, numel), row)
 
 
-def test_the_format_to_the_bit():
-    """Gaps of 1 in the first 32 positions and of 65 in the next: s = 3 makes two blocks; b* = 5, so offsets of w = 3 begin at 0."""
+def test_the_packed_bits_are_as_documented():
+    """Gaps of 1 in the first 32 positions and of 65 in the next 32. s = 3 makes two blocks. b* = 5, so offsets of w = 3 bits begin at 0."""
     row = np.append(np.arange(32), 31 + 65 * np.arange(1, 33))
     assert rice.parameter(64, 2200) == 5
     head, offsets = "000" + "01" + "011", "000" + "101"
@@ -106,7 +106,7 @@ def test_the_format_to_the_bit():
     assert positions.pack(row, 2200) == (positions.BLOCKS, expected)
 
 
-def test_each_form():
+def test_each_form_of_positions_has_its_documented_bytes():
     assert positions.pack(np.array([3, 4, 10, 100]), 200) == (
         4,
         rice.pack(np.array([3, 4, 10, 100]), 4),
@@ -116,7 +116,8 @@ def test_each_form():
         positions.COMPLEMENT + 4,
         rice.pack(np.array([10, 80]), 4),
     )
-    assert positions.pack(np.arange(40), 90) == (0, b"\xff" * 5)  # a bitmap, cut off
+    # A bitmap without its trailing zeros.
+    assert positions.pack(np.arange(40), 90) == (0, b"\xff" * 5)
     layers = draw(9000, 700, "layers")
     assert positions.pack(layers, 9000)[0] == positions.BLOCKS
     form, code = positions.pack(np.delete(np.arange(9000), layers), 9000)
@@ -124,7 +125,7 @@ def test_each_form():
 
 
 @for_each("count", [20, 79, 393, 3000])
-def test_uniform_positions_cost_what_they_did(count):
+def test_uniform_positions_take_the_bytes_of_one_parameter(count):
     row = draw(20_000, count, "even")
     form, code = positions.pack(row, 20_000)
     assert len(code) >= shortest_single(row, 20_000) - 2 and (
@@ -141,7 +142,7 @@ def uniform_bound(numel, count):
 
 
 @for_each("count", [300, 2000, 12_000])
-def test_layers_of_different_density_cost_less_than_the_entropy_of_uniform_positions(count):
+def test_layers_of_different_density_take_fewer_bytes_than_uniform_positions(count):
     numel, random = 400_000, np.random.default_rng(0)
     scale = np.array([0.5, 2.0, 1.0, 0.25]).repeat(numel // 4)
     magnitudes = np.abs(random.standard_normal(numel)) * scale
@@ -195,7 +196,7 @@ def test_damaged_codes_are_refused_or_positions(case, data):
                 positions.unpack(wrong, count, form, numel)
 
 
-def test_a_code_with_any_parameter_is_read():
+def test_a_code_with_any_parameter_is_unpacked():
     layers, even = draw(9000, 700, "layers"), draw(9000, 100, "even")
     for row in (layers, even):
         for b in range(12):
@@ -204,7 +205,7 @@ def test_a_code_with_any_parameter_is_read():
 
 @settings(deadline=None)
 @given(vectors(), st.data())
-def test_rows_are_read_together_as_each_by_itself(case, data):
+def test_rows_are_unpacked_together_like_single_rows(case, data):
     numel, rows = case
     counts = np.array([row.size for row in rows])
     forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)

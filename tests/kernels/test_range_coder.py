@@ -40,7 +40,7 @@ def entropy_bytes(symbols):
 
 
 @given(cases)
-def test_what_is_encoded_is_decoded(case):
+def test_symbols_are_decoded_as_encoded(case):
     size, symbols = case
     data = range_coder.encode(symbols, size)
     assert data == range_coder.encode(symbols.astype(np.uint16), size)
@@ -53,21 +53,21 @@ def test_what_is_encoded_is_decoded(case):
     "size, count",
     [(3, range_coder.MIN_LANE_SYMBOLS - 1), (256, range_coder.MIN_LANE_SYMBOLS), (4096, 40_001)],
 )
-def test_symbols_of_one_and_of_several_states_come_back(size, count, kind):
+def test_symbols_of_one_and_of_several_states_are_decoded_as_encoded(size, count, kind):
     symbols = draw(size, count, kind)
     made = range_coder.encode(symbols, size)
     assert np.array_equal(range_coder.decode(made, count, size), symbols)
 
 
-def test_the_format_to_the_byte():
-    """f = (12, 4), B = 4. States 2²¹: //12·16 + 2²¹ mod 12, and so on; no word leaves."""
+def test_the_encoded_bytes_are_as_documented():
+    """Frequencies f = (12, 4), scale B = 4. From the state 2²¹, symbol 0 gives 2²¹ // 12 · 16 + 2²¹ mod 12. No word is written."""
     symbols, state = np.array([0, 0, 1, 0, 0, 1, 0, 0], np.uint8), 1 << 21
     for s in symbols[::-1]:
         f, first = (12, 0) if s == 0 else (4, 12)
         state = state // f * 16 + first + state % f
     lengths = (
         "00001" + "1" + "0" + "1"
-    )  # 4 bits, 4 more than 0: gap 8; 3 bits, 1 less: gap 1; at Rice parameter 1
+    )  # Rice code with parameter 1 of the gaps 8 and 1: bit length 4 is 4 more than 0, then 3 is 1 less
     low = "100" + "00" + "000"
     expected = (
         bytes.fromhex("04 0200 01 0100")
@@ -81,14 +81,14 @@ def test_the_format_to_the_byte():
 
 @for_each("kind", KINDS)
 @for_each("size, count", [(2, 1000), (16, 12_000), (243, 200_000)])
-def test_symbols_cost_their_entropy_one_percent_and_little_more(size, count, kind):
+def test_the_code_is_at_most_one_percent_and_a_table_above_the_entropy(size, count, kind):
     symbols = draw(size, count, kind)
     assert (
         len(range_coder.encode(symbols, size)) <= 1.01 * entropy_bytes(symbols) + 100 + size
-    )  # the table of a large alphabet
+    )  # the bytes of the table of a large alphabet
 
 
-def test_chunks_are_coded_by_any_number_of_threads_alike(monkeypatch):
+def test_the_code_does_not_depend_on_the_number_of_threads(monkeypatch):
     monkeypatch.setattr(range_coder, "CHUNK", 20_000)
     symbols, before, made = draw(16, 90_001, "bell"), torch.get_num_threads(), []
     try:
@@ -109,7 +109,7 @@ def test_chunks_are_coded_by_any_number_of_threads_alike(monkeypatch):
         lambda counts: np.count_nonzero(counts) > 1
     )
 )
-def test_frequencies_add_up_and_none_that_occurs_is_zero(counts):
+def test_frequencies_add_up_and_are_positive_for_symbols_that_occur(counts):
     counts = np.array(counts)
     total, present = int(counts.sum()), int(np.count_nonzero(counts))
     for bits in (range_coder._bits(total, present), present.bit_length() + 1):
@@ -117,10 +117,10 @@ def test_frequencies_add_up_and_none_that_occurs_is_zero(counts):
         assert frequencies.sum() == 1 << bits and ((frequencies > 0) == (counts > 0)).all()
         assert (
             np.diff(frequencies[np.argsort(counts, kind="stable")]) >= -1
-        ).all()  # more often is not rarer, but for rounding
+        ).all()  # more frequent symbols have larger frequencies, up to rounding
 
 
-def test_symbols_out_of_range_are_a_mistake_of_the_caller():
+def test_symbols_out_of_range_raise_an_error():
     for symbols in (
         np.array([0, 3], np.uint8),
         np.array([5, 5], np.uint8),
@@ -163,7 +163,7 @@ def test_damaged_codes_are_refused_or_canonical(case, other, count, data):
 
 
 def test_a_table_that_no_encoder_makes_is_refused():
-    """The symbols come out right, by frequencies that are not theirs."""
+    """The symbols would be decoded correctly, but with frequencies that the encoder would not choose."""
     symbols, counts = draw(16, 500, "bell"), np.arange(1, 17)
     head, frequencies, bits = range_coder._head(counts)
     states, words = range_coder._encode_chunk(symbols, frequencies, bits)
@@ -172,7 +172,7 @@ def test_a_table_that_no_encoder_makes_is_refused():
         range_coder.decode(forged, 500, 16)
 
 
-def test_what_a_code_claims_is_not_allocated():
+def test_a_claimed_size_is_not_allocated():
     code = range_coder.encode(draw(256, 100, "even"), 256)
     range_coder.decode(code, 100, 256)
     for first in range(256):
@@ -224,7 +224,7 @@ def test_groups_that_hold_other_digits_are_refused():
             range_coder.ungroup(symbols, 3, count)
 
 
-def test_grouped_ternary_digits_cost_their_entropy():
+def test_grouped_ternary_digits_take_about_their_entropy():
     digits = draw(3, 1_000_000, "skewed")
     data = range_coder.encode(range_coder.group(digits, 3), 243)
     assert len(data) <= 1.01 * entropy_bytes(digits) + 100

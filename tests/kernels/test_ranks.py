@@ -1,4 +1,4 @@
-"""The mean of some ranks is that of a sort."""
+"""The mean of a range of ranks equals that of sorted values."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def expected(stack: np.ndarray, first: int, last: int) -> np.ndarray:
 
 @pytest.mark.parametrize("m", [1, 2, 21, 33])
 @pytest.mark.parametrize("n", [1, 3 * sums.TILE + 5])
-def test_the_mean_of_ranks_is_that_of_a_sort(m, n):
+def test_the_mean_of_ranks_equals_that_of_sorted_values(m, n):
     stack = np.random.default_rng(m).standard_normal((m, n)).astype(np.float32)
     before = stack.copy()
     for first, last in {(0, m), ((m - 1) // 2, m // 2 + 1), (m // 3, m - m // 3), (m - 1, m)}:
@@ -40,7 +40,7 @@ def test_the_order_of_the_rows_changes_no_bit(m):
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
-def test_threads_share_a_wide_stack():
+def test_a_wide_stack_is_divided_among_threads():
     stack = np.random.default_rng(0).standard_normal((3, (2 << 20) + 77)).astype(np.float32)
     assert np.array_equal(sums.mean_of_ranks(stack, 1, 2), np.median(stack, axis=0))
 
@@ -51,12 +51,12 @@ def test_the_largest_numbers_do_not_overflow():
     assert sums.mean_of_ranks(stack, 0, 2).tolist() == [largest, -largest, 0]
 
 
-def test_a_stack_that_is_not_contiguous_is_read():
+def test_a_stack_may_be_not_contiguous():
     stack = np.random.default_rng(0).standard_normal((50, 9)).astype(np.float32).T
     assert np.array_equal(sums.mean_of_ranks(stack, 4, 5), np.median(stack, axis=0))
 
 
 @for_each("first, last", [(-1, 1), (0, 4), (2, 2), (2, 1)])
-def test_ranks_that_are_not_there_are_refused(first, last):
+def test_ranks_out_of_range_are_refused(first, last):
     with pytest.raises(IndexError, match="3 rows"):
         sums.mean_of_ranks(np.zeros((3, 2), np.float32), first, last)

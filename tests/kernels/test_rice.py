@@ -26,7 +26,7 @@ rice_parameters = st.integers(0, 12) | st.integers(0, rice.WIDEST)
 
 
 @given(cases, rice_parameters)
-def test_what_is_packed_is_unpacked(case, b):
+def test_positions_are_unpacked_as_packed(case, b):
     numel, positions = case
     data = rice.pack(positions, b)
     assert len(data) == (rice.bits(positions, b) + 7) // 8
@@ -34,7 +34,7 @@ def test_what_is_packed_is_unpacked(case, b):
 
 
 @given(st.lists(st.tuples(cases, rice_parameters), max_size=8))
-def test_rows_are_packed_as_single_vectors_are(rows):
+def test_rows_are_packed_like_single_vectors(rows):
     positions = np.concatenate([p for (_, p), _ in rows] or [np.empty(0, np.int64)])
     counts = np.array([p.size for (_, p), _ in rows], np.int64)
     b = np.array([b for _, b in rows], np.int64)
@@ -47,7 +47,7 @@ def test_rows_are_packed_as_single_vectors_are(rows):
 
 
 @given(st.lists(cases, min_size=1, max_size=4), st.data())
-def test_each_position_may_have_its_own_parameter_behind_other_fields(rows, data):
+def test_each_position_may_have_its_own_parameter_after_other_fields(rows, data):
     rows = [positions for _, positions in rows]
     counts = np.array([row.size for row in rows])
     each = [
@@ -102,7 +102,7 @@ def test_each_position_may_have_its_own_parameter_behind_other_fields(rows, data
         )
 
 
-def test_the_format_to_the_bit():
+def test_the_packed_bits_are_as_documented():
     positions = np.array([3, 4, 10, 100])  # gaps − 1: 3, 0, 5, 89
     stream = "1" + "1" + "01" + "0" * 22 + "1" + "11" + "00" + "01" + "01" + "00000"
     assert (
@@ -135,7 +135,7 @@ def test_the_best_parameter_has_the_shortest_code_nearby(case):
 
 
 @for_each("density", [100, 400])
-def test_uniform_positions_cost_their_entropy_and_one_percent(density):
+def test_uniform_positions_take_at_most_one_percent_above_their_entropy(density):
     n, p = 1_000_000, 1 / density
     positions = uniform(n, n // density)
     entropy = n * (-p * math.log2(p) - (1 - p) * math.log2(1 - p))
@@ -143,7 +143,7 @@ def test_uniform_positions_cost_their_entropy_and_one_percent(density):
     assert 8 * len(data) < 1.01 * entropy
 
 
-def test_many_positions_come_back():
+def test_many_positions_are_unpacked_as_packed():
     positions = uniform(25_000_000, 30_000)
     data = rice.pack(positions, 9)
     assert np.array_equal(rice.unpack(data, positions.size, 9, 25_000_000), positions)
@@ -207,7 +207,7 @@ def test_positions_that_would_overflow_are_refused():
 
 
 @given(st.data())
-def test_rows_are_read_together_as_each_by_itself(data):
+def test_rows_are_unpacked_together_like_single_rows(data):
     numel = data.draw(st.integers(1, 400))
     rows = data.draw(
         st.lists(
@@ -241,7 +241,7 @@ def test_rows_are_read_together_as_each_by_itself(data):
 
 
 @given(st.data())
-def test_compiled_loops_read_any_bytes_as_numpy_does(data):
+def test_compiled_loops_unpack_any_bytes_like_numpy(data):
     numel, blocks, codes = data.draw(st.integers(1, 400)), [], []
     for _ in range(data.draw(st.integers(1, 4))):
         lengths = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
@@ -267,7 +267,7 @@ def test_compiled_loops_read_any_bytes_as_numpy_does(data):
 
 
 @for_each("b", [0, 3, 40])
-def test_many_positions_of_any_bytes_are_refused_or_rise_below_numel(b):
+def test_any_bytes_are_refused_or_unpacked_to_ascending_positions_below_numel(b):
     random, refused = np.random.default_rng(b), 0
     for fill in (b"\0", b"\xff", None):
         data = fill * 6000 if fill else random.bytes(6000)

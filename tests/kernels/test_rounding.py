@@ -1,4 +1,4 @@
-"""Stochastic rounding: what is drawn for a coordinate and its mean over seeds."""
+"""Stochastic rounding: the random words of a coordinate, and its mean over seeds."""
 
 import numpy as np
 import pytest
@@ -24,12 +24,12 @@ KINDS = (
 
 
 def draws(x: torch.Tensor, round) -> np.ndarray:
-    """round(seed) for many seeds: float64 [seeds, n]."""
+    """Return round(seed) for many seeds, float64 [seeds, n]."""
     return np.stack([round(seed).astype(np.float64) for seed in range(SEEDS)])
 
 
 def assert_unbiased(drawn: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> None:
-    """Every coordinate within five standard errors of its mean, and all together as near as chance has it."""
+    """Assert that each coordinate's mean is within five standard errors of its value, and that the sum of errors is as expected."""
     off = drawn.mean(0) - mean
     assert (np.abs(off) <= 5 * np.sqrt(variance / SEEDS) + 2.0**-20 * np.abs(mean)).all()
     drawing = variance > 1e-9 * (variance.max() + 1e-300)
@@ -37,7 +37,7 @@ def assert_unbiased(drawn: np.ndarray, mean: np.ndarray, variance: np.ndarray) -
     assert abs(np.square(z).sum() - z.size) <= 6 * np.sqrt(2 * z.size)
 
 
-def test_a_multiple_is_the_floor_of_the_quotient_and_a_word():
+def test_a_multiple_is_the_floor_of_the_quotient_plus_a_random_word():
     x = torch.tensor([0.0, -0.0, 0.3, -0.3, 1.0, -2.5, 6.9, 7.0])
     for seed in (0, 5, 2**64 - 1):
         u = philox.words(seed, 8) / 2.0**32
@@ -46,14 +46,14 @@ def test_a_multiple_is_the_floor_of_the_quotient_and_a_word():
 
 
 @for_each("unit", [4915 / 2**14, 3 * 2.0**-149, 2.0**-140, 5 * 2.0**100])
-def test_what_is_whole_stays(unit):
+def test_whole_multiples_are_unchanged(unit):
     whole = np.arange(-1000, 1001)
     x = torch.from_numpy((unit * whole).astype(np.float32))
     for seed in range(20):
         assert np.array_equal(rounding.to_multiples(x, unit, 1001 * unit, seed), whole)
 
 
-def test_what_is_larger_is_cut():
+def test_larger_values_are_cut_off():
     x = torch.tensor([1e30, -3.4e38, 126.5, 127.0])
     for seed in range(20):
         assert rounding.to_multiples(x, 1.0, 127.0, seed).tolist()[:2] == [127, -127]
@@ -64,7 +64,7 @@ def test_what_is_larger_is_cut():
     "unit, limit, kind",
     [(1.0, 127.0, np.int8), (1.0, 127.5, np.int16), (2.0**-149, 2.0**-149, np.int8)],
 )
-def test_the_narrowest_integers_that_hold_the_limit(unit, limit, kind):
+def test_results_have_the_narrowest_sufficient_integer_type(unit, limit, kind):
     assert rounding.to_multiples(torch.full((5,), 3e38), unit, limit, 1).dtype == kind
 
 
@@ -105,7 +105,7 @@ def test_levels_are_unbiased_within_their_range(kind):
     assert_unbiased(levels.astype(np.float64)[codes], v, (v - low) * (high - v))
 
 
-def test_the_nearest_level_and_the_ends_of_the_range():
+def test_values_are_rounded_to_the_nearest_level_and_cut_off_at_the_ends():
     levels = np.array([-1.0, 0.0, 0.5, 3.0], np.float32)
     x = torch.tensor([-9.0, -0.6, -0.5, -0.4, 0.24, 0.26, 1.7, 1.8, 3e38])
     assert rounding.to_levels(x, levels, True, 0).tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 3]
@@ -123,7 +123,7 @@ def test_the_nearest_level_and_the_ends_of_the_range():
         (3.4e38, 0),
     ],
 )
-def test_the_largest_still_fits_after_its_shift(largest, shift):
+def test_the_largest_value_does_not_overflow_after_its_shift(largest, shift):
     assert rounding.max_shift(float(largest)) == shift
     assert np.isfinite(np.float32(largest) * np.float32(2.0**shift))
 
@@ -153,7 +153,7 @@ def everything(x: torch.Tensor) -> list[np.ndarray]:
     ]
 
 
-def test_by_any_number_of_threads_and_in_any_precision():
+def test_results_do_not_depend_on_threads_or_precision():
     x = torch.randn(3 * 2**20 + 5, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     made, threads = everything(x), torch.get_num_threads()
     try:
@@ -165,7 +165,7 @@ def test_by_any_number_of_threads_and_in_any_precision():
 
 
 @for_each("numel", [0, 5, 200_001])
-def test_vectors_without_elements_and_strided_ones(numel):
+def test_empty_and_strided_vectors_are_rounded(numel):
     grid = torch.randn(numel, 2, generator=torch.Generator().manual_seed(1))
     for a, b in (
         zip(everything(grid[:, 1]), everything(grid[:, 1].clone()), strict=True) if numel else []
@@ -178,7 +178,7 @@ def test_vectors_without_elements_and_strided_ones(numel):
     )
 
 
-def test_a_zero_with_a_sign_is_none():
+def test_negative_zeros_become_positive():
     for numel in (5, 200_001):
         codes, signs = np.zeros(numel, np.uint8), np.zeros((numel + 7) // 8, np.uint8)
         assert not rounding.from_powers(codes, signs, 23).any()
@@ -188,7 +188,7 @@ def test_a_zero_with_a_sign_is_none():
 
 
 @pytest.mark.parametrize("numel", [1, 400, 5000])
-def test_a_histogram_has_the_mean_of_each_bin_and_bins_are_narrow(numel):
+def test_a_histogram_has_narrow_bins_with_their_means(numel):
     for kind, x in vectors(numel).items():
         means, counts = rounding.histogram(x)
         v = np.sort(x.double().numpy())
@@ -203,4 +203,4 @@ def test_a_histogram_has_the_mean_of_each_bin_and_bins_are_narrow(numel):
         ), kind
     assert (
         rounding.histogram(100 + 0.01 * torch.arange(2000))[0].size == 2000
-    )  # values that are alike have bins of their own
+    )  # equal values have a separate bin

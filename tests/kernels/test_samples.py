@@ -12,7 +12,7 @@ def drawn(numel: int, count: int, seed: int) -> np.ndarray:
     return philox.sample(numel, count, seed, stream=7)
 
 
-def test_so_many_different_coordinates_in_order():
+def test_a_sample_has_the_given_number_of_different_coordinates_in_order():
     for numel in (0, 1, 2, 5, 40, 1001):
         for count in {
             0,
@@ -29,7 +29,7 @@ def test_so_many_different_coordinates_in_order():
             assert (np.diff(found) > 0).all() and (not count or 0 <= found[0] <= found[-1] < numel)
 
 
-def test_they_are_the_first_different_ones_of_the_sequence():
+def test_a_sample_is_the_first_different_coordinates_of_the_sequence():
     for numel, count in [(1, 1), (7, 3), (40, 2), (1001, 400), (100_000, 900)]:
         words = philox.words(9, 4 * numel, stream=7).tolist()
         sequence = dict.fromkeys(
@@ -38,12 +38,12 @@ def test_they_are_the_first_different_ones_of_the_sequence():
         assert drawn(numel, count, 9).tolist() == sorted(list(sequence)[:count])
 
 
-def test_what_is_left_out_is_what_fewer_would_be():
+def test_a_large_sample_is_the_complement_of_a_small_one():
     assert sorted([*drawn(100, 30, 1).tolist(), *drawn(100, 70, 1).tolist()]) == list(range(100))
 
 
 @pytest.mark.parametrize(("numel", "count"), [(4, 1), (5, 2), (5, 4), (6, 3)])
-def test_every_choice_is_as_likely_as_any_other(numel, count):
+def test_all_samples_are_equally_likely(numel, count):
     seeds, choices = 2000, math.comb(numel, count)
     _, seen = np.unique(
         [drawn(numel, count, seed) for seed in range(seeds)], axis=0, return_counts=True

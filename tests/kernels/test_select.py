@@ -16,7 +16,7 @@ PATHS = ("numpy", "torch")
 
 @contextmanager
 def path(name):
-    """Every vector goes one way: numpy, or torch as on an accelerator."""
+    """Use one implementation for all vectors: numpy, or torch as on an accelerator."""
     with pytest.MonkeyPatch.context() as patch:
         if name == "torch":
             patch.setattr(select, "_on_cpu", lambda x: False)
@@ -24,7 +24,7 @@ def path(name):
 
 
 def largest(values, k):
-    """The oracle: sort by value, then by position; values above zero only."""
+    """Return the expected selection by a sort by value, then by position. Only values above zero are selected."""
     values = np.asarray(values, np.float64)
     order = sorted(range(values.size), key=lambda i: (-values[i], i))
     return sorted(i for i in order[:k] if values[i] > 0)
@@ -51,7 +51,7 @@ counts = st.integers(0, 220)
 
 @pytest.mark.parametrize("way", PATHS)
 @given(tensors, counts)
-def test_top_k_is_what_a_sort_gives(way, x, k):
+def test_top_k_equals_the_selection_by_a_sort(way, x, k):
     with path(way):
         positions = top_k(x, k)
     assert positions.dtype == torch.int64
@@ -72,7 +72,7 @@ def test_top_side_is_the_side_with_the_larger_mean(way, x, k):
 
 @for_each("way", PATHS)
 @for_each("k", [0, 1, 3, 10])
-def test_rows_are_selected_as_single_vectors_are(way, k):
+def test_rows_are_selected_like_single_vectors(way, k):
     X = torch.randn(6, 14, generator=torch.Generator().manual_seed(1))[:, ::2]
     X[1], X[2], X[3], X[4] = 0, 1, -1, X[4].sign()
     with path(way):
@@ -95,7 +95,7 @@ def test_no_rows_select_nothing():
 
 
 def patterns(n):
-    """Vectors that take every way through the search on large ones."""
+    """Return vectors that together use every branch of the search for large vectors."""
     draw = torch.Generator().manual_seed(n)
     x = torch.randn(n, generator=draw)
     yield "normal", x
@@ -113,7 +113,7 @@ def patterns(n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [100_001, 4_200_000])
-def test_large_vectors_are_selected_as_small_ones_are(n):
+def test_large_vectors_are_selected_like_small_vectors(n):
     for name, x in patterns(n):
         for k in (n // 400,) if n > 1_000_000 else (0, 1, n // 1000, n // 20, 2 * n):
             with path("torch"):
@@ -122,7 +122,7 @@ def test_large_vectors_are_selected_as_small_ones_are(n):
 
 
 @pytest.mark.parametrize("k", [1, 1000, 400_000])
-def test_large_sides_are_selected_as_small_ones_are(k):
+def test_sides_of_large_vectors_are_selected_like_those_of_small_vectors(k):
     for name, x in patterns(300_000):
         with path("torch"):
             positions = top_side(x, k)
@@ -130,7 +130,7 @@ def test_large_sides_are_selected_as_small_ones_are(k):
 
 
 @for_each("k", [0, 1, 30, 2000])
-def test_many_rows_are_selected_as_single_vectors_are(k):
+def test_many_rows_are_selected_like_single_vectors(k):
     X = torch.stack([x for _, x in patterns(3000)] * 4)
     for select_rows in (kernels.top_k, kernels.top_side):
         with path("torch"):
@@ -145,7 +145,7 @@ def test_many_rows_are_selected_as_single_vectors_are(k):
 
 @for_each("n", [3000, 200_000])
 @for_each("bad", [math.nan, math.inf, -math.inf])
-def test_only_sums_that_are_finite_are_added(n, bad):
+def test_only_finite_sums_are_added(n, bad):
     rows, onto = torch.ones(40, n), [torch.full((n,), 2.0) for _ in range(40)]
     rows[7, n - 1], onto[9][0], rows[9, 0] = bad, 3e38, 3e38
     sums, finite = kernels.add_finite(onto, rows)
@@ -156,7 +156,7 @@ def test_only_sums_that_are_finite_are_added(n, bad):
     assert kernels.are_finite(rows) == [i != 7 for i in range(40)]
 
 
-def test_large_rows_are_selected_as_single_vectors_are():
+def test_large_rows_are_selected_like_single_vectors():
     X = torch.randn(2, 120_000)
     positions, counts = kernels.top_k(X, 50)
     assert positions.tolist() == [*top_k(X[0], 50).tolist(), *top_k(X[1], 50).tolist()]
@@ -174,7 +174,7 @@ def test_other_floats_are_selected_as_float32(dtype, n):
 
 
 @for_each("bad", [float("nan"), -float("nan"), float("inf"), -float("inf")])
-def test_vectors_that_are_not_finite(bad):
+def test_vectors_that_are_not_finite_are_found(bad):
     for n in (3, 120_000):
         for at in (0, n // 2, n - 1):
             e, x = torch.randn(n), torch.randn(n)
@@ -183,11 +183,11 @@ def test_vectors_that_are_not_finite(bad):
 
 
 @for_each("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_finite_vectors(dtype):
+def test_finite_vectors_are_recognized(dtype):
     assert kernels.are_finite(torch.ones(2, 5, dtype=dtype)) == [True, True]
 
 
-def test_means_are_summed_in_order_and_none_is_zero():
+def test_means_are_summed_in_order_and_the_mean_of_no_values_is_zero():
     values = np.array([1e8, 1.0, -1e8, 3.0], np.float32)
     assert kernels.means(values, np.array([4])).tolist() == [(((1e8 + 1.0) - 1e8) + 3.0) / 4]
     assert kernels.means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2, 0, 1])).tolist() == [
@@ -202,7 +202,7 @@ thresholds = st.sampled_from([1e-45, 1e-38, 0.3, 1.0, 2.0, 3.4e38])
 
 @pytest.mark.parametrize("way", PATHS)
 @given(tensors, thresholds)
-def test_what_reaches_a_threshold(way, x, threshold):
+def test_at_least_selects_values_that_reach_a_threshold(way, x, threshold):
     with path(way):
         positions = at_least(x, threshold)
         columns, found = kernels.at_least(torch.stack([x, -x]), threshold)
@@ -213,7 +213,7 @@ def test_what_reaches_a_threshold(way, x, threshold):
 
 
 @pytest.mark.parametrize("n", [100_001, 4_200_000])
-def test_large_vectors_reach_a_threshold_where_small_ones_do(n):
+def test_at_least_selects_from_large_vectors_like_from_small_ones(n):
     for name, x in patterns(n):
         for threshold in (1e-45, 0.5, 2.6) if n < 1_000_000 else (2.6,):
             found = at_least(x, threshold)
@@ -222,7 +222,7 @@ def test_large_vectors_reach_a_threshold_where_small_ones_do(n):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @for_each("n", [7, 300_000])
-def test_cuda_selects_what_the_cpu_does(n):
+def test_cuda_selects_the_same_as_the_cpu(n):
     for name, x in patterns(n):
         k = 1 + n // 400
         assert torch.equal(top_k(x.cuda(), k).cpu(), top_k(x, k)), name

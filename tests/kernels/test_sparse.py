@@ -18,7 +18,7 @@ def sample(n, count, seed=0):
 
 @pytest.mark.parametrize("count", [700, 1500])
 @pytest.mark.parametrize("weight", [1.0, -1.0, 0.1, 1 / 3])
-def test_the_product_is_rounded_then_the_sum(weight, count):
+def test_the_product_is_rounded_before_the_sum(weight, count):
     into, positions, values = sample(5000, count)
     expected = into.numpy().copy()
     for position, value in zip(positions, values):
@@ -28,7 +28,7 @@ def test_the_product_is_rounded_then_the_sum(weight, count):
 
 
 @pytest.mark.parametrize("count", [701, 1501])
-def test_signs_of_one_magnitude_add_what_their_values_do(count):
+def test_signs_with_one_magnitude_are_added_like_their_values(count):
     into, positions, values = sample(5000, count)
     signs = Signs(np.packbits(values > 0), count, float(np.float32(0.1)))
     expected = into.clone()
@@ -40,7 +40,7 @@ def test_signs_of_one_magnitude_add_what_their_values_do(count):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -np.nan])
-def test_one_number_that_is_not_finite_is_found(bad):
+def test_a_single_number_that_is_not_finite_is_found(bad):
     values = np.full(701, np.finfo(np.float32).max, np.float32)
     assert all_finite(values) and all_finite(values[:0]) and all_finite(-values)
     values[700] = bad
@@ -49,14 +49,14 @@ def test_one_number_that_is_not_finite_is_found(bad):
     )
 
 
-def test_a_slice_of_a_vector_is_added_to_in_place():
+def test_values_are_added_in_place_to_a_slice_of_a_vector():
     base, positions, values = sample(100, 10)
     before = base.clone()
     add_at(base[50:70], np.array([0, 19]), np.array([1, 2], np.float32), 2.0)
     assert (base - before).nonzero().flatten().tolist() == [50, 69]
 
 
-def test_nothing_is_added_where_there_is_nothing():
+def test_empty_updates_add_nothing():
     into = torch.ones(3)
     add_at(into, np.empty(0, np.int64), np.empty(0, np.float32), 5.0)
     add_at(torch.empty(0), np.empty(0, np.int64), np.empty(0, np.float32), 5.0)
@@ -72,7 +72,7 @@ def test_positions_out_of_range_are_refused_and_nothing_is_added(positions):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_adds_what_the_cpu_does():
+def test_cuda_adds_the_same_as_the_cpu():
     into, positions, values = sample(5000, 700)
     on_cuda = into.cuda()
     add_at(into, positions, values, 1 / 3)
@@ -84,8 +84,8 @@ def test_cuda_adds_what_the_cpu_does():
     "counts", [(), (0, 0), (7, 7, 7), (0, 3, 70, 1), (5, 5, 0), (70, 500, 3), (1200, 0, 3)]
 )
 @pytest.mark.parametrize("ternary", ["none", "some", "all"])
-def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(counts, ternary):
-    """Equal in every bit, where several touch the same position as well."""
+def test_many_updates_are_added_like_one_after_the_other(counts, ternary):
+    """The results are bit-identical, also if several updates have the same position."""
     into, updates, weights = torch.randn(1300), [], [1 / (3 + i) for i in range(len(counts))]
     for i, count in enumerate(counts):
         _, positions, values = sample(1300, count, i)
@@ -108,7 +108,7 @@ def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(counts,
 
 
 @for_each("positions", [[0, 3], [-1, 1], [2**40]])
-def test_of_many_updates_none_is_added_where_one_is_out_of_range(positions):
+def test_no_update_is_added_if_one_is_out_of_range(positions):
     into = torch.ones(3)
     with pytest.raises(IndexError, match="vector of 3"):
         add_all_at(

@@ -1,4 +1,4 @@
-"""Norms are exact sums, rounded once: in every order, by every path, at the ends of float32's range. Sums of columns have one order."""
+"""Norms are exact sums that are rounded once, in any order and by every implementation. Sums of columns have a fixed order."""
 
 import math
 from fractions import Fraction
@@ -27,12 +27,12 @@ def line(x: Tensor) -> float:
 
 
 def squares(x: Tensor) -> list[float]:
-    """In float64, which holds the square of a float32 without an error."""
+    """Return the squares in float64, which holds the square of a float32 exactly."""
     return (x.double() ** 2).tolist()
 
 
 def is_root(root: float, total: Fraction) -> bool:
-    """Whether no float64 is nearer to √total."""
+    """Return whether `root` is the float64 nearest to √total."""
     below, above = (
         (Fraction(root) + Fraction(math.nextafter(root, way))) / 2 for way in (0.0, math.inf)
     )
@@ -40,7 +40,7 @@ def is_root(root: float, total: Fraction) -> bool:
 
 
 def assert_exact(x: Tensor) -> None:
-    for power in (1, 2):  # before they are rounded, since that would hide a bit that is lost
+    for power in (1, 2):  # unrounded sums, since rounding could hide a lost bit
         assert sums._sums(x[None], power) == [
             sum(abs(Fraction(v)) ** power for v in x.tolist()) * 2 ** (sums.UNIT * power)
         ]
@@ -49,14 +49,14 @@ def assert_exact(x: Tensor) -> None:
     assert is_root(sums.norm2(x), sum(map(Fraction, squares(x)), Fraction()))
 
 
-def test_vectors_that_look_for_trouble():
+def test_norms_of_hard_vectors_are_exact():
     for numel in SIZES:
         for x in vectors(numel).values():
             assert_exact(x)
 
 
 @for_each("value", [2.0**-149, 2.0**-126, 1.0, 2.0**127, float(np.finfo(np.float32).max)])
-def test_the_largest_and_smallest_values(value):
+def test_norms_of_the_largest_and_smallest_values_are_exact(value):
     for numel in (1, 64, 1000):
         x = torch.full((numel,), value)
         assert_exact(x)
@@ -65,8 +65,8 @@ def test_the_largest_and_smallest_values(value):
 
 
 @for_each("apart", [10, 11, 12, 13, 22, 23, 24, 40])
-def test_not_a_bit_is_lost_where_exponents_are_as_far_apart_as_a_block_bears_and_farther(apart):
-    """All bits of the significands are ones."""
+def test_no_bit_is_lost_if_exponents_are_far_apart(apart):
+    """All bits of the significands are 1."""
     for numel in (2, 31, 32, 64, 65):
         for few in (slice(0, 1), slice(1, None), slice(None, None, 2)):
             x = torch.full((numel,), float(2**24 - 1))
@@ -74,30 +74,31 @@ def test_not_a_bit_is_lost_where_exponents_are_as_far_apart_as_a_block_bears_and
             assert_exact(x)
 
 
-def test_a_root_next_to_the_middle_of_two_numbers_goes_to_the_nearer_one():
-    middle = (2**53 + 1 << 20) ** 2  # of its root
+def test_a_root_near_the_middle_of_two_numbers_is_rounded_to_the_nearer_one():
+    middle = (2**53 + 1 << 20) ** 2  # the square of a number in the middle between two float64
     for total, root in [(middle - 1, 2**53), (middle, 2**53), (middle + 1, 2**53 + 2)]:
         assert sums._root(total) / 2**sums.ROOT_BITS == root * 2.0**20
 
 
 @given(st.lists(finite, max_size=80), st.integers(0, 5))
-def test_anything_in_any_order(values, shift):
+def test_norms_of_any_vectors_are_exact_in_any_order(values, shift):
     x = torch.tensor(values)
     assert_exact(x)
     assert sums.norm1(x.roll(shift)) == sums.norm1(x) == sums.norm1(-x.flip(0))
     assert sums.norm2(x.roll(shift)) == sums.norm2(x) == sums.norm2(-x.flip(0))
 
 
-def test_small_numbers_do_not_get_lost_beside_large_ones():
+def test_small_numbers_are_not_lost_beside_large_ones():
     x = torch.full((2**12,), 2.0**-100)
     x[0] = 2.0**-40
     assert sums.norm1(x) == 2.0**-40 + 4095 * 2.0**-100 != 2.0**-40
-    assert sums.norm2(torch.tensor([3e38, 4e38 / 2, 0.0])) > 3.4028235e38  # outside of float32
+    # Above the range of float32.
+    assert sums.norm2(torch.tensor([3e38, 4e38 / 2, 0.0])) > 3.4028235e38
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_large_vector_by_any_number_of_threads(threads):
+def test_the_norm_of_a_large_vector_does_not_depend_on_the_number_of_threads(threads):
     numel = 2**21 + 77
     x = normal(numel) ** 5
     x[::9] = 0
@@ -119,14 +120,14 @@ def test_half_precision_is_read_as_its_float32_values(dtype):
 
 
 @for_each("shape", [(0, 5), (3, 0), (1, 1), (5, 401)])
-def test_rows_are_vectors(shape):
+def test_norms_of_rows_equal_those_of_single_vectors(shape):
     stack = vectors(math.prod(shape))["all scales"].reshape(shape)
     for X in (stack, stack.T.contiguous().T):
         norms = sums.norm1_rows(X)
         assert norms.dtype == np.float64 and norms.tolist() == [sums.norm1(x) for x in X]
 
 
-def test_rows_that_take_several_pieces(monkeypatch):
+def test_norms_of_long_rows_in_several_pieces_are_exact(monkeypatch):
     X = vectors(2005)["all scales"].reshape(5, 401)
     whole = sums.norm1_rows(X)
     monkeypatch.setattr(sums, "PIECE", 35)
@@ -160,7 +161,7 @@ def plain_sides(x: np.ndarray, columns: int) -> tuple[list[list[float]], list[li
 
 
 @for_each("rows, columns", [(1, 1), (64, 1), (401, 1), (2, 200), (7, 3), (700, 3), (70, 1030)])
-def test_sums_and_counts_of_columns_by_sign(rows, columns):
+def test_sums_and_counts_of_columns_by_sign_match_a_plain_loop(rows, columns):
     for name, x in (
         vectors(rows * columns).items()
         if rows * columns < 9999
@@ -173,7 +174,7 @@ def test_sums_and_counts_of_columns_by_sign(rows, columns):
 
 
 @pytest.mark.parametrize("columns", [2, 3, 64, 100, 1000, 90_000])
-def test_columns_are_summed_row_after_row(columns):
+def test_columns_are_summed_row_by_row(columns):
     x = normal(columns * (2_300_000 // columns)) ** 5
     totals, _ = sums.column_sides(x, columns)
     grid, high = x.double().numpy().reshape(-1, columns), max(64, 2**16 // columns)

@@ -1,4 +1,4 @@
-"""Packed votes are tallied as sums of ±1 are: for any number of voters, ties by the seed's coins."""
+"""Packed votes are tallied like sums of ±1, for any number of voters. Ties are decided by random bits of the seed."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ VOTERS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 46)
 
 
 def drawn(m: int, numel: int) -> np.ndarray:
-    """Flags [m, numel]: fair coins, and near the edges coordinates that all, or all but one, agree on."""
+    """Return flags [m, numel]: random, but at both ends coordinates on which all, or all but one, agree."""
     flags = np.random.default_rng(m * numel).integers(0, 2, (m, numel), np.uint8)
     flags[:, 0], flags[:, -1] = 1, 0
     flags[0, -1] = 1
@@ -23,7 +23,7 @@ def drawn(m: int, numel: int) -> np.ndarray:
 
 
 def plain_majority(flags: np.ndarray, seed: int) -> np.ndarray:
-    """By the definition, a tie by bit i of the seed's words as bytes, the most significant bit of a byte first."""
+    """Return the majority by its definition. A tie is decided by bit i of the seed's words as bytes, most significant bit first."""
     m, numel = flags.shape
     tossed = np.unpackbits(
         philox.words(seed, -(-numel // 32), stream=votes.TIE_STREAM).astype("<u4").view(np.uint8),
@@ -34,7 +34,7 @@ def plain_majority(flags: np.ndarray, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_everything_that_is_counted_is_what_sums_say(numel):
+def test_counts_and_majorities_equal_those_of_sums(numel):
     for m in VOTERS:
         flags = drawn(m, numel)
         packed, ones = np.packbits(flags, axis=1), flags.sum(0, dtype=np.int64)
@@ -50,7 +50,7 @@ def test_everything_that_is_counted_is_what_sums_say(numel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("m", [256, 2**16])
-def test_many_voters(m):
+def test_many_votes_are_tallied_like_sums(m):
     flags = np.random.default_rng(m).integers(0, 2, (m, 70), np.uint8)
     flags[:, :4], flags[: m // 2, 1], flags[: m // 2 + 1, 2] = [1, 0, 0, 0], 1, 1
     packed = np.packbits(flags, axis=1)
@@ -59,7 +59,7 @@ def test_many_voters(m):
 
 @settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**32), st.integers(0, 2**64 - 1))
-def test_any_tally(m, numel, draw, seed):
+def test_any_votes_are_tallied_like_sums(m, numel, draw, seed):
     flags = np.random.default_rng(draw).integers(0, 2, (m, numel), np.uint8)
     assert np.array_equal(
         votes.majority(np.packbits(flags, axis=1), numel, seed), plain_majority(flags, seed)
@@ -67,7 +67,7 @@ def test_any_tally(m, numel, draw, seed):
 
 
 @pytest.mark.parametrize(("m", "threads"), [(6, 1), (15, 3), (17, 1), (17, 3)])
-def test_large_votes_by_any_number_of_threads(m, threads):
+def test_large_votes_do_not_depend_on_the_number_of_threads(m, threads):
     numel, before = 2**22 + 77, torch.get_num_threads()
     flags = drawn(m, numel)
     packed, ones = np.packbits(flags, axis=1), flags.sum(0, dtype=np.int32)
@@ -82,7 +82,7 @@ def test_large_votes_by_any_number_of_threads(m, threads):
     assert (lost[3], widely[3]) == (against.sum(), (against & (margin >= m - 2)).sum())
 
 
-def test_votes_are_read_wherever_and_however_they_lie():
+def test_votes_may_be_unaligned_or_strided():
     flags = drawn(6, 1001)
     packed = np.packbits(flags, axis=1)
     expected = plain_majority(flags, 9)
@@ -93,10 +93,10 @@ def test_votes_are_read_wherever_and_however_they_lie():
         np.asfortranarray(packed),
     ):
         assert np.array_equal(votes.majority(held, 1001, 9), expected)
-    assert np.array_equal(packed, np.packbits(flags, axis=1))  # nothing was written to
+    assert np.array_equal(packed, np.packbits(flags, axis=1))  # the input does not change
 
 
-def test_votes_of_frames_and_a_result_that_is_one():
+def test_votes_from_frames_give_a_valid_frame():
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     updates = codec("sign").open_batch([codec("sign").encode(row) for row in x], 300)
     result = votes.majority([update.raw for update in updates], 300, 0)
@@ -105,7 +105,7 @@ def test_votes_of_frames_and_a_result_that_is_one():
     )
 
 
-def test_coins_are_fair_their_own_and_do_not_depend_on_the_length():
+def test_random_bits_are_fair_and_do_not_depend_on_the_length():
     long = votes.random_bits(5, 300_000)
     assert abs(np.unpackbits(long).mean() - 0.5) < 0.005
     assert np.array_equal(votes.random_bits(5, 800), long[:100]) and not np.array_equal(
@@ -113,11 +113,11 @@ def test_coins_are_fair_their_own_and_do_not_depend_on_the_length():
     )
     zeros = np.frombuffer(
         bits.signs(torch.zeros(800), 5), np.uint8
-    )  # of the stream that decides them
+    )  # bits of the stream that decides ties
     assert not np.array_equal(votes.random_bits(5, 800), zeros)
 
 
-def test_what_is_no_vote_is_refused():
+def test_invalid_votes_are_refused():
     good = np.full(2, 0xF0, np.uint8)  # 12 coordinates
     for bad in (b"", b"\xf0", bytes(10), b"\xf0\x01", b"\xf0\x00\x00\x01"):
         for call in (
@@ -130,7 +130,7 @@ def test_what_is_no_vote_is_refused():
         votes.majority([], 12, 0)
 
 
-def test_no_coordinates_are_no_bytes():
+def test_votes_without_coordinates_have_no_bytes():
     assert votes.majority([b"", b""], 0, 1).size == 0
 
 
@@ -139,7 +139,7 @@ def test_arrays_and_tensors_are_packed_alike():
     assert votes.pack(x).tolist() == votes.pack(torch.from_numpy(x)).tolist() == [[0b10100000], [0]]
 
 
-def test_few_rows_wait_however_many_are_added():
+def test_few_rows_are_buffered_for_any_number_of_votes():
     kept = 0
 
     class Row(int):

@@ -78,13 +78,13 @@ def test_a_grpc_server_with_and_without_tls(folder, mine):
         error = refused("127.0.0.1", port, mine)
     assert (error.cause, str(error)) == (
         "no tls",
-        f"127.0.0.1:{port} has no certificate, it answers without TLS; start the server with --keys, or correct --server",
+        f"127.0.0.1:{port} answers without TLS; start the server with --keys, or correct --server",
     )
     with grpc_serving(folder) as port:
         error = refused("localhost", port, None)
     assert (error.cause, str(error)) == (
         "tls",
-        f"localhost:{port} has a certificate; leave --insecure out and give the enrolment file",
+        f"localhost:{port} requires TLS; leave --insecure out and give the enrolment file",
     )
 
 
@@ -202,7 +202,7 @@ def test_a_port_without_tls(answer, mine):
         error = refused("localhost", port, mine)
         without = refused("localhost", port, None)
     if answer:
-        assert error.cause == "other tls" and " speaks no TLS 1.3 (" in str(error)
+        assert error.cause == "other tls" and " does not speak TLS 1.3 (" in str(error)
     else:  # as a server that ends, or has too many connections
         assert error.cause == "starting" in UnreachableError.transient
     assert (without.cause, str(without)) == (
@@ -231,7 +231,7 @@ def test_a_server_with_an_older_tls(ca, mine, tmp_path):
     context = ca.context(tmp_path)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with serving(SETTINGS, context) as port:
-        assert "speaks no TLS 1.3 (" in str(refused("localhost", port, mine))
+        assert "does not speak TLS 1.3 (" in str(refused("localhost", port, mine))
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -293,7 +293,7 @@ def test_a_resolver_that_takes_its_time(mine, monkeypatch):
 def test_a_server_that_is_frozen_from_the_beginning(secure, mine):
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         error = refused("127.0.0.1", frozen.getsockname()[1], mine if secure else None, 0.8)
-    what = "no TLS is spoken" if secure else "HTTP/2 is not answered"
+    what = "no answer to the TLS handshake" if secure else "no HTTP/2 frame arrives"
     assert error.cause == "silent"
     assert f"within 0.8 s ({what}); check that the server runs" in str(error)
 
@@ -301,7 +301,7 @@ def test_a_server_that_is_frozen_from_the_beginning(secure, mine):
 def test_a_server_that_is_frozen_after_the_handshake(ca, mine, tmp_path):
     with serving(None, ca.context(tmp_path)) as port:
         error = refused("127.0.0.1", port, mine, 0.8)
-    assert error.cause == "silent" and "HTTP/2 is not answered" in str(error)
+    assert error.cause == "silent" and "no HTTP/2 frame arrives" in str(error)
 
 
 def test_packets_that_are_dropped(mine):

@@ -389,7 +389,7 @@ def test_two_commands_at_once_do_not_lose_each_other(folder):
 def test_a_folder_that_is_none(tmp_path):
     output = refused(lambda: read_registry(tmp_path))
     assert output == (
-        f"--keys {tmp_path} is not a folder of keys: it has no registry.toml; give another, or make one with: "
+        f"--keys {tmp_path} is not a folder of keys: it has no registry.toml; give another folder, or make one with: "
         f"fedcomp keys init --out {tmp_path} --clients N"
     )
 

@@ -22,7 +22,7 @@ def taken():
 
 
 def test_a_port_in_use_is_an_error_before_anything_is_written(tmp_path, taken):
-    with pytest.raises(UserError, match=f"port {taken} .*choose another with --port"):
+    with pytest.raises(UserError, match=f"port {taken} .*choose another port with --port"):
         Deployment(replace(CONFIG, out=str(tmp_path / "run")), Endpoint(taken), Callback())
     assert list(tmp_path.iterdir()) == []
 

@@ -193,7 +193,7 @@ def test_what_device_may_say(monkeypatch):
     assert devices.parse_devices("cuda") == [torch.device("cuda")] == devices.parse_devices("auto")
     for asked in ("cuda:0,cuda:0", "cuda,cuda:1", "cpu,cuda:0", "cpu,cpu", "auto,cuda:1"):
         with pytest.raises(
-            ConfigError, match="different GPUs, each with its number; give them like cuda:0,cuda:1"
+            ConfigError, match="different GPUs by their numbers; give a list such as cuda:0,cuda:1"
         ):
             devices.parse_devices(asked)
     for asked in ("cuda:0,", ",", "cuda:0;cuda:1", "cuda:0,cuda:2"):

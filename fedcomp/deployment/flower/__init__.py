@@ -1,6 +1,6 @@
-"""Deployments over stock Flower processes: `--transport flower` of `fedcomp server start` and `fedcomp client`.
+"""Deployments over unmodified Flower processes: `--transport flower` of `fedcomp server start` and `fedcomp client`.
 
-The server starts `flower-superlink` and submits an App to it that names installed modules of fedcomp. The App's ServerApp runs the
-rounds, and `fedcomp server start` displays their progress. The client starts `flower-supernode`, whose ClientApp keeps its state in the
-client's folder.
+`fedcomp server start` starts `flower-superlink`, submits an App to it, and displays the progress of the rounds, which the App's ServerApp
+runs. The App contains no code: it names installed modules of fedcomp. `fedcomp client` starts `flower-supernode`. The App's ClientApp
+runs there and keeps its state in the client's state folder.
 """

@@ -16,7 +16,7 @@ from .events import new_lines
 
 HOME, LOG = "supernode", "supernode.log"  # in the state folder
 POLL_S = 0.2  # between reads of the ClientApp's messages
-FAREWELL_S = 5.0  # for the answer to the farewell to be sent
+FAREWELL_S = 5.0  # time for the answer to the farewell to be sent
 TRUST_WARNING = (
     "--transport flower: Flower's SuperNode runs the Apps that the server sends; take part with servers that you trust, or use "
     "--transport grpc"
@@ -26,7 +26,7 @@ TRUST_WARNING = (
 class FlowerClient:
     """A SuperNode whose files are in the state folder `path`. `log_message` is called with each message of the client.
 
-    `options`: what device_app.py reads, with absolute paths.
+    `options`: the client's options, which device_app.py reads. Paths are absolute.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FlowerClient:
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
         self._refused = ""  # why this client cannot take part; "" if it can
-        self._over = False  # the run is over, and the client does not stay for another
+        self._over = False  # whether the run is over and the client does not wait for another
         self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:

@@ -21,12 +21,12 @@ from ...callbacks import (
 from ...errors import FedcompError, UserError
 from ...server.run_folder import client_metrics_of, parse_record
 
-ENDED, FAILED = "ended", "failed"  # the last event, which is not a callback call
+ENDED, FAILED = "ended", "failed"  # names of the last event; all other events are callback calls
 HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
 class EventWriter(ForwardingCallback):
-    """Callback that writes each call to a file."""
+    """A callback that writes each call to a file."""
 
     def __init__(self, file: TextIO):
         self.file = file

@@ -1,4 +1,4 @@
-"""Flower's commands as children of this process. They end with it."""
+"""Flower's commands, run as child processes of this process. They end when it ends."""
 
 import ctypes
 import os
@@ -33,7 +33,7 @@ def script(name: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the variables for a Flower command that keeps its files in `home` and sends no telemetry."""
+    """Return the environment variables for a Flower command that keeps its files in `home` and sends no telemetry."""
     settings = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -62,9 +62,9 @@ def help_of(name: str, home: Path) -> str:
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
-    """Return the options for a SuperLink whose clients reach it at this address, and the address of its Control API.
+    """Return the options for a SuperLink that clients reach at this address, and the address of its Control API.
 
-    Older versions of Flower have a port for each API, newer ones one port for all.
+    Older versions of Flower have one port for each API. Newer versions have a single port for all APIs.
     """
     help_text, control = help_of("flower-superlink", home), (host, port)
     if "--serverappio-api-address" in help_text:
@@ -82,7 +82,7 @@ def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tupl
 
 
 def supernode_options(home: Path) -> list[str]:
-    """Return the options for a SuperNode whose own port is on loopback and free."""
+    """Return the options for a SuperNode whose own port is a free port on loopback."""
     address = f"{LOOPBACK}:{free_port()}"
     if "--clientappio-api-address" in help_of("flower-supernode", home):
         return ["--clientappio-api-address", address]

@@ -1,4 +1,4 @@
-"""`fedcomp server start --transport flower`: a run whose rounds a ServerApp runs under Flower's SuperLink."""
+"""`fedcomp server start --transport flower`: the rounds of the run are run by a ServerApp under Flower's SuperLink."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ from .events import EventReader
 from .processes import LOOPBACK
 from .server_app import EVENTS, FOLDER, SETTINGS
 
-START_S = 60.0  # for the SuperLink to open its port
+START_S = 60.0  # time for the SuperLink to open its port
 POLL_S = 0.2  # between reads of the ServerApp's events
 LOG = "flower.log"
 CONNECTION = "fedcomp"  # name of the SuperLink connection in Flower's configuration
@@ -91,7 +91,7 @@ def serve(
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp. Options that concern this process alone have their defaults there."""
+    """Return the settings of the ServerApp. Options that concern only this process are replaced by values that turn them off."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
@@ -124,7 +124,7 @@ class SuperLink:
             time.sleep(0.05)
 
     def register(self) -> list[tuple[int, int, str]] | None:
-        """Register the enrolled clients. Return node id, logical id and public key (OpenSSH) of each; None without keys."""
+        """Register the enrolled clients. Return the node id, logical id and public key (OpenSSH) of each; None without keys."""
         if self.endpoint.keys is None:
             return None
         registered = []
@@ -136,7 +136,7 @@ class SuperLink:
         return registered
 
     def submit(self) -> None:
-        """Submit the run. From then on, `running` is False once the run has ended."""
+        """Submit the run. `running` then returns False once the run has ended."""
         self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:
@@ -144,7 +144,7 @@ class SuperLink:
         return all(process.poll() is None for process in self._started)
 
     def stop(self) -> None:
-        """End all processes and remove the folder, which is kept after a failure of Flower."""
+        """End all processes. Remove the folder, unless Flower has failed."""
         for process in self._started[::-1]:
             processes.end(process)
         if not self._failed:

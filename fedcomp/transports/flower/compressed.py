@@ -2,9 +2,9 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-The clients' end is `compression_mod`. The wrapped strategy still sends and aggregates whole ArrayRecords, but frames are sent in their
-place: the broadcasts that a client has missed on the way down, and the client's update on the way up, with error feedback (Sattler et
-al. 2019, algorithm 2, with the strategy's own rule in place of the mean). A malformed reply is rejected with a reason.
+The clients' end is `compression_mod`. The wrapped strategy still makes and aggregates whole ArrayRecords, but frames are sent in their
+place: down to a client the broadcasts that it has missed, and up to the server the client's update, with error feedback (Sattler et al.
+2019, algorithm 2, with the strategy's own aggregation in place of the mean). A malformed reply is rejected with a reason.
 """
 
 import logging
@@ -35,12 +35,13 @@ log = logging.getLogger("flwr.fedcomp")  # handled by Flower's own log handlers
 class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
-    `uplink`, `downlink`: codec specs; `identity` does not compress. `downlink_memory`: spec of the memory of what broadcasts left out.
-    `cache`: bytes of old broadcasts to keep for clients that missed rounds, as a multiple of the model's size. `whole`: name patterns of
-    arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`: for the random choices of codecs.
+    `uplink`, `downlink`: codec specs; `identity` does not compress. `downlink_memory`: spec of the memory, which keeps the parts of the
+    model's steps that broadcasts left out. `cache`: bytes of old broadcasts to keep for clients that missed rounds, as a multiple of the
+    model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`: the
+    seed of the random choices of codecs.
 
     `traffic` has the bytes of frames by client for each (round, "train" or "evaluate"), `rejections` the rejected replies with reasons.
-    Raises SpecError and ConfigError for options that exclude each other.
+    Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Compressed(Strategy):
         self._training = secrets.token_hex(8)
         self._exchanges: dict[str, PhaseExchange] = {}  # by phase
         self._sent, self._accepted = 0, 0  # training messages and accepted updates of a run
-        self._last_rejection = ""  # of an update
-        self._hooks = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's steps
+        self._last_rejection = ""  # reason of the last rejection of an update
+        self._hooks = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's methods
         self._downlink_memory(Layout.flat(1))
 
     # Flower's loop.
@@ -83,7 +84,7 @@ class Compressed(Strategy):
     ) -> Result:
         """Run the wrapped strategy's `start` with its configure, aggregate and summary methods replaced by those of this object.
 
-        Raises FedcompError at the end of a run in which clients were sent training messages and none of their updates was accepted.
+        Raises FedcompError at the end of a run in which training messages were sent but no update was accepted.
         """
         self.model, self._training, attributes = None, secrets.token_hex(8), vars(self.strategy)
         self._sent, self._accepted, self._last_rejection = 0, 0, ""
@@ -154,7 +155,7 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the clients' model. If `arrays` is another model, start again from it: all clients then download it whole."""
+        """Return the clients' model. If `arrays` is another model, start again from `arrays`, which all clients then download whole."""
         if self.model is None or not self.model.equals(arrays):
             layout = ArrayLayout.of(arrays, self.whole)
             if not layout.vector_layout.numel:
@@ -191,7 +192,7 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase with the model packed."""
+        """Return the wrapped strategy's messages of a phase, in which broadcasts replace the model."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -204,7 +205,7 @@ class Compressed(Strategy):
         return messages
 
     def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
-        """Return replies as the wrapped strategy expects them. Errors, and replies to uncompressed messages, are passed on unchanged."""
+        """Return replies with whole models, as the wrapped strategy expects. Errors and replies to uncompressed messages are unchanged."""
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -236,7 +237,7 @@ class Compressed(Strategy):
                 self._last_rejection = f"client {node}: {reason}"
 
     def _log_traffic(self, exchange: PhaseExchange) -> None:
-        """Log the bytes of a phase, and those of the same exchanges without compression."""
+        """Log the bytes of a phase, and the bytes that the same messages would have without compression."""
         dense = 4 * self.model.layout.vector_layout.numel if self.model else 0
         traffic, phase = exchange.traffic, exchange.phase
         directions = [("down to", traffic.downlink, len(exchange.assignments))]
@@ -249,7 +250,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy, or one that it wraps, weighs replies; "" if there is none."""
+    """Return the name of the metric by which a strategy, or a strategy that it wraps, weighs replies; "" if there is none."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

@@ -2,12 +2,12 @@
 
     app = ClientApp(mods=[compression_mod()])
 
-`fedcomp.transports.flower.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects,
+`fedcomp.transports.flower.Compressed` is the server's end. The mod turns the server's message into the ArrayRecord that the app expects,
 and sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
-unchanged. The server chooses the codecs and names them in each message; the client chooses the memory.
+unchanged. The server chooses the codecs and names them in each message. The client chooses the memory.
 
 A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The state of a client is therefore one
-file per run, replaced as a whole before a reply leaves. A client of Flower's simulation engine keeps it in its Context.
+file per run, which is replaced as a whole before a reply is sent. In Flower's simulation engine, a client keeps its state in its Context.
 """
 
 import json
@@ -39,21 +39,21 @@ from .records import MESSAGE
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
-RUNS = 4  # newest runs whose state is kept
+RUNS = 4  # number of runs, the newest ones, whose states are kept
 TICKET_BYTES = 16
 # Values that the server announces. A state that was stored under other values is not used.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
-HEAD = "head"  # of a stored state
+HEAD = "head"  # name of the header in a stored state
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
     """Return a Flower mod that compresses the updates of a ClientApp. List it first, so that the other mods see whole arrays.
 
-    `memory`: spec string of the memory of what was not sent. `state_dir`: folder of the clients' state. By default it is
-    ~/.local/state/fedcomp on a SuperNode. In Flower's simulation engine there is none by default: a client's state stays in its Context
-    and ends with the run. In `state_dir` each client has a folder that is named after the `partition-id` of its node config, or else
-    after its node id. A SuperNode keeps its node id over a restart only if it has a key of its own. Raises ConfigError for a memory that
-    a mod cannot support.
+    `memory`: spec string of the memory, which keeps the parts of updates that were not sent. `state_dir`: folder of the clients' states.
+    On a SuperNode the default is ~/.local/state/fedcomp. In Flower's simulation engine, the default is no folder: a client's state is in
+    its Context and ends with the run. In `state_dir` each client has a folder, named after the `partition-id` of its node config if it has
+    one, else after its node id. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError for a
+    memory that a mod cannot support.
     """
     check_memory(memory)
 
@@ -77,7 +77,7 @@ def check_memory(memory: str) -> None:
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
     if cls and (cls.counterpart is not None or cls.required_strategy or cls.needs_moments):
-        needs = f"memory '{name}' needs more than a mod can access"
+        needs = f"memory '{name}' needs state that a mod cannot access"
         raise ConfigError(f"{needs}; use memory='residual', or fedcomp client")
     with suppress(ConfigError):  # the server chooses the codec
         memory_of(memory, codec("stc"), 1)
@@ -88,7 +88,7 @@ def default_state_dir() -> Path:
 
 
 def in_simulation() -> bool:
-    """Return whether the app runs in a Ray actor: all clients of Flower's simulation engine do, none of a SuperNode does."""
+    """Return whether the app runs in a Ray actor. The clients of Flower's simulation engine do; those of a SuperNode do not."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -117,7 +117,7 @@ def _answer(
     message: Message,
     call_app: Callable[[], Message],
 ) -> Message:
-    """Have the app answer a message, and pack its reply."""
+    """Call the app with an unpacked message, and return its reply with the update packed into a frame."""
     a, stage = assignment, "download"
     try:
         client = stored.download(a)
@@ -125,7 +125,7 @@ def _answer(
         message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
             stored.save(client)
-    except FedcompError as error:  # the reply is made without the app
+    except FedcompError as error:  # reply without calling the app
         kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
         report = failure(a, stage, str(error), kind=kind)
         return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=message)
@@ -145,7 +145,7 @@ def _answer(
         frame = client.encode(a, client.layout.vector(trained).sub_(start))
         stored.save(client)
     except FedcompError as error:
-        records = reply.content.items()  # without the arrays, which the server could not use
+        records = reply.content.items()  # sent without the arrays, which the server could not use
         others = RecordDict({k: r for k, r in records if not isinstance(r, ArrayRecord)})
         reply.content = Parcel.of(failure(a, stage, str(error), *version)).put(others, "")
         return reply
@@ -165,7 +165,7 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
 
 
 class AppClient:
-    """A client in a run: its session, without a model at first, and the layout of the model's arrays."""
+    """A client in a run: its session, at first without a model, and the layout of the model's arrays."""
 
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
@@ -180,7 +180,7 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return a frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
+        """Return a frame for the update; b"" if there is nothing to send. Raises NonFiniteError with the memory unchanged."""
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):
             raise frame
@@ -188,7 +188,7 @@ class AppClient:
 
 
 class RunStates(StateFolder):
-    """A client's folder of states, one file per run. The files of the newest runs stay."""
+    """A client's folder of states, one file per run. Only the files of the RUNS newest runs are kept."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -232,7 +232,10 @@ class StoredState:
     memory: str  # spec
 
     def download(self, assignment: Assignment) -> AppClient:
-        """Settle the pending proposal and move to the assignment's version. Raises NeedDense with the saved state unchanged."""
+        """Return the client with its pending proposal settled and its model updated to the assignment's version.
+
+        Raises NeedDense, with the saved state unchanged, if the client needs the whole model.
+        """
         announced = assignment.announcements
         try:
             run = {name: announced[name].decode() for name in ANNOUNCED} | {"memory": self.memory}
@@ -253,7 +256,7 @@ class StoredState:
         return client
 
     def save(self, client: AppClient) -> None:
-        """Store the state; a file is flushed to the disk. Raises CheckpointError if it cannot be written, as when the disk is full."""
+        """Store the state; a file is flushed to the disk. Raises CheckpointError if the file cannot be written, as on a full disk."""
         head = client.run | {"form": client.layout.pack().decode()}
         state = device_state.pack(client.session, client.id) | {HEAD: json.dumps(head).encode()}
         self.storage.save(state, self.file)

@@ -11,14 +11,14 @@ from ...messages import Assignment, Report, WireMessage
 from ...server.transport import Clock, Delivery, Lost, Transport
 from .records import M, from_records, to_records
 
-# Logical client id → Flower node id, of the clients that can be reached now.
+# A function that returns logical client id → Flower node id for the clients that can be reached now.
 Roster = Callable[[Grid], Mapping[int, int]]
 
 POLL_S = 0.1  # between polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the roster of a Flower deployment in which a client's logical id is its node id."""
+    """Return the roster of a Flower deployment in which a client's logical id equals its node id."""
     return {node: node for node in grid.get_node_ids()}
 
 
@@ -75,7 +75,7 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the message in a reply. Raises ProtocolError if it has another message or an error of Flower."""
+    """Return the message in a reply. Raises ProtocolError if the reply holds a message of another kind or an error of Flower."""
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

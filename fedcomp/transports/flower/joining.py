@@ -13,15 +13,15 @@ from ...server.transport import Delivery
 from .grid_transport import POLL_S, GridTransport, message_in
 
 JOIN, LEAVE = "query.join", "query.leave"  # message types
-REFRESH_S = 0.5  # between two looks for connected nodes
-LEAVE_S = 20.0  # for the clients to answer the farewell
+REFRESH_S = 0.5  # time between two queries for connected nodes
+LEAVE_S = 20.0  # time for the clients to answer the farewell
 
 
 class JoiningTransport(GridTransport):
     """A transport that invites each node that connects. The node answers with its client id and the version of its weights.
 
-    `port`: the port of the SuperLink. `enrolled`: node id → logical id and public key (P-384 point) of the nodes that Flower
-    authenticates; None: nodes claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer`
+    `port`: the port of the SuperLink. `enrolled`: node id → logical id and public key (P-384 point), for the nodes that Flower
+    authenticates. None: nodes claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer`
     for a client that answers an assignment that is no longer open.
     """
 
@@ -60,10 +60,10 @@ class JoiningTransport(GridTransport):
         self._late |= {client: name for name, client in self._open.items() if client in cancelled}
         super().cancel(clients)
 
-    # The methods of GrpcTransport beyond Transport.
+    # Methods of GrpcTransport that the Transport protocol does not have.
 
     def public_key(self, client: int) -> bytes:
-        """Return the public key that a client joined with, a compressed P-384 point. Raises KeyError if it has not joined with one."""
+        """Return the public key with which a client joined, a compressed P-384 point. Raises KeyError if the client gave no key."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
@@ -76,7 +76,7 @@ class JoiningTransport(GridTransport):
         return {"connections": len(self._joined)}
 
     def send_farewell(self, round: int) -> None:
-        """Send all clients the end of the run, and wait up to 20 s for their answers."""
+        """Send all clients the farewell, and wait up to 20 s for their answers."""
         farewell = Farewell(self.invitation.run, round)
         messages = [self._message(farewell, LEAVE, node) for node in self._joined]
         waiting = {name for name in self.grid.push_messages(messages) if name}
@@ -89,7 +89,7 @@ class JoiningTransport(GridTransport):
     # Clients.
 
     def _refresh(self, grid: Grid) -> Mapping[int, int]:
-        """Return client → node of the clients that are connected, after inviting new nodes and reading answers."""
+        """Invite new nodes and read their answers. Return client → node for the clients that are connected."""
         if monotonic() - self._refreshed_s >= REFRESH_S:
             self._refreshed_s = monotonic()
             connected = set(grid.get_node_ids())

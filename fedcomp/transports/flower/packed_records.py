@@ -1,8 +1,8 @@
-"""A model in a Flower record of named arrays, split into a vector that is compressed and arrays that are sent whole.
+"""A model in a Flower record of named arrays is split into a vector that is compressed and arrays that are sent whole.
 
-The arrays of floats, in the order of the record, make up the vector. Integers, arrays in another serialisation than NumPy's, and arrays
-whose names match a pattern are sent whole, uncompressed. The default patterns name running statistics, since an approximate variance
-could be negative.
+The arrays of floats, in the order of the record, make up the vector. Arrays of integers, arrays in another serialisation than NumPy's, and
+arrays whose names match a pattern are sent whole, uncompressed. The default patterns match running statistics, since an approximate
+variance could be negative.
 """
 
 import json
@@ -29,7 +29,7 @@ BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"  # of batch no
 
 @dataclass
 class Parcel(WireMessage):
-    """An Assignment or a Report that replaces a record of arrays, with those of its arrays that are sent whole."""
+    """An Assignment or a Report that replaces a record of arrays in a message, with the record's arrays that are sent whole."""
 
     message: bytes
     record: str  # key of the replaced record, "" if there is none
@@ -57,9 +57,9 @@ class Parcel(WireMessage):
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if the record's key is in use."""
+        """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if the key of `arrays` is in use."""
         if self.record in content:
-            raise ProtocolError(f"the message has a record '{self.record}' already")
+            raise ProtocolError(f"the message already has a record '{self.record}'")
         records = [
             (self.record, arrays) if key == MESSAGE else (key, r) for key, r in content.items()
         ]
@@ -80,13 +80,13 @@ class Parcel(WireMessage):
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Name, shape and dtype of a model's arrays, in order. The dtype is "" for arrays that are sent whole."""
+    """Names, shapes and dtypes of a model's arrays, in order. The dtype is "" for an array that is sent whole."""
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
     @classmethod
     def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """Return the layout of a record. `whole`: name patterns of arrays to send whole, in addition to those that do not hold floats."""
+        """Return the layout of a record. `whole`: name patterns of arrays to send whole, in addition to arrays that do not hold floats."""
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
@@ -143,7 +143,7 @@ class ArrayLayout:
             values = values_of(entry.name, record[entry.name])
             if values.shape != entry.shape or values.dtype.kind not in "fiu":
                 which = f"array '{entry.name}' is {values.dtype} of shape {list(values.shape)}"
-                raise ProtocolError(f"{which}, the model's has {list(entry.shape)}")
+                raise ProtocolError(f"{which}; the model's array has shape {list(entry.shape)}")
             flat = np.ascontiguousarray(values, np.float32).reshape(-1)
             vector[entry.span] = torch.from_numpy(flat)
         return vector
@@ -153,7 +153,7 @@ class ArrayLayout:
         return {name: array for name, array in record.items() if name in self._whole}
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raise ProtocolError unless `whole` has exactly the arrays that are sent whole, readable, finite and of the model's shapes."""
+        """Raise ProtocolError unless `whole` has exactly the arrays to send whole, readable, finite and with the model's shapes."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
             raise ProtocolError(f"arrays {others} are missing, or not part of the model")
         for name, array in whole.items():
@@ -162,7 +162,7 @@ class ArrayLayout:
             values, shape = values_of(name, array), self._shapes[name]
             if values.shape != shape or tuple(array.shape) != shape:
                 raise ProtocolError(
-                    f"array '{name}' has the shape {list(values.shape)}, the model's has {list(shape)}"
+                    f"array '{name}' has shape {list(values.shape)}; the model's array has shape {list(shape)}"
                 )
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise ProtocolError(f"array '{name}' holds NaN or infinity")

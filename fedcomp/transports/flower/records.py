@@ -1,7 +1,7 @@
 """fedcomp's messages as Flower records.
 
-A message travels as one value: bytes in a ConfigRecord up to 1 MiB, and above that an Array, which Flower sends in chunks. The Array's
-`stype` keeps strategies from averaging it by accident.
+A message is one value: up to 1 MiB, bytes in a ConfigRecord; above that, an Array, which Flower sends in chunks. The Array has an `stype`
+of its own, so that no strategy averages it by accident.
 """
 
 from typing import TypeVar
@@ -12,7 +12,7 @@ from ...errors import ProtocolError
 from ...messages import WireMessage
 
 MESSAGE, METRICS = "fedcomp", "metrics"  # names of records
-MAX_CONFIG_BYTES = 1 << 20  # of a value in a ConfigRecord; Flower sends larger Arrays in chunks
+MAX_CONFIG_BYTES = 1 << 20  # largest value in a ConfigRecord; Flower sends larger Arrays in chunks
 STYPE = "fedcomp.v1"
 
 M = TypeVar("M", bound=WireMessage)

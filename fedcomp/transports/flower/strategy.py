@@ -1,10 +1,10 @@
-"""A strategy of fedcomp as a strategy of Flower, for a ServerApp, and its clients' end.
+"""A fedcomp strategy as a Flower strategy for a ServerApp, and the ClientApp of its clients.
 
 strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
 strategy.start(grid, initial_arrays, num_rounds=10)
 
 Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply. `start` runs fedcomp's loop instead,
-which checks every reply as it arrives and continues without malformed ones.
+which checks every reply as it arrives and continues without the malformed replies.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from .records import from_records, to_records
 class FlowerStrategy(Strategy):
     """A strategy of fedcomp, given by its spec string, in a Flower ServerApp.
 
-    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds; it is None before the first round.
+    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds. It is None before `start`.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class FlowerStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run `num_rounds` rounds from `initial_arrays`. A phase takes at most `timeout` seconds unless the config says otherwise.
+        """Run `num_rounds` rounds from `initial_arrays`. A phase takes at most `timeout` seconds unless the config sets `timeout_s`.
 
-        The server evaluates, through `evaluate_fn`; the two configs have no effect.
+        The server evaluates with `evaluate_fn`. `train_config` and `evaluate_config` have no effect.
         """
         loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
         for round_result in loop.rounds(range(1, num_rounds + 1)):
@@ -70,7 +70,7 @@ class FlowerStrategy(Strategy):
     def initialize(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
-        """Make the loop of a run over `grid` from `initial_arrays`. Raises SpecError and ConfigError for settings that do not suit it."""
+        """Make the loop of a run over `grid` from `initial_arrays`. Raises SpecError or ConfigError for unsuitable settings."""
         config = replace(
             self.config,
             timeout_s=timeout if self.config.timeout_s is None else self.config.timeout_s,
@@ -95,7 +95,7 @@ class FlowerStrategy(Strategy):
         )
 
     def _only_start(self, *args: Any, **options: Any) -> Any:
-        """Raise ConfigError: the rounds are those of fedcomp's loop, not of Flower's."""
+        """Raise ConfigError, because fedcomp's loop runs the rounds, not Flower's."""
         raise ConfigError("fedcomp's loop runs the rounds of this strategy; call start()")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start

@@ -1,7 +1,9 @@
 """The server's end of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
 
-x_i = W + C(a_i)                 the model in the reply of client i; W: the weights that the client received
-W ← W + C'(e + (y − W))          y: the wrapped strategy's aggregate of the x_i; e: the downlink's memory
+x_i = W + C(a_i)           W: weights that the clients received; a_i: update of client i plus its memory; x_i: client's model
+W ← W + C'(e + (y − W))    y: the wrapped strategy's aggregate of the x_i; e: the memory of the downlink
+
+C and C' are compression with the uplink and the downlink codec: encoding to a frame, and decoding.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +23,8 @@ from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
 
 ADD_MOD = "add compression_mod to the ClientApp's mods"
-IDS = 1 << 63  # a client's id is its node id modulo this: seeds are made of signed numbers
+# A client's id is its node id modulo this, so that it fits into a signed 64-bit integer.
+IDS = 1 << 63
 
 
 @dataclass
@@ -38,20 +41,20 @@ class PhaseExchange:
 
 @dataclass(eq=False)
 class Model:
-    """A model whose broadcasts keep clients up to date."""
+    """A model, and the broadcasts with which clients keep up to date with it."""
 
     arrays: ArrayRecord  # the model as a Flower record
     layout: ArrayLayout
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Values that each message announces. "training" is unique: clients discard the state of another one.
+    # Values that each message announces. "training" is a unique name: clients discard a state with another name.
     announced: dict[str, str]
     tickets: dict[int, str]  # of each client's last accepted update
     versions: dict[int, str] = field(default_factory=dict)  # last version that each client reported
 
     def equals(self, arrays: ArrayRecord) -> bool:
-        """Return whether a record equals the present model."""
+        """Return whether a record equals the current model."""
         if arrays is self.arrays:
             return True
         if not self.layout.fits(arrays):
@@ -66,7 +69,7 @@ class Model:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a second message to it in a phase."""
+        """Replace the record `key` by the broadcasts that the node missed. Raises ConfigError for a node's second message in a phase."""
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(
@@ -116,7 +119,7 @@ class Model:
             exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
-        """Raise ProtocolError for the error of a client that never sent a compressed record: it may lack the mod."""
+        """Raise ProtocolError for an error from a client that never sent a compressed record, because it may lack the mod."""
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
                 f"its app failed before it sent a compressed record ({reply.error.reason}); if it cannot read one, {ADD_MOD}"
@@ -133,7 +136,7 @@ class Model:
         return self.layout.record(weights, parcel.whole)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record clients whose updates the strategy accepted. The next message to each of them has its ticket."""
+        """Record clients whose updates the strategy accepted. The next message to each of these clients has the ticket of its update."""
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
@@ -144,7 +147,7 @@ class Model:
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
-                "the strategy returned arrays of other names or shapes than the model's"
+                "the strategy returned arrays with other names or shapes than the model's arrays"
             )
         update = self.layout.vector(arrays).sub_(self._received())
         broadcast = self.broadcasts.prepare(round, update, seeds.key(self.seed, "downlink", round))
@@ -154,10 +157,10 @@ class Model:
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return why replies cannot be averaged with the others, by index: Flower's own averages would raise an error and end the run.
+    """Return index → reason for the replies that cannot be averaged with the others.
 
-    Each reply needs one MetricRecord with the positive number `weight` and, if `trained`, one ArrayRecord. The keys must be those of
-    most replies.
+    Flower's own averages would raise an error for such a reply and end the run. Each reply needs one MetricRecord with the positive number
+    `weight` and, if `trained`, one ArrayRecord. The keys must be those of most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

@@ -1,6 +1,6 @@
 """Messages over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies the bytes."""
 
-from . import options as _options  # noqa: F401  sets variables before gRPC is imported
+from . import options as _options  # noqa: F401  sets environment variables before gRPC is imported
 from .client import GrpcConnection
 from .io_loop import IoTasks
 from .relay import Relay

@@ -11,9 +11,10 @@ from .settings import PortSettings, peer_key, point_key
 from .streams import EndStream, RelayedClient, Stream
 from .wire import Hello, Refused
 
-BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # of one client or relay
-FLOOD_PAUSE_S = 60.0  # time in which a client or relay that was cut for a flood may not join
-MAX_WARNED_IDS = 4096  # ids outside of the run that are warned about
+BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # limits for one client or relay
+# Time for which a client or relay that was disconnected for a flood may not join.
+FLOOD_PAUSE_S = 60.0
+MAX_WARNED_IDS = 4096  # largest number of ids outside of the run for which there are warnings
 EXPELLED = "its key is no longer accepted"
 
 
@@ -67,7 +68,7 @@ class Admission:
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # a registry that is repaired meanwhile has no reason
+        if client is None:  # if the registry has just been repaired, there is no reason
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
@@ -110,7 +111,7 @@ class Admission:
             raise self.refusal("other client", reason, retry=False)
 
     def check_relayed(self, client: RelayedClient) -> Refused | None:
-        """Check a client of a relay. Return the reason for a refusal, None if the client may join."""
+        """Check a client of a relay. Return a Refused with the reason, or None if the client may join."""
         settings, reason = self.settings, ""
         run_differs = client.presence.run != settings.invitation.run
         if run_differs or not 0 <= client.client < settings.clients:
@@ -119,7 +120,7 @@ class Admission:
             key_hash = client.key.hash if client.key else b""
             if settings.keys.id_of_hash(key_hash) != client.client:
                 reason = settings.keys.reason_of_hash(key_hash)
-                reason = reason or "this client showed the key of another one"
+                reason = reason or "this client showed the key of another client"
         if reason:
             self.refused["key"] += 1
             return Refused(reason, bool(settings.keys and settings.keys.problem))
@@ -129,7 +130,7 @@ class Admission:
         return None
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
-        """Return why the key of a connection is no longer accepted; "" if it is, or if there is no key to check."""
+        """Return why the key of a connection is no longer accepted; "" if it is accepted, or if there is no key to check."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""

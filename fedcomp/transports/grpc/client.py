@@ -17,8 +17,8 @@ from .settings import Credentials
 from .values import Reader
 from .wire import Kind, Refused
 
-CONNECT_S = 30.0  # for a connection and the first message
-STATUS_S = 2.0  # wait for the stream's status after a failed write
+CONNECT_S = 30.0  # time for the connection and the server's first message
+STATUS_S = 2.0  # time to wait for the stream's status after a failed write
 Message = Invitation | Assignment | Farewell | Refused
 
 
@@ -28,8 +28,8 @@ class GrpcConnection:
     Without credentials the connection has no TLS, and the client may claim an id. With credentials the certificate identifies the client.
     `largest`: bytes of the largest message that the server may send.
 
-    A newer assignment replaces one that was not read yet. Pings are answered in the background while the event loop runs. Raises
-    UnreachableError if the connection fails, and ProtocolError for a malformed message.
+    A newer assignment replaces an older one that `messages` has not yielded yet. Pings are answered in the background while the event loop
+    runs. Raises UnreachableError if the connection fails, and ProtocolError for a malformed message.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class GrpcConnection:
         self.target, self.credentials, self.claimed = target, credentials, client
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
-        self._client = client  # from the invitation on, the id that the server assigned
-        # The last assignment that `messages` yielded, if it is not answered.
+        self._client = client  # after the invitation, the id that the server assigned
+        # The last assignment that `messages` yielded, until it is answered, with its sequence number.
         self._assigned: tuple[int, Assignment] | None = None
         # Messages that `messages` has not yielded; assignments with their sequence numbers.
         self._unread: deque[Any] = deque()
@@ -101,8 +101,8 @@ class GrpcConnection:
     async def send(self, answer: Presence | Report) -> None:
         """Send the presence that answers the invitation, or the report on the last assignment that `messages` yielded.
 
-        Returns when gRPC's flow control has accepted the message, or if the server has refused this client, which `messages` then yields.
-        Raises ValueError if there is nothing to answer.
+        Returns when gRPC's flow control has accepted the message, or when the server has refused this client; `messages` then yields the
+        Refused. Raises ValueError if there is nothing to answer.
         """
         if self._invitation is None:
             raise ValueError("the server has sent no invitation")

@@ -38,7 +38,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Answered:
-    """An open assignment was answered, or counts as lost."""
+    """An open assignment was answered or counts as lost."""
 
     sequence: int
     assignment: Assignment
@@ -52,10 +52,10 @@ class Answered:
 
 @dataclass(frozen=True)
 class Summed:
-    """Reports of which one may carry the sum of all their frames: the server accepts all their updates or none."""
+    """Reports of which one may carry the sum of the frames of all. The server accepts all of their updates or none."""
 
     answers: list[Answered]
-    closed: list[int]  # further clients of the sum, whose assignments are no longer open
+    closed: list[int]  # further clients in the sum, whose assignments are no longer open
 
 
 @dataclass(frozen=True)

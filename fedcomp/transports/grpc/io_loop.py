@@ -1,6 +1,6 @@
 """The event loop that all gRPC streams of a process share. It runs in a daemon thread, so that the main thread can compute.
 
-There is one loop per process, because gRPC's asyncio API does not support more: when one of them stops, it disturbs the others.
+There is one loop per process, because gRPC's asyncio API does not support several: a loop that stops disturbs the others.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Self
 
-STOP_S = 5.0  # for connections to close
+STOP_S = 5.0  # time for connections to close
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def io_loop() -> asyncio.AbstractEventLoop:
 
 
 class IoTasks:
-    """A context manager that runs coroutines in the event loop and cancels those that have not ended on exit."""
+    """A context manager that runs coroutines in the event loop. On exit, it cancels the coroutines that have not ended."""
 
     def __enter__(self) -> Self:
         self._tasks: set[asyncio.Task[None]] = set()

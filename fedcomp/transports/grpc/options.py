@@ -13,10 +13,10 @@ for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 
 Options = list[tuple[str, int | str]]
-KEEPALIVE_S = 100  # of silence, after which a keepalive ping is sent
-ANSWER_S = 20  # to answer the ping, after which the connection is closed
-SPARE_CONNECTIONS = 4096  # besides one for each client, for half-open connections
-SPARE_FILES = 256  # descriptors that the process needs besides connections
+KEEPALIVE_S = 100  # silence after which a keepalive ping is sent
+ANSWER_S = 20  # time to answer the ping; then the connection is closed
+SPARE_CONNECTIONS = 4096  # connections besides one for each client, for half-open connections
+SPARE_FILES = 256  # file descriptors that the process needs besides connections
 
 _BOTH = {
     "grpc.max_receive_message_length": MAX_GRPC_BYTES,
@@ -24,10 +24,10 @@ _BOTH = {
     "grpc.keepalive_time_ms": KEEPALIVE_S * 1000,
     "grpc.keepalive_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.ping_timeout_ms": ANSWER_S * 1000,
-    "grpc.http2.max_pings_without_data": 0,  # keepalive goes on without messages
-    "grpc.http2.bdp_probe": 0,  # saves about 90 bytes an exchange
+    "grpc.http2.max_pings_without_data": 0,  # no limit: keepalive pings continue without messages
+    "grpc.http2.bdp_probe": 0,  # off; saves about 90 bytes per exchange
     "grpc.http2.lookahead_bytes": 1 << 20,  # in flight; keeps links with a long round trip busy
-    "grpc.compression_enabled_algorithms_bitset": 1,  # none: a compressed message could grow
+    "grpc.compression_enabled_algorithms_bitset": 1,  # uncompressed messages only
     "grpc.enable_retries": 0,
 }
 _SERVER = {
@@ -35,20 +35,20 @@ _SERVER = {
     "grpc.max_concurrent_streams": 1,
     "grpc.max_connection_idle_ms": 30_000,  # for connections without a stream
     "grpc.server_handshake_timeout_ms": 20_000,
-    "grpc.so_reuseport": 0,  # else a second server could listen on the same port
+    "grpc.so_reuseport": 0,  # otherwise a second server could listen on the same port
     "grpc.max_metadata_size": 4096,
     "grpc.absolute_max_metadata_size": 8192,
 }
 _CLIENT = {
     "grpc.keepalive_permit_without_calls": 1,
-    "grpc.use_local_subchannel_pool": 1,  # else clients of one process share a connection
+    "grpc.use_local_subchannel_pool": 1,  # otherwise the clients of a process share a connection
     "grpc.enable_http_proxy": 0,
     "grpc.service_config_disable_resolution": 1,
 }
 
 
 def server_options(clients: int) -> Options:
-    """Return the options of a server for this many clients. Raises ConfigError if the limit of open files is too low for any."""
+    """Return the options of a server for this many clients. Raises ConfigError if the limit of open files is too low for any client."""
     connections = _allow_connections(clients + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
 
@@ -58,9 +58,9 @@ def client_options() -> Options:
 
 
 def _allow_connections(wanted: int) -> int:
-    """Raise the limit of open files for `wanted` connections, as far as allowed. Return how many it permits, at most `wanted`.
+    """Raise the limit of open files for `wanted` connections, as far as the system allows. Return how many connections fit, up to `wanted`.
 
-    Raises ConfigError if the limit is too low for any clients.
+    Raises ConfigError if the limit is too low for any client.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = wanted + SPARE_FILES

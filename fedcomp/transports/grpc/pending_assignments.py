@@ -22,13 +22,14 @@ class PendingAssignment:
 
     sequence: int
     assignment: Assignment
-    due_s: float | None = None  # time.monotonic() at which a relay adds frames without this one
-    sent: bool = False  # whether its last part was handed to gRPC
+    # `time.monotonic()` at which a relay adds frames without the answer to this one.
+    due_s: float | None = None
+    sent: bool = False  # whether its last part was passed to gRPC
     relay: "ConnectedRelay | None" = None  # the relay that it was sent to
     timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
 
     def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:
-        """Yield the gRPC messages for its client. `pieces`: the encoded assignment."""
+        """Yield the gRPC messages that send the assignment to its client. `pieces`: the encoded assignment."""
         yield from wire.split(pieces)
         self.sent = True
 
@@ -39,7 +40,7 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """The open assignments by client. `emit` is called with the event of each answer or loss. Methods must be called in the event loop."""
+    """The open assignments by client. `emit` is called with the event of each answer or loss. Call all methods in the event loop."""
 
     def __init__(self, emit: Callable[[Event], None]):
         super().__init__()
@@ -48,21 +49,21 @@ class PendingAssignments(dict[int, PendingAssignment]):
     def assignment(
         self, client: int, sequence: int, relay: "ConnectedRelay | None" = None
     ) -> Assignment | None:
-        """Return the open assignment with this sequence number if it was sent directly, or to this relay, else None."""
+        """Return the open assignment with this sequence number if it was sent to `relay` (None: directly to the client), else None."""
         pending = self.get(client)
         if pending is None or (pending.sequence, pending.relay) != (sequence, relay):
             return None
         return pending.assignment
 
     def withdraw(self, client: int) -> None:
-        """Close the assignment of a client, if there is one, without an event."""
+        """Close the assignment of a client without an event. Does nothing if there is none."""
         if (pending := self.pop(client, None)) is not None:
             pending.stop_timer()
             if pending.relay is not None:
                 pending.relay.withdraw(pending)
 
     def close(self, client: int, answer: Report | Lost) -> Answered:
-        """Close the assignment of a client, and return the event, which is not emitted."""
+        """Close the assignment of a client. Return the event without emitting it."""
         pending = self.pop(client)
         pending.stop_timer()
         return Answered(pending.sequence, pending.assignment, answer, time.monotonic())
@@ -76,7 +77,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
         self.answer(client, Lost(reason, "reply" if self[client].sent else "send"))
 
     def start_grace(self, client: int, grace_s: float) -> None:
-        """Count the assignment of a disconnected client as lost after `grace_s` seconds; inf: do not."""
+        """Count the assignment of a disconnected client as lost after `grace_s` seconds; inf: never."""
         if self[client].timer is None and math.isfinite(grace_s):
             loop = asyncio.get_running_loop()
             self[client].timer = loop.call_later(grace_s, self.lose, client, NOT_RECONNECTED)

@@ -1,7 +1,7 @@
 """The port of a server or a relay: the streams of all clients, served by gRPC in an asyncio event loop.
 
-All code here runs in that loop. It reports events (events.py) to the owner of the port. `Admission` decides who joins, `PendingAssignments`
-holds the assignments until they are answered, and `PortTraffic` counts bytes. `Port` connects them to the streams.
+All code here runs in that loop. The port reports events (events.py) to its owner. `Admission` decides which clients and relays may join,
+`PendingAssignments` holds the assignments until they are answered, and `PortTraffic` counts bytes. `Port` connects these to the streams.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ from .traffic import Peer, PortTraffic, TrafficReport, counts_bytes
 from .values import Reader
 from .wire import Kind, Refused
 
-CLOSE_S = 5.0  # for the last message on a stream
-ENDED_S = 1.0  # for the end of a stream to be sent before its connection is cut
-FAREWELL_S = 10.0  # for clients to leave after the farewell
+CLOSE_S = 5.0  # time for the last message on a stream to be sent
+ENDED_S = 1.0  # time for the end of a stream to be sent before its connection is cut
+FAREWELL_S = 10.0  # time for clients to leave after the farewell
 # Silence is counted in ticks, not in seconds, so that clients are not lost while this process itself is suspended.
-PING_TICKS = 8  # of silence, after which the client is pinged
-SILENT_TICKS = 16  # of silence, after which the client counts as lost
-HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # largest report without its frame
-# The same for each client of a relay in a message with several reports.
+PING_TICKS = 8  # silence after which the client is pinged
+SILENT_TICKS = 16  # silence after which the client counts as lost
+HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its frame
+# The same for each report in a relay's message with several reports.
 REPORT_BYTES = 1024 + MAX_METRICS_BYTES
-MESSAGE_BYTES = 256  # at most, of the frames of TLS and HTTP/2 around a small message
-# Lower bound, for the clients of a lost relay, which may have to be started again.
+MESSAGE_BYTES = 256  # upper bound for the bytes of TLS and HTTP/2 around a small message
+# Shortest grace period for the clients of a lost relay, because the relay may have to be started again.
 RELAY_GRACE_S = 15.0
 
 Connection = Stream | RelayedClient
@@ -69,7 +69,7 @@ class Port:
     # The gRPC server.
 
     async def serve(self, started: Callable[[int], None]) -> None:
-        """Listen until `stop`, and call `started` with the number of the port. Raises ConfigError if it cannot be opened."""
+        """Listen until `stop` is called. `started` is called with the port's number. Raises ConfigError if the port cannot be opened."""
         s = self.settings
         server = grpc.aio.server(options=server_options(s.clients))
         handler = grpc.stream_stream_rpc_method_handler(self._attend)
@@ -91,7 +91,7 @@ class Port:
                 raise RuntimeError("the certificate or its key cannot be used")
         except RuntimeError as error:
             raise ConfigError(
-                f"port {s.port} of {s.address} cannot be opened ({error}); choose another with --port, or stop the "
+                f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
                 "program that listens there"
             ) from error
         await server.start()
@@ -111,7 +111,7 @@ class Port:
         self._stop.set()
 
     async def _tick(self) -> None:
-        """Count the silence of clients and relays with assignments, and cut floods."""
+        """Ping clients and relays that have an assignment and are silent, disconnect those that stay silent, and cut floods."""
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             self.traffic.update(self._streams)
@@ -124,7 +124,7 @@ class Port:
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
                     if stream.client in self.pending and math.isfinite(self.settings.grace_s):
-                        reason = f"it gave no sign of life for {self.settings.silence_s:g} s"
+                        reason = f"it sent nothing for {self.settings.silence_s:g} s"
                         self.pending.lose(stream.client, reason)
                     self._drop(stream)
                 elif stream.silent_ticks >= PING_TICKS and not stream.pinged:
@@ -138,7 +138,7 @@ class Port:
             elif not stream.closing:
                 self.admission.refused["flood"] += 1
                 name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
-                sent = f"sent {received_bytes} bytes around its messages"
+                sent = f"sent {received_bytes} bytes, far more than its messages have,"
                 self._warn(f"{name} {sent} and was disconnected")
                 self.admission.pause(stream)
                 self._drop(stream)
@@ -163,7 +163,7 @@ class Port:
                 stream.silent_ticks = 0
                 stream.received_bytes += len(data) + MESSAGE_BYTES
                 self._handle_message(stream, data)
-                del data  # else it would stay in memory until the next message
+                del data  # otherwise it would stay in memory until the next message
         except EndStream as end:
             await self._finish(stream, end.refused)
         except ProtocolError as error:
@@ -190,7 +190,7 @@ class Port:
                 loop.call_later(ENDED_S, self._cut_used, stream.peer)
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
-        """End a stream from its own task. Returns when its last message was sent."""
+        """End a stream from its own task. Returns after the stream's last message was sent."""
         self.leave(stream)
         stream.close(refused)
         self._cut_later(stream)
@@ -208,7 +208,7 @@ class Port:
             self._cut_later(connection)
 
     def _cut_later(self, stream: Stream) -> None:
-        """Cut a closing stream's connection unless its last message is sent within CLOSE_S."""
+        """Cut a closing stream's connection unless the stream's last message is sent within CLOSE_S seconds."""
         stream.timer.cancel()
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
@@ -221,7 +221,7 @@ class Port:
             stream.task.cancel()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a stream from the joined ones, and with a relay's stream all its clients."""
+        """Remove a connection from the joined ones. If it is a relay's stream, also remove all clients of the relay."""
         if isinstance(connection, Stream) and connection.relay is not None:
             self._leave_relay(connection.relay)
         client = connection.client
@@ -229,7 +229,9 @@ class Port:
             del self._joined[client]
             self.emit(Left(client))
             pending = self.pending.get(client)
-            if pending is not None and pending.relay is None:  # else the relay waits for its client
+            if (
+                pending is not None and pending.relay is None
+            ):  # otherwise the relay waits for its client
                 self.pending.start_grace(client, self.settings.grace_s)
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
@@ -251,7 +253,7 @@ class Port:
     # Messages from clients and relays.
 
     def _handle_message(self, stream: Stream, data: bytes) -> None:
-        """Handle one gRPC message of a client or relay. Raises ProtocolError or EndStream."""
+        """Handle one gRPC message from a client or relay. Raises ProtocolError or EndStream."""
         if stream.closing:
             return
         if stream.joined:
@@ -274,7 +276,7 @@ class Port:
             raise ProtocolError(f"a {kind.name} is not expected now")
 
     def _largest_message(self, stream: Stream) -> int:
-        """Return the bytes of the largest message in parts that a joined client or relay may send now."""
+        """Return the largest size of a message in parts that a joined client or relay may send now, in bytes."""
         answers = stream.relay is not None or stream.last_sent > stream.last_answered
         if not answers or stream.assembly.n_announced >= stream.n_assignments:
             return 0
@@ -314,10 +316,10 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Make this connection its client's, in place of an older one, and send the open assignment or the farewell."""
+        """Make this the connection of its client, and close an older one. Send the client its open assignment or the farewell."""
         client = connection.client
         older = self._joined.pop(client, None)
-        # A relay itself has closed the older one of two connections to it.
+        # If both connections are connections of the same relay, the relay itself has closed the older one.
         if older is not None and (older.relay is None or older.relay is not connection.relay):
             reason = f"a newer connection has joined as client {client}; only the newer one counts"
             self._refuse(older, "replaced", reason, retry=False)
@@ -343,7 +345,7 @@ class Port:
         identity = stream.relay_identity
         if identity in self._relays:
             reason = (
-                "a newer connection has joined with the key of this relay; only the newer one counts: enrol each relay of its own "
+                "a newer connection has joined with the key of this relay; only the newer one counts: give each relay its own key "
                 "with: fedcomp keys add --relay --host HOST"
             )
             self._refuse(self._relays[identity].stream, "replaced", reason, retry=False)
@@ -360,7 +362,7 @@ class Port:
         ids = keys.ids_by_hash().items() if keys is not None else ()
         relay.send(relay_wire.encode_entries(Kind.KEYS, ids))
 
-    # Requests of the owner.
+    # Requests from the owner.
 
     def assign(self, assignments: Iterable[PendingAssignment]) -> None:
         """Send assignments. A disconnected client receives its assignment if it joins within the grace period."""
@@ -403,7 +405,7 @@ class Port:
             self._refuse(connection, "server", refused.reason, refused.retry)
 
     def recheck_keys(self) -> None:
-        """Close the streams whose keys are no longer accepted, count their assignments as lost, and send relays the new table of keys."""
+        """Close connections whose keys are no longer accepted, count their assignments as lost, and send relays the new table of keys."""
         keys = self.settings.keys
         if keys is None or keys.problem:
             return
@@ -420,7 +422,10 @@ class Port:
             self._send_keys(relay)
 
     async def send_farewell(self, farewell: Farewell, stay: bool = False) -> None:
-        """Send a farewell to all clients, and wait up to FAREWELL_S until they have left. `stay`: wait for clients that come later, too."""
+        """Send a farewell to all clients, and wait up to FAREWELL_S seconds until they have left.
+
+        `stay`: wait for all of this time, so that clients that join later also receive the farewell.
+        """
         self._farewell = farewell
         direct = [one for one in self._joined.values() if isinstance(one, Stream)]
         for stream in [*direct, *(relay.stream for relay in self._relays.values())]:
@@ -434,7 +439,7 @@ class Port:
         stream.put(wire.split(wire.encode(Kind.FAREWELL, farewell, self.settings.invitation)))
 
     async def read_traffic(self) -> TrafficReport | None:
-        """Return the bytes so far; None if the platform does not count them."""
+        """Return the bytes since the port was opened; None if the platform does not count them."""
         return self.traffic.report(self._streams)
 
     async def counts(self) -> dict[str, int]:

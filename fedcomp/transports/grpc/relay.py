@@ -45,10 +45,10 @@ class RelayConnection(GrpcConnection):
 
     def __init__(self, target: str, credentials: Credentials | None):
         super().__init__(target, largest=TERMS_BYTES, credentials=credentials, client=wire.RELAY)
-        self._frames: dict[int, bytes] = {}  # by number, for later assignments
+        self._frames: dict[int, bytes] = {}  # number → frame, for later assignments
 
     async def write(self, pieces: list[bytes]) -> None:
-        """Send a message. Returns when gRPC's flow control has accepted it."""
+        """Send a message. Returns when gRPC's flow control has accepted the message."""
         await self._write(wire.split(pieces))
 
     def fail(self, error: Exception) -> None:
@@ -76,14 +76,14 @@ class RelayConnection(GrpcConnection):
 
 @dataclass
 class Reports:
-    """Reports that are sent in one message. If their frames are to be added, the server receives all of them or none."""
+    """Reports that are sent in one message. If `add`, their frames are added, and the server receives all of the updates or none."""
 
     answers: list[Answer]
     add: bool = False
 
     @property
     def size(self) -> int:
-        """The bytes of the frames and of the reasons."""
+        """The number of bytes in the frames and the reasons."""
         return sum(len(r.frame) + len(r.reason.encode()) for _, r, _ in self.answers)
 
 
@@ -96,7 +96,7 @@ class Relay:
 
     connection: RelayConnection
     port: Port
-    # The codec and the layout with which the relay adds frames; None: it forwards them.
+    # The codec and the layout with which the relay adds frames; None: the relay forwards frames.
     adder: tuple[Codec, Layout] | None = None
     problem = ""  # a relay can always check keys (settings.Keys)
 
@@ -116,9 +116,9 @@ class Relay:
         self.opened, self.changed, self.warn = opened, changed, warn
         self.served = False  # whether a client has joined
         self.numbers = itertools.count(1)  # of connections
-        self.connections: dict[int, int] = {}  # by client, the number of its newest connection
+        self.connections: dict[int, int] = {}  # client → number of its newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.to_add: dict[int, Answer] = {}  # by client, reports whose frames are not added yet
+        self.to_add: dict[int, Answer] = {}  # client → report whose frame is not added yet
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # whether the sum waits for open assignments; False after `sum_timer`
         self.outgoing: deque[list[bytes] | Reports] = deque()
@@ -192,7 +192,7 @@ class Relay:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, connection, refused):
-                if self.connections.get(client) == connection:  # else it has ended already
+                if self.connections.get(client) == connection:  # otherwise it has already ended
                     self.port.disconnect(client, refused)
             case Refused():
                 raise _error(message)
@@ -255,7 +255,7 @@ class Relay:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
-        """Queue the reports that are to be added, in the order of their clients."""
+        """Queue the reports whose frames are to be added, in the order of their clients."""
         if self.to_add:
             self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
@@ -270,7 +270,7 @@ class Relay:
         self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. Consecutive ones are sent in one message of up to wire.PART_BYTES bytes of frames."""
+        """Queue a report. Consecutive reports are sent in one message, with up to wire.PART_BYTES bytes of frames and reasons."""
         last = self.outgoing[-1] if self.outgoing else None
         if (
             isinstance(last, Reports)
@@ -282,7 +282,7 @@ class Relay:
             self._queue(Reports([answer]))
 
     async def _write(self) -> None:
-        """Send the queued messages in order. Runs until it is cancelled; an error ends the session."""
+        """Send the queued messages in order. Runs until it is cancelled. An error ends the connection to the server."""
         try:
             while True:
                 await self.queued.wait()

@@ -1,7 +1,7 @@
 """The messages between a server and a relay, as docs/reference/wire-format.md specifies them.
 
-A relay has one stream for all of its clients. A frame that several assignments contain is sent to the relay once: the server numbers
-frames, the relay caches them, and assignments refer to them by number. The server decides which frames the relay forgets.
+A relay has one stream for all of its clients. A frame that is in several assignments is sent to the relay once: the server numbers frames,
+the relay caches them, and assignments refer to frames by number. The server decides which frames the relay removes from its cache.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from . import wire
 from .values import CODECS, DOUBLE, FieldCodec, Reader, decode_fields, encode_blob, encode_fields
 from .wire import Kind, Refused
 
-CACHE_BYTES = 64 << 20  # of frames that a relay keeps for later assignments
-BUNDLE_BYTES = 4 << 20  # of new frames and assignments; a bundle that reaches this is complete
+CACHE_BYTES = 64 << 20  # limit for the frames that a relay keeps for later assignments
+BUNDLE_BYTES = 4 << 20  # size of new frames and assignments at which a bundle is complete
 KEY_HASH = 32  # bytes
 UNTIL_ALL = -1.0  # `wait_s` of a relay that waits for all clients
 AssignmentId = tuple[int, int]  # logical id of the client, sequence number
@@ -28,13 +28,13 @@ AssignmentId = tuple[int, int]  # logical id of the client, sequence number
 class Bundle:
     """Assignments to clients of a relay, with their sequence numbers."""
 
-    wait_s: float  # after which a relay adds the frames that have arrived; UNTIL_ALL: no limit
+    wait_s: float  # time after which a relay adds the frames that have arrived; UNTIL_ALL: no limit
     assignments: list[tuple[int, Assignment]]
 
 
 @dataclass
 class Disconnect:
-    """An order to end one connection of a client, with the reason."""
+    """The server's order to a relay to end a connection of a client, with the reason."""
 
     client: int
     connection: int  # its number in the JOINED message
@@ -63,21 +63,21 @@ class FrameCache:
         return number
 
     def forget(self) -> Iterator[int]:
-        """Remove the least recently used frames until CACHE_BYTES or one frame is left. Yield their numbers."""
+        """Remove the least recently used frames until at most CACHE_BYTES or a single frame is left. Yield their numbers."""
         while self.size > CACHE_BYTES and len(self.numbers) > 1:
             frame, number = self.numbers.popitem(last=False)
             self.size -= len(frame)
             yield number
 
 
-# Messages that are lists of entries with these fields: one entry, or any number in KEYS and WITHDRAW.
+# Messages that are lists of entries. KEYS and WITHDRAW have any number of entries, the other kinds have one.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
-    """Return a reader of the body of a message that is part of another one."""
+    """Return a reader of the body of a message that is inside another message."""
     kind, reader = wire.read_kind(message)
     if kind is not expected:
-        raise ProtocolError(f"a {kind.name} is in the place of a {expected.name}")
+        raise ProtocolError(f"expected a {expected.name} inside a message, got a {kind.name}")
     return reader
 
 
@@ -95,8 +95,8 @@ PRESENCE = FieldCodec(
     lambda reader: decode_fields(NO_PRESENCE, reader)[0],
 )
 ENTRY_FIELDS = {
-    Kind.KEYS: (HASH, VARINT),  # of a client that may join: key hash, logical id
-    Kind.WITHDRAW: (VARINT, VARINT),  # of an assignment: client, sequence number
+    Kind.KEYS: (HASH, VARINT),  # key hash and logical id of a client that may join
+    Kind.WITHDRAW: (VARINT, VARINT),  # client and sequence number of an assignment
     Kind.DISCONNECT: (VARINT, VARINT, REFUSED),  # client, number of its connection, reason
     Kind.JOINED: (VARINT, PRESENCE),  # number of the connection, presence of its client
     Kind.LEFT: (VARINT,),  # client
@@ -133,9 +133,9 @@ def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
 def encode_bundle(
     wait_s: float, assignments: Iterator[tuple[int, Assignment]], cache: FrameCache
 ) -> list[bytes]:
-    """Return a message with assignments, given with their sequence numbers, and with the frames that the relay does not have.
+    """Encode a message with assignments and their sequence numbers, and with the frames that the relay does not have.
 
-    The message takes assignments until it has BUNDLE_BYTES. It is empty if there are none.
+    Takes assignments until the message has BUNDLE_BYTES. The result is empty if there are no assignments.
     """
     new: list[list[bytes]] = []  # number, length and bytes of each new frame
     if not (entries := list(_encode_assignments(assignments, cache, new))):
@@ -169,7 +169,7 @@ def _encode_assignments(
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
-    """Decode assignments, and add new frames to the cache `frames` (number → frame) and remove the forgotten ones."""
+    """Decode assignments. Add the message's new frames to the cache `frames` (number → frame), and remove the frames to forget."""
 
     def resolve(reference: bytes) -> bytes:
         digits = Reader(reference)
@@ -209,7 +209,7 @@ def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[by
 def decode_reports(
     reader: Reader, pending_assignment: Callable[[int, int], Assignment | None]
 ) -> Iterator[tuple[int, int, Report | None]]:
-    """Yield the client, the sequence number and the report of each entry. The report is None if its assignment is no longer open.
+    """Yield the client, the sequence number and the report of each entry. The report is None if the assignment is no longer open.
 
     `pending_assignment(client, sequence)` returns the open assignment, or None if there is none.
     """

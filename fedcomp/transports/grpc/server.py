@@ -18,12 +18,13 @@ from .port import Port
 from .settings import PortSettings
 from .traffic import TrafficReport
 
-WAIT_S = 60.0  # longest wait for one event: a queue takes no infinite timeout
-# With more open assignments than this, `receive` waits GATHER_S for more reports: they are decoded faster together.
+WAIT_S = 60.0  # longest wait for one event, because a queue takes no infinite timeout
+# With more open assignments than this, `receive` waits GATHER_S for more reports, because they are decoded faster together.
 GATHER_ABOVE = 16
 GATHER_S = 0.002
-RELAY_FRACTION = 0.8  # of a phase's time limit; then relays add the frames that have arrived
-STOP_S = 10.0  # for the I/O thread to answer or to end
+# Fraction of a phase's time limit after which relays add the frames that have arrived.
+RELAY_FRACTION = 0.8
+STOP_S = 10.0  # time for the I/O thread to answer or to end
 T = TypeVar("T")
 
 
@@ -123,7 +124,7 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Deliver as lost each update that a relay may have added to a withdrawn one. Their clients send these updates again later.
+        """Deliver as lost each update that a relay may have added to a withdrawn update. The clients send these updates again later.
 
         `first`: index of the first delivery to look at.
         """
@@ -132,10 +133,10 @@ class GrpcTransport:
                 reason = f"its relay has added its update to that of client {min(summed)}, which was withdrawn"
                 self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
-    # Methods beyond Transport.
+    # Methods that the Transport protocol does not have.
 
     def public_key(self, client: int) -> bytes:
-        """Return the public key that a client joined with, a compressed P-384 point. Raises KeyError if it has not joined with one."""
+        """Return the public key with which a client joined, a compressed P-384 point. Raises KeyError if the client gave no key."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
@@ -143,11 +144,11 @@ class GrpcTransport:
         self._call(lambda: self._port.recheck_keys())
 
     def send_farewell(self, round: int) -> None:
-        """Send all clients and relays the end of the run after `round`, and wait up to 10 s until they have left."""
+        """Send all clients and relays a farewell that names the last round, and wait up to 10 s until they have left."""
         self._await(lambda: self._port.send_farewell(Farewell(self.invitation.run, round)))
 
     def traffic(self) -> TrafficReport | None:
-        """Return the bytes that went through the port since it was opened; None where the platform does not count them."""
+        """Return the bytes that went through the port since it was opened; None if the platform does not count them."""
         if not self._serving:
             return self._last_traffic
         return self._await(lambda: self._port.read_traffic())
@@ -216,7 +217,7 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver reports that may contain a sum: as lost if the sum contains an update whose assignment is no longer open.
+        """Deliver reports that may contain a sum. The updates are lost if the sum contains one whose assignment is no longer open.
 
         `closed`: clients without a report in `answers` whose assignments are no longer open.
         """

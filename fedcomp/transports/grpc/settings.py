@@ -19,7 +19,7 @@ class Credentials:
 
     certificate: bytes
     key: bytes
-    ca: bytes  # must have signed the certificate of the other end
+    ca: bytes  # the CA that must have signed the certificate of the other end
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """If not empty, no key is accepted now, and refused clients try again later."""
+        """The reason why no key is accepted now; refused clients then try again later. "" if keys are accepted."""
 
     def id_of_hash(self, key_hash: bytes) -> int | None: ...
     def relay_of_hash(self, key_hash: bytes) -> int | None: ...
@@ -59,15 +59,15 @@ class Keys(Protocol):
 class PortSettings:
     """Settings of a port.
 
-    Without `credentials` the port is HTTP/2 without TLS, and clients claim their ids. With them, `keys` has the logical id for the
-    SHA-256 of a public key (DER SubjectPublicKeyInfo).
+    Without `credentials` the port serves HTTP/2 without TLS, and clients claim their ids. With `credentials`, `keys` maps the SHA-256 of a
+    client's public key (DER SubjectPublicKeyInfo) to its logical id.
 
     The stream of a client with an assignment is closed after `silence_s` seconds without a message. If the client does not reconnect within
     `grace_s` seconds, the assignment counts as lost; inf: no limit. A stream that does not join within `join_s` seconds is closed.
     """
 
     address: str
-    port: int  # 0: a free one
+    port: int  # 0: any free port
     invitation: Invitation
     clients: int
     largest_report: int  # bytes

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .pending_assignments import PendingAssignment
     from .port import Port
 
-# Messages that wait to be sent. Above this, the connection of a relay that does not read its messages is ended.
+# Largest number of messages that may wait to be sent to a relay. A relay that does not read its messages is then disconnected.
 MAX_QUEUED = 20_000
 
 
@@ -35,9 +35,9 @@ class EndStream(Exception):
 
 
 class Stream:
-    """One stream of a client or a relay, from its HELLO to its end. It is the only one of its connection."""
+    """One stream of a client or a relay, from its HELLO to its end. A connection has only one stream."""
 
-    timer: asyncio.TimerHandle  # closes it unless it joins or ends in time
+    timer: asyncio.TimerHandle  # closes the stream unless it joins or ends in time
 
     def __init__(self, context: grpc.aio.ServicerContext):
         self.context = context
@@ -46,31 +46,32 @@ class Stream:
         self.key: PeerKey | None = None
         self.client = -1  # logical id; -1: not known yet, or a relay
         self.relay_id: int | None = None  # None unless the key belongs to a relay
-        self.relay: ConnectedRelay | None = None  # once a relay has joined
-        self.invitation: Invitation | None = None  # once it is sent
+        self.relay: ConnectedRelay | None = None  # None until a relay has joined
+        self.invitation: Invitation | None = None  # None until it is sent
         self.joined = False
         self.assembly = wire.Assembly(0)
         # Newest sequence numbers of assignments and of reports.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # number sent; each allows one report in parts
+        self.n_assignments = 0  # number of assignments sent; each allows one report in parts
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
         self.searched = False  # whether `PortTraffic` has looked for its connection
         self.traffic = WireBytes()  # of its connection
-        self.received_bytes = 0  # of messages, with an allowance for the frames around each
+        # Bytes of messages, and for each message the MESSAGE_BYTES of TLS and HTTP/2 around it.
+        self.received_bytes = 0
         self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
         self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
         self._writer: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> object:
-        """The hash of the client's key; without TLS the id that it claims, or None before it claims one."""
+        """The hash of the client's key. Without TLS, the id that the client claims, or None before it claims an id."""
         return self.key.hash if self.key else self.client if self.client >= 0 else None
 
     @property
     def relay_identity(self) -> object:
-        """The id of the relay that has this stream; without TLS its address."""
+        """The id of the relay that has this stream. Without TLS, the relay's address."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:
@@ -88,7 +89,7 @@ class Stream:
         self._assignment = iter(())
 
     def close(self, refused: Refused | None = None) -> None:
-        """End the stream after its last message, `refused` if it is not None."""
+        """End the stream after the queued messages and `refused`, if it is not None."""
         if self.closing:
             return
         self.closing = True
@@ -112,7 +113,7 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    self.silent_ticks = 0  # flow control: the client is reading
+                    self.silent_ticks = 0  # by flow control, the client is reading
         except Exception:  # the stream has ended; its reader handles that
             self.queue.clear()
             self.withdraw()
@@ -129,18 +130,19 @@ class ConnectedRelay:
         self.clients: dict[int, RelayedClient] = {}
         self.lost = False
         self._cache = FrameCache()
-        # By sequence number. They are encoded once the relay has read earlier messages, so that a relay that does not read fills no memory.
+        # Sequence number → assignment. Assignments are encoded when the relay has read earlier messages, so that a relay that does not read
+        # its messages does not fill the memory.
         self._queued: dict[int, PendingAssignment] = {}
-        # By client, the assignments sent without an answer. Each allows one event, which bounds the events of a malicious relay.
+        # Client → number of assignments sent without an answer. Each allows one event, which bounds the events of a malicious relay.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
-        """Queue an assignment. Those that are queued when the relay can receive more are sent together."""
+        """Queue an assignment. All assignments that are queued when the relay can receive more are sent together."""
         self._queued[pending.sequence] = pending
         self.stream.put(())
 
     def next_messages(self) -> Iterator[bytes]:
-        """Take queued assignments, and return the messages of one bundle; none if no assignment is queued."""
+        """Take queued assignments, and yield the gRPC messages of one bundle; none if no assignment is queued."""
         due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])
@@ -190,7 +192,7 @@ class ConnectedRelay:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
 
     def _handle_reports(self, reader: Reader) -> None:
-        """Decode all reports of a message before any is counted, because they may belong to one sum."""
+        """Handle a message with reports. All of them are decoded before any is counted, because they may belong to one sum."""
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
@@ -228,9 +230,9 @@ class ConnectedRelay:
 
 
 class RelayedClient:
-    """A client that has joined through a relay; the port treats it like a `Stream`.
+    """A client that has joined through a relay. The port treats it like a `Stream`.
 
-    `connection`: the number that the relay gave its connection. Raises ProtocolError for a malformed key or a negative id.
+    `connection`: the relay's number for the client's connection. Raises ProtocolError for a malformed key or a negative id.
     """
 
     relay_id: int | None = None

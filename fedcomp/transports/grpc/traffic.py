@@ -1,4 +1,4 @@
-"""Bytes of TCP connections as the kernel counts them: TLS, handshakes, HTTP/2 and keepalive included, without TCP and IP headers."""
+"""Bytes of TCP connections as the kernel counts them: with TLS, handshakes, HTTP/2 and keepalive, without TCP and IP headers."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ DESCRIPTORS = "/dev/fd"
 ACKED, RECEIVED, SENT = 120, 128, 200
 SIZE = SENT + 8
 U64 = struct.Struct("=Q")
-# A connection is cut if it receives more bytes than FLOOD_BYTES, twice those of its messages, and an eighth of those that it sent.
+# A connection is cut if it receives more than FLOOD_BYTES plus twice the bytes of its messages plus an eighth of the bytes that it sent.
 FLOOD_BYTES = 4 << 20
 Peer = tuple[str, int]  # address and port
 
@@ -46,12 +46,12 @@ class TrafficReport:
 
 
 def counts_bytes() -> bool:
-    """Return whether this platform counts bytes of connections and lists the descriptors of a process."""
+    """Return whether this platform counts the bytes of connections and lists the file descriptors of a process."""
     return hasattr(socket, "TCP_INFO") and os.path.isdir(DESCRIPTORS)
 
 
 def peer_of(text: str) -> Peer | None:
-    """Return the peer of a name such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None if it is no TCP peer."""
+    """Return the peer that gRPC names by a text such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None if it is not a TCP peer."""
     family, _, rest = unquote(text).partition(":")
     host, _, port = rest.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -61,7 +61,7 @@ def peer_of(text: str) -> Peer | None:
 
 @functools.lru_cache(4096)
 def _normalized(host: str) -> str:
-    """Return the normalized text of an address. IPv4 addresses that are mapped into IPv6 become IPv4."""
+    """Return the normalized text of an address. IPv4 addresses that are mapped into IPv6 become IPv4 addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
 
@@ -69,7 +69,7 @@ def _normalized(host: str) -> str:
 class PortTraffic:
     """The bytes of all connections to a listening port of this process, including those that have ended, by stream and by client.
 
-    A connection that ended counts with the bytes of its last reading. `port`: None before it is open, and where the platform does not
+    A connection that ended counts with the bytes of its last reading. `port`: None before the port is open, and if the platform does not
     count bytes. Not thread-safe.
     """
 
@@ -77,12 +77,12 @@ class PortTraffic:
 
     def __init__(self) -> None:
         self._live: dict[Peer, tuple[int, WireBytes]] = {}  # descriptor and last reading
-        self._ended = WireBytes()  # of connections
+        self._ended = WireBytes()  # of connections that ended
         self._by_client: dict[int, WireBytes] = {}  # of streams that ended
 
     @property
     def connections(self) -> int | None:
-        """The number of open connections, also those without a stream; None if the platform does not count them."""
+        """The number of open connections, including those without a stream; None if the platform does not count bytes."""
         if self.port is None:
             return None
         self._read_all()
@@ -97,7 +97,9 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if peer not in self._live:  # its descriptor may still count as another connection's
+            if (
+                peer not in self._live
+            ):  # its descriptor may still be recorded for another connection
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -108,7 +110,7 @@ class PortTraffic:
         self._add(self._by_client, stream)
 
     def update(self, streams: Iterable["Stream"]) -> WireBytes:
-        """Read the counters of all connections. Return their sum, connections that have ended included."""
+        """Read the counters of all connections. Return their sum, including connections that have ended."""
         total = self._read_all()
         for stream in streams:
             if stream.peer in self._live:
@@ -116,7 +118,7 @@ class PortTraffic:
         return total
 
     def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
-        """Return the bytes so far; None if the platform does not count them."""
+        """Return the bytes since the port was opened; None if the platform does not count them."""
         if self.port is None:
             return None
         streams = [*streams]
@@ -126,7 +128,10 @@ class PortTraffic:
         return report
 
     def floods(self, streams: Iterable["Stream"]) -> list[tuple[Peer, "Stream | None", int]]:
-        """Return connections that receive far more bytes than their messages have, such as HTTP/2 pings: peer, stream, bytes received."""
+        """Return the connections that receive far more bytes than their messages have, for example HTTP/2 pings.
+
+        Each is a tuple of its peer, its stream or None, and the bytes that it received.
+        """
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         for peer, (_, (received_bytes, sent_bytes)) in self._live.items():
             stream = by_peer.get(peer)
@@ -136,7 +141,7 @@ class PortTraffic:
         return floods
 
     def cut(self, peer: Peer | None) -> None:
-        """Shut a connection down at once, without waiting for its unsent data."""
+        """Shut a connection down at once, without waiting until its unsent data is sent."""
         if self.port is None or peer is None:
             return
         if self._read(peer) is None:
@@ -155,7 +160,7 @@ class PortTraffic:
             by_client[stream.client] = before.plus(stream.traffic)
 
     def _read(self, peer: Peer) -> WireBytes | None:
-        """Read a connection now. Return its last reading if it has just ended, None if it is unknown."""
+        """Read the counters of a connection. Return its last reading if it has just ended, and None if it is unknown."""
         if peer not in self._live:
             return None
         descriptor, last = self._live[peer]
@@ -189,10 +194,12 @@ class PortTraffic:
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
     def _read_all(self) -> WireBytes:
-        """Read all connections, and look for new ones. Return the sum with those that have ended."""
+        """Read the counters of all connections, including new ones. Return their sum, including connections that have ended."""
         if self.port is None:
             return WireBytes()
-        for peer in [*self._live]:  # also forgets ended ones, whose descriptors may be in use again
+        for peer in [
+            *self._live
+        ]:  # also forgets ended connections, whose descriptors may be in use again
             self._read(peer)
         self._find()
         return functools.reduce(
@@ -201,7 +208,7 @@ class PortTraffic:
 
     @contextlib.contextmanager
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
-        """Yield the socket of a descriptor, and its peer if it is a connection of the port. Raises OSError if it is no socket."""
+        """Yield the socket of a descriptor, and its peer if it is a connection of the port. Raises OSError if it is not a socket."""
         borrowed = socket.socket(fileno=descriptor)
         try:
             yield borrowed, self._peer_at(borrowed)

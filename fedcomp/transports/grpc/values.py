@@ -1,4 +1,7 @@
-"""The values of messages over gRPC: numbers, texts, bytes, and the fields of a dataclass that differ from those of its base."""
+"""The encoding of values in messages over gRPC: numbers, texts, bytes, and dataclasses.
+
+Of a dataclass, only the fields are sent whose values differ from those of a base message that both sides know.
+"""
 
 import itertools
 import re
@@ -27,8 +30,8 @@ WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
 UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # encodings of a text; WORD: its index in WORDS
-MIN_DEFLATE_BYTES = 128  # of UTF-8; shorter texts are not compressed
-MAX_TEXT_BYTES = 1 << 20  # of a compressed text, when it is decompressed
+MIN_DEFLATE_BYTES = 128  # size in UTF-8 from which texts are compressed
+MAX_TEXT_BYTES = 1 << 20  # largest size of a compressed text when it is decompressed
 M = TypeVar("M")
 
 
@@ -64,9 +67,9 @@ def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
 
 
 class Reader:
-    """A reader of pieces of bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed.
+    """Reads values from pieces of bytes, from front to back. Raises ProtocolError for bytes that end too early or are malformed.
 
-    A value that fills a piece is that piece, not a copy.
+    A value that is a whole piece is returned without a copy.
     """
 
     def __init__(self, *pieces: bytes):
@@ -158,9 +161,9 @@ def _inflated(data: bytes) -> bytes:
 
 
 class FieldCodec(NamedTuple):
-    """How values of one type are written and read."""
+    """Functions that write and read values of one type."""
 
-    write: Callable[[Any], list[bytes]]  # pieces, without copies of large ones
+    write: Callable[[Any], list[bytes]]  # returns pieces; large values are not copied
     read: Callable[[Reader], Any]
 
 
@@ -174,7 +177,7 @@ CODECS: dict[Any, FieldCodec] = {
 
 
 def encode_fields(message: Any, base: Any) -> list[bytes]:
-    """Return the mask and the fields of a message that differ from its base."""
+    """Return a bit mask of the fields of a message that differ from its base, followed by these fields."""
     mask, pieces = 0, [b""]
     for i, (name, kind) in enumerate(fields_of(type(message))):
         value, default = getattr(message, name), getattr(base, name)

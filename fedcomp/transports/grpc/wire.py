@@ -37,10 +37,10 @@ RELAY = -2  # claimed id in the HELLO of a relay
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART_BYTES = 1 << 18  # bytes; a message above this travels in parts of at most this size
-MAX_GRPC_BYTES = PART_BYTES + 64  # bytes of one gRPC message
+MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message
 # Frames of up to this size are sent without their hashes (version, ticket), which the receiver computes.
 MAX_DERIVED_BYTES = 1 << 16
-MAX_NAME_BYTES = 128  # of each text in a presence or a report, except its reason
+MAX_NAME_BYTES = 128  # largest size of each text in a presence or a report, except its reason
 MAX_REASON_CHARS = 1000
 PresenceOrReport = TypeVar("PresenceOrReport", Presence, Report)
 
@@ -86,7 +86,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Refused:
-    """The last message of a server to a client that it does not serve."""
+    """The last message of a server to a client or relay that it refuses or disconnects."""
 
     reason: str  # one sentence
     retry: bool  # whether a later attempt may succeed
@@ -94,18 +94,18 @@ class Refused:
 
 @dataclass
 class RelayTerms:
-    """The server's answer to a relay: the invitation for its clients, the limits of messages, and how to add frames."""
+    """The server's answer to a relay's HELLO: the invitation for its clients, the limits of messages, and how to add frames."""
 
     run: str
     options: str
     layout: str  # fingerprint of the model's layout
     version: str  # initial version of the run
-    clients: int  # clients of the run
+    clients: int  # number of clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
     codec: str = ""  # spec of the uplink; "": the relay does not add frames
     shapes: str = ""  # JSON: name → shape of the layout's tensors; "": no frames are added
-    grace_s: float = GRACE_S  # for a client to reconnect; inf: no limit
+    grace_s: float = GRACE_S  # time for a client to reconnect; inf: no limit
 
     @property
     def invitation(self) -> Invitation:
@@ -136,7 +136,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(reader: Reader) -> Hello:
-    """Read a HELLO. In another protocol version, read only the version of fedcomp, which the refusal names."""
+    """Decode a HELLO. If its protocol version differs, decode only the version of fedcomp, which the refusal names."""
     protocol, version = reader.varint(), reader.text()
     if protocol != PROTOCOL:
         return Hello(-1, version, protocol)
@@ -155,7 +155,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# The base of a message, made from the invitation of its receiver or sender.
+# Kind → function that makes the base of a message from the invitation of the stream.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -165,12 +165,12 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
-    """Encode a message of a kind in BASES. Returns pieces."""
+    """Encode a message whose kind is in BASES. Returns pieces."""
     return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
 def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -> Any:
-    """Decode a message of a kind in BASES."""
+    """Decode a message whose kind is in BASES."""
     return decode_fields(BASES[kind](invitation), reader)[0]
 
 
@@ -193,7 +193,7 @@ def encode_assignment(
 def decode_assignment(
     reader: Reader, client: int, resolve: Callable[[bytes], bytes] | None = None
 ) -> tuple[int, Assignment]:
-    """Return the sequence number and the assignment. `resolve` is the inverse of `refer`."""
+    """Decode a sequence number and an assignment. `resolve` is the inverse of `refer` in `encode_assignment`."""
     sequence = reader.varint()
     assignment, omitted = decode_fields(_assignment_base(client), reader)
     if resolve is not None:
@@ -213,7 +213,7 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
-    """Decode a report whose sequence number was read before."""
+    """Decode a report. Its sequence number has already been read."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = ticket(report.round, report.client, report.frame)
@@ -221,7 +221,7 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
-    """Return a presence or report with its reason cut to MAX_REASON_CHARS. Raises ProtocolError for other texts above MAX_NAME_BYTES."""
+    """Cut the reason of a presence or report to MAX_REASON_CHARS. Raises ProtocolError if another text has more than MAX_NAME_BYTES."""
     for name, kind in fields_of(type(message)):
         short = kind is str and name != "reason"
         if short and len(getattr(message, name).encode()) > MAX_NAME_BYTES:
@@ -235,7 +235,10 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the gRPC messages of a message. Parts are made one at a time; a large frame begins and ends at a boundary between parts."""
+    """Yield the gRPC messages that carry a message: one, or BEGIN and parts. A large frame begins and ends at a boundary between parts.
+
+    Parts are made one at a time.
+    """
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
@@ -249,23 +252,23 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class Assembly:
-    """The parts of messages, put together. `largest`: bytes of a message in parts, checked before memory is allocated.
+    """Puts the parts of messages together. `largest`: the largest allowed size of such a message in bytes, checked before allocation.
 
     A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame with such a part, so that the frame is one piece,
-    which is stored once. Messages that are split otherwise are read as well.
+    which is stored once. Messages that are split in another way are also accepted.
     """
 
     def __init__(self, largest: int):
         self.largest = largest
-        self.n_announced = 0  # messages in parts so far
+        self.n_announced = 0  # number of messages in parts so far
         self._pieces: list[bytes] = []
-        self._piece: io.BytesIO | None = None  # an unfinished one
+        self._piece: io.BytesIO | None = None  # an unfinished piece
         self._bytes_left = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
         """Take a gRPC message. Return the kind and the reader of a message that is now complete; None if parts are missing.
 
-        A message other than PART, PING and PONG discards an unfinished one. Raises ProtocolError.
+        Any gRPC message other than PART, PING and PONG discards an unfinished message. Raises ProtocolError.
         """
         kind, reader = read_kind(data)
         if kind in (Kind.PING, Kind.PONG):
@@ -293,7 +296,7 @@ class Assembly:
         if self._piece is None and ends:
             self._pieces.append(bytes(part))
         else:
-            if self._piece is None:  # memory is used as it is written to
+            if self._piece is None:  # the system provides this memory only as it is written
                 self._piece = io.BytesIO(bytes(self._bytes_left))
             self._piece.write(part)
             if ends:

@@ -1,4 +1,4 @@
-"""The client's half."""
+"""The ClientApp."""
 
 import os
 

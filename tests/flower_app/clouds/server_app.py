@@ -1,4 +1,4 @@
-"""The server's half."""
+"""The ServerApp."""
 
 import json
 import time

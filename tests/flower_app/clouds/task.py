@@ -1,4 +1,4 @@
-"""Ten clouds of points in 64 dimensions, of which each client has mostly three, and a network of 300,000 weights."""
+"""Ten classes of points in 64 dimensions, of which each client has mostly three, and a network of 300,000 weights."""
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ def model() -> nn.Module:
 
 
 def train(net: nn.Module, partition: int, round: int) -> tuple[float, int]:
-    """One pass over a client's points. Returns the mean loss, and how many points there are."""
+    """Train for one pass over a client's points. Return the mean loss and the number of points."""
     inputs, targets = points(256, 100 + partition, favoured=3 * partition)
     order = torch.randperm(
         len(targets), generator=torch.Generator().manual_seed(1000 * partition + round)
@@ -44,7 +44,7 @@ def train(net: nn.Module, partition: int, round: int) -> tuple[float, int]:
 
 
 def test(net: nn.Module) -> tuple[float, float]:
-    """Loss and accuracy on points that no client has."""
+    """Return loss and accuracy on points that no client has."""
     inputs, targets = points(2000, 2)
     net.eval()
     with torch.no_grad():

@@ -667,7 +667,7 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
         assert [
             (order.client, order.connection, order.refused.reason) for order in disconnects
         ] == [
-            (1, 7, "this client showed the key of another one"),
+            (1, 7, "this client showed the key of another client"),
             (2, 8, "client 2 is revoked"),
             (0, 9, "its key is not in the registry"),
             (3, 10, "client 3 is not part of this run"),
