@@ -194,7 +194,7 @@ def test_a_relay_restarted_during_a_round_loses_no_update(tmp_path, keys, adds):
     with deployed(tmp_path / "disturbed", keys, **options) as run:
         run.serve([3], behind=[[0, 1, 2]], on_answer=disturb)
         assert disturbed == [2, 3] and not run.warnings
-        assert sum("relays localhost" in text for text in run.relays[0].output) == 3
+        assert sum("relays a run" in text for text in run.relays[0].output) == 3
     assert [line["accepted"] for line in lines(tmp_path / "disturbed")] == [4] * 4
     if adds:  # sums over other groups of clients are rounded differently
         names = ("undisturbed", "disturbed")
@@ -218,7 +218,7 @@ def test_a_relay_and_its_clients_reconnect_to_a_restarted_server(tmp_path, keys)
 def test_a_relay_with_stay_serves_the_next_run(tmp_path):
     def next_clients() -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while sum("relays localhost" in text for text in relay.output) < 2:
+        while sum("relays a run" in text for text in relay.output) < 2:
             assert time.monotonic() < deadline, (relay.output, relay.error)
             time.sleep(0.02)
         run.start(0, 1, at=relay)
