@@ -156,7 +156,7 @@ def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
         ({"server_optimizer": "sdg"}, "unknown optimizer 'sdg'; did you mean 'sgd'"),
         (
             {"server_optimizer": "yogi", "server_lr": 0.1, "memory": "laq", "uplink": "fp16"},
-            "those of --server-optimizer yogi have another unit",
+            "steps of --server-optimizer yogi have another unit",
         ),
     ],
 )
