@@ -51,7 +51,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """A memory that does not suit its codec. The message may contain `{memory}` and `{uplink}`, the names of their options."""
+    """A memory that does not suit its codec. In the message, `{memory}` and `{uplink}` stand for flags."""
 
     memory, uplink = "--memory", "--uplink"
 

@@ -175,7 +175,7 @@ class CurvePlot:
 
 
 def _bounds(values: list[float]) -> tuple[float, float, int]:
-    """Return round numbers below and above all values, and the decimals needed to distinguish them as percentages."""
+    """Return the limits of an axis, round numbers that enclose all values, and the decimals to print the limits as percentages."""
     low, high = min(values), max(values)
     raw = max((high - low) / 10, 0.001)
     power = 10.0 ** math.floor(math.log10(raw))

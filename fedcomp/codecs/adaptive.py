@@ -9,8 +9,9 @@ data-parallel SGD. NeurIPS 2020, section 3.
                  it is between these two. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c, where a and c are levels. The optimal level
                  between a and c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
-With placement=quantiles, the levels are quantiles of the cube root of the density, which is optimal for many levels (Panter, Dite:
-Quantization distortion in pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). The power is 5/16 instead of 1/3,
+With placement=quantiles, the levels are quantiles of the distribution whose density is proportional to the cube root of the values'
+density. This minimizes the squared error as the number of levels grows (Panter, Dite: Quantization distortion in pulse-count modulation
+with nonuniform spacing of levels. Proc. IRE 1951). The power is 5/16 instead of 1/3,
 since it can be computed with square roots, whereas a cube root is not the same on every machine. placement=lloyd starts from these levels
 and iterates the rules above. Both use a histogram with the exact mean of each bin (`rounding.histogram`).
 

@@ -207,7 +207,7 @@ class SealedBallot:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether `private`, revealed by a voter, belongs to the card with the key `public` and does not open the ballot.
+        """Return whether a complaint is justified: the revealed key `private` belongs to the card `public`, but does not open the ballot.
 
         The ballot must name this card. Otherwise voters could accuse the sender with a card that the sender never received.
         """

@@ -3,7 +3,10 @@
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020, algorithm 1.
 
-    S_u ← ρ S_u + Σ w_i S(x_i)/λ / Σ w_i;   S_e ← S_e + S_u;   Δ = the k largest estimates of S_e;   W ← W + η C(λΔ)
+    S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
+    S_e ← S_e + S_u
+    Δ   = the estimates from S_e of the k coordinates where they are largest
+    W   ← W + η C(λΔ); then
     error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ))
     error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0
 

@@ -138,7 +138,7 @@ def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
     """
     numel, _ = claimed_size(frame)
     if not frame.startswith(MAGIC + bytes([VERSION])) or numel > max_numel:
-        raise FrameError("not a frame of numbers")
+        raise FrameError("the bytes are not a frame of this version, or are for a larger vector")
     return seal(Identity.id, 0, numel, [Section(numel, struct.pack("<f", value) * numel)])
 
 

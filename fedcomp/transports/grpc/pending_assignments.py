@@ -40,7 +40,7 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """The open assignments by client. `emit` is called with the event of each answer or loss. Call all methods in the event loop."""
+    """The open assignments by client. `emit` is called with the event of each answer or loss. Not safe outside the event loop."""
 
     def __init__(self, emit: Callable[[Event], None]):
         super().__init__()

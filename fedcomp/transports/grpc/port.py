@@ -46,7 +46,7 @@ Connection = Stream | RelayedClient
 
 
 class Port:
-    """The port that serves the clients of a run. Call all methods in the event loop of `serve`. `emit` is called with each event."""
+    """The port that serves the clients of a run. Not safe outside the event loop of `serve`. `emit` is called with each event."""
 
     def __init__(self, settings: PortSettings, emit: Callable[[Event], None]):
         self.settings, self.emit = settings, emit
