@@ -11,7 +11,7 @@ pickled.
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,9 +45,8 @@ REPLACED = "SELECT file FROM staged WHERE name = ? AND file IS NOT NULL"
 FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
 BROADCAST = "broadcast/{:012}"  # start of a broadcast's name, with its round; then /BASE/VERSION
 
-Row = tuple[
-    str, int | None, bytes | memoryview | None
-]  # name, number of the file or None, content or None
+# Name, number of the file or None, content or None.
+Row = tuple[str, int | None, bytes | memoryview | None]
 
 
 class Checkpoint:
@@ -61,7 +60,7 @@ class Checkpoint:
         self._lock = threading.RLock()  # for `_state` and the removal of files
         self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
         self._staging: Future[None] | None = None  # the thread's work on the last batch
-        self._batch: Mapping[str, Tensor | bytes] = {}  # entries of that batch
+        self._batch: Set[str] = set()  # names of the entries in that batch
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -83,7 +82,7 @@ class Checkpoint:
             )
 
     def close(self) -> None:
-        """Close the database. Entries that are being staged are lost, as after a kill."""
+        """Close the database. Entries that were staged after the last `save` are lost."""
         self._thread.shutdown()
         self._state.close()
 
@@ -134,8 +133,8 @@ class Checkpoint:
         CheckpointError; the previous checkpoint is then intact.
         """
         self._wait_for_stage()
-        self._batch = {**vectors, **values}
-        self._staging = self._thread.submit(self._stage, self._batch)
+        self._batch = vectors.keys() | values.keys()
+        self._staging = self._thread.submit(self._stage, {**vectors, **values})
 
     def _stage(self, entries: Mapping[str, Tensor | bytes]) -> None:
         with self._writing():

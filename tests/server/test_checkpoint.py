@@ -1,9 +1,11 @@
 """Checkpoints: each save is complete or has no effect, and staged entries become part of the next checkpoint."""
 
+import gc
 import os
 import shutil
 import sqlite3
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +133,17 @@ def test_staged_entries_are_read_at_once_and_lost_after_a_kill(store, numel):
     store = reopened(store)
     assert store.vector("a")[0] == 1.0 and store.vector("b") is None
     assert store.value("client/a") == b"1" and store.value("client/b") is None
+
+
+@pytest.mark.parametrize("numel", SIZES)
+def test_staged_vectors_leave_memory(store, numel):
+    vector = row(1.0, numel)
+    freed = weakref.ref(vector)
+    store.stage({"a": vector}, {})
+    del vector
+    store.close()  # ends the thread, which may still refer to the vector
+    gc.collect()
+    assert freed() is None
 
 
 @pytest.mark.parametrize("numel", SIZES)
