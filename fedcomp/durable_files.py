@@ -1,7 +1,8 @@
 """Atomic file writes: files are written with their final permissions, flushed to the disk, and renamed into place."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,9 +17,17 @@ def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None
 
 def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
     """Replace a file atomically: after a kill at any moment, the path holds the previous file or the new one."""
+    with replacing(path) as temporary:
+        write_new(temporary, data, mode)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Replace a file atomically by the one that the body writes at the given temporary path."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # left by a process that was killed
-    write_new(temporary, data, mode)
+    yield temporary
+    flush(temporary)
     os.replace(temporary, path)
     flush(path.parent)
 

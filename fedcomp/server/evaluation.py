@@ -113,9 +113,11 @@ class Evaluator:
     def export(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the tensors of model.safetensors: the trained parameters, or the `state_dict()` of a model with persistent buffers.
 
-        Complex buffers are left out: safetensors cannot hold them in every version.
+        They may be views of the weights. Complex buffers are left out: safetensors cannot hold them in every version.
         """
-        trained = {name: view.clone() for name, view in self.layout.views(weights.cpu()).items()}
+        trained = {
+            name: view.contiguous() for name, view in self.layout.views(weights.cpu()).items()
+        }
         buffers = {name for name, _ in self.model.named_buffers()}
         if not buffers or buffers.isdisjoint(self.model.state_dict()):
             return trained

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from .. import durable_files
@@ -145,9 +145,9 @@ class RunFolder:
         self.records()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:
-        """Write model.safetensors from tensors on the CPU that share no memory."""
-        with self._writing():
-            self._replace(MODEL, save(tensors))
+        """Write model.safetensors from contiguous tensors on the CPU that do not overlap."""
+        with self._writing(), durable_files.replacing(self.path / MODEL) as temporary:
+            save_file(tensors, temporary)
 
     def write_summary(self, summary: Summary) -> None:
         with self._writing():
