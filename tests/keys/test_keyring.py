@@ -51,7 +51,7 @@ def test_a_client_keeps_its_own_key_and_signs_only_for_itself():
         ring.key(0, POINTS[1])
     with pytest.raises(ProtocolError, match="treats this client as client 1"):
         ring.signer(1)
-    with pytest.raises(ProtocolError, match="was not announced"):
+    with pytest.raises(ProtocolError, match="did not announce a key of client 1"):
         ring.key(1)
 
 

@@ -119,7 +119,7 @@ def malformed():
     yield (
         "two ids with one key",
         registry_text([a, replace(b, public_key=a.public_key)], None),
-        ": client 0 and client 1 have the same key; give one",
+        ": client 0 and client 1 have the same key; remove the .*new client with: fedcomp keys add",
     )
     yield (
         "a replaced key of another",
@@ -177,7 +177,7 @@ def malformed():
     yield (
         "a key of a client and a relay",
         registry_text([a, replace(d, public_key=a.public_key)], None),
-        ": client 0 and relay 0 have the same key; give one .*renew relay-0 .*after removing its \\[\\[relay\\]\\] table",
+        ": client 0 and relay 0 have the same key; remove the \\[\\[relay\\]\\] table of relay 0, .*add --relay",
     )
     yield (
         "a replaced key of a relay",

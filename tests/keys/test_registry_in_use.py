@@ -30,6 +30,6 @@ def test_a_problem_of_the_registry_and_its_repair_are_logged_once(tmp_path):
     assert sentence.startswith(f"{path}: client 0 has two keys; remove one")
     with_one = whole.replace('"enrolled"', '"revoked"', 1)
     path.write_text(with_one)
-    assert check() == [f"{path} is valid again: 1 of its clients are accepted"]
+    assert check() == [f"{path} is valid again: 1 of its clients may join"]
     path.write_text(whole)
     assert check() == [], "what is no problem is no news"
