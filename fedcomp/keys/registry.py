@@ -171,11 +171,12 @@ class Registry:
             return None, content.problem
         if key_hash not in content.holders:
             add = keys_command(folder, "add")
-            return None, f"its key is not in {self.path}; enrol it with: {add}"
+            why = f"the key of this client or relay is not in {self.path}; make a new enrolment with: {add}"
+            return None, why
         entry, replaced = content.holders[key_hash]
         if replaced:
             file = f"{'relays' if entry.relay else 'clients'}/{entry.id}.toml"
-            why = f"its key was replaced when {entry.name} was renewed; give it the new {file}"
+            why = f"this key was replaced when {entry.name} was renewed; give {entry.name} the new {file}"
             return entry, why
         return entry, entry.refusal(self.now(), folder)
 

@@ -409,7 +409,7 @@ def test_a_stranger_is_refused(folder):
     assert registry.id_of_hash(stranger) is None
     assert (
         registry.reason_of_hash(stranger)
-        == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+        == f"the key of this client or relay is not in {folder}/registry.toml; make a new enrolment with: fedcomp keys add --keys {folder}"
     )
 
 
@@ -446,7 +446,7 @@ def test_a_renewed_key_takes_the_place_of_the_old(folder):
     assert (registry.id_of_hash(old), registry.id_of_hash(new)) == (None, 1)
     assert (
         registry.reason_of_hash(old)
-        == "its key was replaced when client 1 was renewed; give it the new clients/1.toml"
+        == "this key was replaced when client 1 was renewed; give client 1 the new clients/1.toml"
     )
     assert timedelta(days=29) < enrolment(folder, 1).not_after - utc_now() <= timedelta(days=30)
 

@@ -276,7 +276,7 @@ def test_a_key_hash_identifies_its_client_or_gives_the_reason_for_a_refusal(fold
     assert registry.id_of_hash(renewed.key_hash) is None
     assert registry.id_of_hash(client(folder, 0).key_hash) == 0
     assert registry.reason_of_hash(renewed.key_hash) == (
-        "its key was replaced when client 0 was renewed; give it the new clients/0.toml"
+        "this key was replaced when client 0 was renewed; give client 0 the new clients/0.toml"
     )
     assert registry.reason_of_hash(revoked.key_hash) == (
         f"client 1 is revoked; to accept it again: fedcomp keys renew 1 --keys {folder}"
@@ -289,7 +289,7 @@ def test_a_strange_key_hash_is_refused(stranger, folder):
     registry = read_registry(folder)
     assert registry.id_of_hash(stranger) is None
     assert registry.reason_of_hash(stranger) == (
-        f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+        f"the key of this client or relay is not in {folder}/registry.toml; make a new enrolment with: fedcomp keys add --keys {folder}"
     )
 
 

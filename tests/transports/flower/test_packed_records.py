@@ -98,7 +98,7 @@ def test_a_parcel_without_arrays_is_the_last_record():
 
 
 def test_a_message_without_a_parcel_is_refused():
-    with pytest.raises(ProtocolError, match="both sides need fedcomp"):
+    with pytest.raises(ProtocolError, match="use fedcomp in both"):
         Parcel.take(RecordDict({"arrays": record()}))
 
 

@@ -150,7 +150,9 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         assert started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
-        assert server.receive(1)[1].answer == Lost("its key is no longer accepted")
+        assert server.receive(1)[1].answer == Lost(
+            "the key of this client or relay is no longer accepted"
+        )
         server.wait_for_clients(0)
         proceed.set()
         assert ends[1].result(20) == Refused("client 1 is revoked", False)
@@ -190,7 +192,9 @@ def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
         assert first.result(20)
         enrolled.revoked.add(0)
         server.transport.recheck_keys()
-        assert server.receive(1)[0].answer == Lost("its key is no longer accepted")
+        assert server.receive(1)[0].answer == Lost(
+            "the key of this client or relay is no longer accepted"
+        )
         assert server.transport.receive(6) == []
 
 

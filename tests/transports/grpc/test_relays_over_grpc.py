@@ -321,7 +321,9 @@ def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
         assert slow.started.wait(20) and revoked.started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
-        assert answers(server, 1) == {1: Lost("its key is no longer accepted")}
+        assert answers(server, 1) == {
+            1: Lost("the key of this client or relay is no longer accepted")
+        }
         server.wait_for_clients(0)
         slow.proceed.set(), revoked.proceed.set()
         assert refused(ends[1]) == "client 1 is revoked"
