@@ -29,7 +29,7 @@ from .values import Reader
 from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
-    "the server of this relay does not accept the key of this client: it is not enrolled, is revoked, or belongs to a relay; relays "
+    "the server of this relay does not accept the key of this client: it is not enrolled, was revoked, or belongs to a relay; relays "
     "cannot connect to another relay"
 )
 TERMS_BYTES = 64 << 20  # largest message with the terms or the keys of a run

@@ -133,7 +133,7 @@ class ConnectedRelay:
         # Sequence number → assignment. Assignments are encoded when the relay has read earlier messages, so that a relay that does not read
         # its messages does not fill the memory.
         self._queued: dict[int, PendingAssignment] = {}
-        # Client → number of assignments sent without an answer. Each allows one event, so that a malicious relay cannot cause more.
+        # Client → number of assignments sent without an answer. Each allows one event, which limits the events of a malicious relay.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:

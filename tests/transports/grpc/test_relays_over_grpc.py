@@ -291,7 +291,7 @@ def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, serve
     with serving(3, **options) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=authority.client()), 0))
-        assert "is not enrolled for a client at the server of this relay" in refused(end)
+        assert "the server of this relay does not accept the key of this client" in refused(end)
         loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
         server.wait_for_clients(1)
 
@@ -367,7 +367,7 @@ def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
         )
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=enrolled.relay), 0))
-        assert "is not enrolled for a client" in refused(end)
+        assert "does not accept the key of this client" in refused(end)
         assert server.transport.counts()["relays"] == 1 and not server.joined
 
 
