@@ -99,7 +99,7 @@ def test_a_client_that_is_replaced_while_it_trains_receives_the_reason(loop):
         server.wait_for(lambda: server.transport.counts()["streams"] == 1)
         replaced.set()
         refused = older.result(20)
-        assert isinstance(refused, Refused) and "only the newer one counts" in refused.reason
+        assert isinstance(refused, Refused) and "the server keeps only the newest" in refused.reason
 
 
 def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
@@ -110,7 +110,7 @@ def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
         loop.start(attend(connect(server, credentials=own), 1))
         refused = older.result(20)
         assert isinstance(refused, Refused) and not refused.retry
-        assert "only the newer one counts" in refused.reason
+        assert "the server keeps only the newest" in refused.reason
         server.transport.send([assignment(1)])
         assert server.receive(1)[1].answer == report(assignment(1))
         server.wait_for_clients(1)

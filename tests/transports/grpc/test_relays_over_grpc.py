@@ -453,7 +453,7 @@ def test_a_client_that_moves_with_an_open_assignment(loop, to_server):
         loop.start(attend(connect(other, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
         slow.proceed.set()
-        assert "only the newer one counts" in refused(older)
+        assert "the server keeps only the newest" in refused(older)
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0, 2), assignment(1, 2)])
         assert answers(server, 2) == reports(assignment(0, 2), assignment(1, 2))
@@ -471,7 +471,7 @@ def test_a_newer_stream_at_a_relay_replaces_the_older(loop):
         newer = loop.start(attend(connect(relay, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
         slow.proceed.set()
-        assert "only the newer one counts" in refused(older)
+        assert "the server keeps only the newest" in refused(older)
         for round in (2, 3):
             server.transport.send([assignment(0, round)])
             assert answers(server, 1) == reports(assignment(0, round))
@@ -489,7 +489,7 @@ def test_a_client_that_moves_to_another_relay(loop):
         loop.start(attend(connect(relays[1], 0), 0))
         assert answers(server, 1) == reports(assignment(0))
         slow.proceed.set()
-        assert "only the newer one counts" in refused(older)
+        assert "the server keeps only the newest" in refused(older)
         assert server.transport.counts()["relays"] == 2
 
 
@@ -883,7 +883,7 @@ def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
         first.cancel()
         relay.wait_for_clients(0)
         second = loop.start(attend(connect(relay, 0), 0))
-        assert "only the newer one counts" in refused(direct)
+        assert "the server keeps only the newest" in refused(direct)
         proxy.flows_down.set()
         for round in (1, 2):
             server.transport.send([assignment(0, round)])
@@ -903,7 +903,7 @@ def test_a_relay_ends_the_connection_with_the_number_that_the_server_names(loop)
         second = loop.start(attend(connect(relay, 0), 0))
         server.wait_for_clients(0)
         loop.start(attend(connect(server, 0), 0))
-        assert "only the newer one counts" in refused(second)
+        assert "the server keeps only the newest" in refused(second)
         server.wait_for_clients(0)
 
 
