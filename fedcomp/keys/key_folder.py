@@ -7,8 +7,8 @@
     registry.toml             public key, state and end of validity of each client and relay; read by the server
 
 A new folder is written under a temporary name and renamed once it is complete. Later changes replace whole files, the registry last. If a
-command is killed at any moment, the registry is complete, either old or new. Run the same command again to complete the change. Private
-files are created with mode 0600 and folders with mode 0700.
+command is killed at any moment, the registry is complete, with either its old or its new content. If it is old, the same command can be
+run again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
