@@ -1,9 +1,9 @@
 """The keys with which clients sign their ballots in elections with sealed ballots, and verify each other's signatures.
 
-The server announces the public keys of the clients. A client *pins* another client's key at its first announcement in a run: until the run
-ends, it accepts no other key for that other client. Pins are stored on the client's disk (signature_log.py). A server that is honest at the start
-of a run can therefore not change a key later, not even by starting another run in between. A client with `--roster`, a list of public
-keys, accepts only the keys in this list.
+The server announces the public keys of the clients. When it first announces a key of another client in a run, a client *pins* this key:
+in this run it then accepts no other key of that other client. Pins are stored on the client's disk (signature_log.py). A server that is
+honest at the start of a run can therefore not change a key later, not even by starting another run in between. A client with `--roster`,
+a list of public keys, accepts only the keys in this list.
 """
 
 from collections.abc import Callable, Mapping
