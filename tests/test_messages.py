@@ -88,7 +88,7 @@ def test_records_of_other_apps_are_an_error():
         },
     ]
     for records in strange:
-        with pytest.raises(ProtocolError, match="both sides need fedcomp"):
+        with pytest.raises(ProtocolError, match="use fedcomp in both"):
             from_records(RecordDict(records), Report)
 
 

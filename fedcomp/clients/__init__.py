@@ -1,1 +1,1 @@
-"""The client: the session that trains and sends updates, and the state between rounds. No module here depends on a transport."""
+"""The client: the session that trains and encodes updates, and the state between rounds. No module here depends on a transport."""

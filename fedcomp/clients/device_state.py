@@ -1,6 +1,6 @@
-"""The stored state of a device: the client's state, its session's copy of the model, and its state in the current round.
+"""The state that a device stores: the client's state between rounds, its copy of the model, and its state in the current round.
 
-A device writes this state to a file in its state folder before it sends a report.
+A device writes this state to a file in its state folder before it sends a report to the server.
 """
 
 import json
@@ -15,11 +15,11 @@ from .session import EncodingSession
 from .state import ClientState
 
 CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
-MAX_PAST_VERSIONS = 32  # maximum number of past versions that are stored
+MAX_PAST_VERSIONS = 32  # largest number of earlier model versions that are stored
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the state of a client and its session, by name. A list holds the parts of one byte string. Nothing large is copied."""
+    """Return the stored state of a client, by name. A value that is a list has the parts of one byte string. No tensor is copied."""
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
     values = round_state.values if round_state else {}
@@ -39,7 +39,7 @@ def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | li
 
 
 def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) -> None:
-    """Restore a client of a session from the result of `pack`. A newer copy of the model in the session is not replaced.
+    """Restore a client of a session from the result of `pack`. If the session's copy of the model is newer, it is kept.
 
     Raises CheckpointError if `stored` is not a result of `pack`.
     """
@@ -53,7 +53,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         new = len(replica.past_versions) == 1
         if (
             new or replica.version in head["passed"]
-        ):  # else other clients have moved the copy to a newer version
+        ):  # otherwise, other clients have already moved the copy to a newer version
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))
         if round_state := unpack_round(stored):
@@ -63,7 +63,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
 
 
 def unpack_round(stored: Mapping[str, Any]) -> RoundState | None:
-    """Return the state of the round from the result of `pack`. Raises KeyError, TypeError or ValueError for other values."""
+    """Return the client's state in the round from the result of `pack`. Raises KeyError, TypeError or ValueError for other values."""
     record = json.loads(stored[SESSION])["round"]
     if not record:
         return None

@@ -24,11 +24,11 @@ from .trainer import Shards
 
 
 class ClientEvaluator:
-    """Evaluation of weights for the clients of a session, one client after the other, in this process.
+    """An evaluator of model weights on the held-out data of clients, one client after the other, in this process.
 
     `shards[client]` are the rows of the client's examples in `train`, and `held_out[client]` are the rows in `test` on which the client
-    evaluates. `train` and `test` are on `device`; the model is moved there. Running statistics are recalibrated on up to 2,000 of the
-    client's training examples.
+    evaluates. `train` and `test` are on `device`; the model is moved there. Running statistics, as of batch normalization, are first
+    recalibrated on up to 2,000 of the client's training examples.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ DENSE_CODEC = codec("identity")
 
 
 class NeedDense(ProtocolError):
-    """The client needs the dense model, because the download does not lead from the client's version to the server's version."""
+    """The download does not lead from the client's model version to the server's. The client needs the dense model: all weights."""
 
 
 class Replica:
@@ -36,7 +36,7 @@ class Replica:
         self.past_versions = {self.version: None}  # all versions of this copy so far, in order
 
     def move(self, assignment: Assignment) -> None:
-        """Bring the weights to the assignment's version. The download may start from an earlier version than this copy's.
+        """Bring the weights to the assignment's version. Frames of the download that lead up to this copy's version are skipped.
 
         Raises NeedDense, with the weights unchanged, if the download does not lead through this copy's version, and FrameError for a
         damaged frame. Also raises NeedDense if the fingerprint of the result is wrong; then the copy has no version until it receives the
@@ -55,7 +55,7 @@ class Replica:
             )
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str] = ()) -> None:
-        """Restore weights [numel] of `version`, which followed `past_versions`."""
+        """Restore stored weights [numel] of the model version `version`. `past_versions`: the versions that this copy had before."""
         self.weights.copy_(weights)
         self.version = version
         self.fingerprint = fingerprint(self.weights)

@@ -1,10 +1,10 @@
-"""The client's part of a round: settle the previous proposal, download, train, and let the memory propose a frame.
+"""The client's part of a round: settle the previous proposal, apply the download, train, and encode the update into a frame.
 
-A proposal is a frame that a client's memory has made. The next assignment settles the proposal: the memory commits it if the server
-accepted the frame, and otherwise rolls it back.
+A client's memory (fedcomp.memories) keeps what frames leave out of updates. Each frame that it makes is a *proposal*. The client's next
+assignment says whether the server accepted the frame, which settles the proposal: the memory commits the proposal or rolls it back.
 
 A session handles the assignments of the clients that it hosts: one client on a device, a cohort in a simulation. Clients at the same
-version have the same weights, so one copy of the model serves all clients of a session.
+model version have the same weights, so one copy of the model serves all clients of a session.
 """
 
 import itertools
@@ -50,7 +50,7 @@ NO_METRICS = ReportedMetrics()
 class ClientHook:
     """Methods that a `ClientSession` calls around training and encoding, to simulate Byzantine clients. The base class changes nothing."""
 
-    needs_whole_cohort: bool = False  # one call must handle all clients of a phase
+    needs_whole_cohort: bool = False  # whether one call must get all clients of a phase
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         """Called with the assignments of the first phase of a round, before they are handled."""
@@ -60,7 +60,7 @@ class ClientHook:
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return groups of assignments, each with a hashable key. Groups are trained and encoded one after the other."""
+        """Divide assignments into groups, each with a hashable key. Groups are trained and encoded one after the other."""
         return [(None, list(assignments))] if assignments else []
 
     def training_data(self, group: Any, data: Examples) -> Examples:
@@ -106,12 +106,12 @@ class HostedStates(States):
 
 
 class EncodingSession:
-    """A session that handles the downloads and the frames of its clients. The caller trains the clients."""
+    """A session that applies the downloads of its clients and encodes their updates. The caller trains the clients."""
 
     def __init__(self, replica: Replica, states: States, algorithm: ClientAlgorithm, seed: int):
         self.replica, self.states = replica, states
         self.algorithm, self.seed = algorithm, seed
-        self.rounds: dict[int, RoundState] = {}  # by client: state in its current round
+        self.rounds: dict[int, RoundState] = {}  # client → state in its current round
 
     def download(self, assignment: Assignment) -> None:
         """Settle the client's pending proposal, and move the copy of the model to the assignment's version.
@@ -147,10 +147,10 @@ class EncodingSession:
         updates: Tensor | None,
         traces: Sequence[Traces] | None = None,
     ) -> list[Frame]:
-        """Return the clients' frames for a phase, and store their tickets.
+        """Return the clients' frames for a phase, and store the frames' tickets (hashes) in the clients' states.
 
-        `updates` [m, numel] may be overwritten. With None, each memory continues with the proposal that it has made. The result has a
-        FedcompError in place of the frame of a client that failed.
+        `updates` [m, numel] may be overwritten. None: a later phase, in which each memory continues its current proposal. If a client
+        fails, the result has a FedcompError in place of its frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -167,7 +167,7 @@ class EncodingSession:
         return frames
 
     def _passes(self, a: Assignment, version: str) -> bool:
-        """Return whether a download from an earlier version leads through `version`, as it does if the server missed the last report."""
+        """Return whether a download leads through `version`. It starts earlier if the server did not receive the client's last report."""
         if a.form == OVERWRITE:
             return {a.base, version} <= self.replica.past_versions.keys()
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
@@ -225,7 +225,7 @@ class ClientSession(EncodingSession):
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. A failing client reports its stage and reason, and does not affect the others."""
+        """Return one report for each assignment. The report of a client that fails has the stage and the reason. Other clients continue."""
         reports: dict[int, Report] = {}
         if not self.keeps_rounds:
             running = {a.round for a in assignments}
@@ -257,7 +257,7 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Settle proposals and download for clients that start a round. Return their assignments, and the assignments of later phases."""
+        """Settle proposals and apply downloads for clients that start a round. Return their assignments, and those of later phases."""
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -320,7 +320,7 @@ class ClientSession(EncodingSession):
         measured: Mapping[int, ReportedMetrics],
         reports: dict[int, Report],
     ) -> None:
-        """Train clients on `data`, and report on the first phase. The updates are freed when this method returns."""
+        """Train clients on `data`, and make their reports on the first phase. The updates are freed when this method returns."""
         failures: dict[int, Exception] = {}
         with timed("local SGD", clients=len(assignments)):
             trained, updates = self.trainer.train(
@@ -439,8 +439,8 @@ def settle(
 ) -> None:
     """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll the proposal back.
 
-    `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. `momentum` [numel] is masked at the
-    accepted coordinates. Repeated calls have no effect. Raises FrameError, with nothing changed, for a damaged `returned`.
+    `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. `momentum` [numel] is set to zero
+    at the accepted coordinates. Repeated calls have no effect. Raises FrameError, with nothing changed, for a damaged `returned`.
     """
     if memory.pending is None:
         return

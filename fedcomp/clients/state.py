@@ -78,9 +78,9 @@ class ClientState:
         vector: Callable[[str], Tensor | None],
         make_memory: Callable[[], Memory],
     ) -> Self:
-        """Return the state that `pack` packed. `vector` returns a vector by its name.
+        """Return the state from the result of `pack`. `vector` returns a vector by its name, `make_memory` an empty memory to fill.
 
-        Raises CheckpointError if `pack` did not make the record.
+        Raises CheckpointError if `record` was not made by `pack`.
         """
         try:
             head, _, rest = record.partition(b"\n")

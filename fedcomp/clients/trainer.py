@@ -1,4 +1,4 @@
-"""Local training of the clients of a session: assignments in, a stack of updates out."""
+"""Local training of the clients of a session, which returns a stack of their updates [k, n]."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from ..training.engine import Engine, Job
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_all_batches, plan_batches
 from .state import ClientState
 
-Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by client: positions of its examples
+Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # client → positions of its examples
 PartitionResult = tuple[Any, float]  # summary of a partition's update, and mean loss
 
 
@@ -156,7 +156,7 @@ def _none(start: Tensor) -> Tensor:
 
 
 class PartitionTraining:
-    """The training on the data partitions of the current round. Each partition is trained once, and all its clients get the same update.
+    """The training of clients that share data partitions. In each round, a partition is trained once, for all clients that have it.
 
     `at_once`: number of partitions whose updates are in memory at the same time.
     """
@@ -173,7 +173,7 @@ class PartitionTraining:
         self.algorithm, self.engine, self.shards = algorithm, engine, shards
         self.sgd, self.seed, self.at_once = sgd, seed, at_once
         self._round = 0
-        # Results by id(data) and partition.
+        # (id(data), partition) → result in the current round.
         self._results: dict[tuple[int, DataPartition], PartitionResult | Exception] = {}
 
     def updates(
@@ -249,7 +249,7 @@ class PartitionTraining:
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a function, or its exception, which affects one client. Raises ConfigError, which affects all clients."""
+    """Call a function. Return its result, or its exception, which affects one client. A ConfigError affects all clients and is raised."""
     try:
         return function(*arguments)
     except ConfigError:

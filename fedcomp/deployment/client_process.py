@@ -1,8 +1,8 @@
-"""The client process: keeps one or more clients connected to a server, and answers the server's messages.
+"""The process of `fedcomp client`: it keeps one or more clients connected to a server and answers the server's messages.
 
 The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
-in the thread that calls `run`. The clients of one process share the data and a session, and train together. A client's state is written
-before its report is sent. If one client fails, the failure is logged, and the others continue.
+in the thread that calls `run`. The clients of one process share the data, train together, and share a session unless they sign ballots.
+A client's state is written to disk before its report is sent. If one client fails, the failure is logged, and the others continue.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ COMBINE_S = 1.0  # time in which equal log messages of several clients are combi
 REFUSAL_S = 5.0  # time for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model in float32
 SPARE_BYTES = 64 << 20  # added to the size of MAX_MODELS models
-JITTER = random.Random()  # a generator of its own: users seed the global one
+JITTER = random.Random()  # not random's own generator, which users may seed
 
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment with which a client connects. Without an enrolment, it connects without TLS."""
+    """The address of a server, and the enrolment with which a client connects. Without an enrolment, the client connects without TLS."""
 
     host: str
     port: int
@@ -66,11 +66,11 @@ class Target:
 
 @dataclass
 class Retries:
-    """Attempts to reach a server since its last message."""
+    """The failed attempts to reach a server since its last message."""
 
     attempts: int = 0
-    lost_at_s: float | None = None  # monotonic time
-    reported: set[str] = field(default_factory=set)  # reasons that were reported
+    lost_at_s: float | None = None  # time.monotonic() of the first failed attempt
+    reported: set[str] = field(default_factory=set)  # reasons that were logged
 
     def reset(self) -> None:
         self.attempts, self.lost_at_s, self.reported = 0, None, set()
@@ -80,8 +80,8 @@ class Retries:
     ) -> tuple[float, LogMessage | None]:
         """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
-        A client cannot distinguish an unreachable server from a run that has ended. It therefore stops after a time: raises `error` when
-        `patience_s` seconds have passed since the first failed attempt.
+        A client cannot distinguish an unreachable server from a run that has ended. This method therefore raises `error` when
+        `patience_s` seconds have passed since the first failed attempt; None: never.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -106,7 +106,7 @@ class Retries:
 
 @dataclass
 class HostedClient:
-    """A client of the process, with its server and its attempts to connect."""
+    """A client of the process, with its server and its failed attempts to connect."""
 
     target: Target
     client: DeployedClient
@@ -122,7 +122,7 @@ class HostedClient:
 
 @dataclass
 class Request:
-    """A message to a client, and the future of its answer. The thread that calls `ClientProcess.run` sets the answer."""
+    """A message from the server to a client, and the future of the client's answer, which the thread of `ClientProcess.run` sets."""
 
     hosted: HostedClient
     message: Invitation | Assignment
@@ -162,11 +162,14 @@ class ClientProcess:
         self._ended = False
 
     def end(self) -> None:
-        """Make `run` return within LOG_INTERVAL_S. May be called from another thread."""
+        """Make `run` return within LOG_INTERVAL_S after the clients that train now have answered. May be called from another thread."""
         self._ended = True
 
     def run(self) -> None:
-        """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
+        """Serve until the run is over for every client.
+
+        Raises the error of a client that has failed, such as UserError if it cannot take part or cannot reach the server in time.
+        """
         with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, IoTasks() as io:
             connect_limit = asyncio.Semaphore(MAX_CONNECTS)
             for hosted in self.clients.values():
@@ -258,7 +261,7 @@ class ClientProcess:
             while not hosted.done and not self._ended:
                 try:
                     await self._serve(hosted, connect_limit)
-                    if not hosted.done:  # with --stay; the server is about to exit
+                    if not hosted.done:  # with --stay; wait until the server has exited
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
                     if error.cause not in UnreachableError.transient:
@@ -336,7 +339,7 @@ class ClientProcess:
     def _queue_message(
         self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
     ) -> None:
-        """Queue a log message. It is combined with equal messages of other clients within `combine_s` seconds."""
+        """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with it."""
         self._entries.put((hosted.id, entry, time.monotonic() + combine_s))
 
     def _fail(self, hosted: HostedClient, error: FedcompError) -> None:

@@ -1,4 +1,4 @@
-"""The traffic of each client of a deployment. metrics.jsonl shows it by round, the metrics page since the port was opened."""
+"""The traffic of each client of a deployment: by round for metrics.jsonl, and since the port was opened for the metrics page."""
 
 from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult
@@ -13,7 +13,7 @@ class ClientTraffic:
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
         self._taken = NOTHING
-        self._recorded: dict[int, WireBytes] = {}  # bytes that earlier records contain
+        self._recorded: dict[int, WireBytes] = {}  # client → bytes in its earlier records
 
     def take_total(self) -> WireBytes | None:
         """Return the bytes that the port received and sent since the last call; None if the platform does not count them."""
@@ -24,7 +24,7 @@ class ClientTraffic:
         return report.total.minus(before)
 
     def port(self) -> PortFigures:
-        """Return the figures of the port. May be called in any thread."""
+        """Return the connections, refusals and bytes of the port, for the metrics page. May be called from any thread."""
         report, counts = self.transport.traffic(), self.transport.counts()
         prefix = "refused: "
         return PortFigures(
@@ -40,7 +40,7 @@ class ClientTraffic:
         )
 
     def records(self, result: RoundResult) -> tuple[ClientRecord, ...]:
-        """Return a record for each client that was sent an assignment in the round or that belongs to its cohort."""
+        """Return a record for each client that is in the round's cohort or was sent an assignment in the round."""
         frames = result.traffic
         rejected = {rejection.client: rejection for rejection in result.rejections}
         report = self.transport.traffic()
@@ -53,7 +53,7 @@ class ClientTraffic:
             downlink_bytes = frames.downlink.get(client, 0)
             silent = rejection and client not in frames.seconds
             if silent and counted and wire.bytes_out < downlink_bytes:
-                downlink_bytes = 0  # the port did not send them
+                downlink_bytes = 0  # the port did not send these frames
             records.append(
                 ClientRecord(
                     client=client,

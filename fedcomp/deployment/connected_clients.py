@@ -18,14 +18,14 @@ class ConnectedClients(Availability):
         super().__init__()
         self.transport, self.quota, self.callback = transport, quota, callback
         self.waited_s = 0.0
-        self._joined: set[int] = set()  # since the server started
-        self._connected: set[int] = set()  # as last reported to the callback
-        self._missing: list[int] = []  # as last reported to the callback
-        # The connected clients as last reported to the callback while a round waits.
+        self._joined: set[int] = set()  # clients that have joined since the server started
+        self._connected: set[int] = set()  # connected clients, as last reported
+        self._missing: list[int] = []  # missing clients, as last reported
+        # The connected clients, as last reported while a round waits; None: no round waits.
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
-        """Wait until enough clients are connected. Return the clients that a round may be drawn from."""
+        """Wait until enough clients are connected. Return the clients from which the round's cohort may be drawn."""
         began = time.monotonic()
         while True:
             connected, waited_s = self.connected(), time.monotonic() - began
@@ -40,7 +40,7 @@ class ConnectedClients(Availability):
             time.sleep(PAUSE_S)
 
     def connected(self) -> list[int]:
-        """Return the clients that are connected, and report to the callback which have joined and left."""
+        """Return the connected clients. Report to the callback which have joined and left since the last call."""
         connected = list(self.transport.clients())
         for client in sorted(self._connected - set(connected)):
             self.callback().on_client_left(client)
@@ -51,7 +51,7 @@ class ConnectedClients(Availability):
         return connected
 
     def join(self, client: int) -> None:
-        """Record that a client joined or reconnected, and report it to the callback, also in the middle of a round."""
+        """Record that a client joined or reconnected, and report the client to the callback at once, also during a round."""
         self._joined.add(client)
         self.mark_responsive(client)
         if client not in self._connected:
@@ -59,18 +59,18 @@ class ConnectedClients(Availability):
             self.callback().on_client_joined(client)
 
     def leave(self, client: int) -> None:
-        """Record that a client's connection ended, and report it to the callback."""
+        """Record that a client's connection ended, and report the client to the callback."""
         if client in self._connected:
             self._connected.discard(client)
             self.callback().on_client_left(client)
 
     def on_poll(self) -> None:
-        """Report the connected clients if there are too few for the next round and that round waits for more without a time limit."""
+        """Report the connected clients if the next round needs more clients and would wait for them without a time limit."""
         if self.quota.patience_s is None:
             self._report_waiting(self.quota.wanted)
 
     def _report_waiting(self, wanted: int) -> None:
-        """Report the connected clients to the callback while there are fewer than wanted, and once when there are enough again."""
+        """Report the connected clients to the callback while fewer than `wanted` are connected, and once when enough are again."""
         waits, connected = len(self._connected) < wanted, sorted(self._connected)
         reports = waits or self._reported_waiting is not None
         if reports and connected != self._reported_waiting:
@@ -78,7 +78,7 @@ class ConnectedClients(Availability):
             self._reported_waiting = connected if waits else None
 
     def _report_missing(self, cohort: Sequence[int]) -> None:
-        """Warn if a round is drawn from fewer clients than wanted, once for each set of missing clients."""
+        """Warn if fewer clients than wanted can take part in a round, once for each set of missing clients."""
         short = len(cohort) < self.quota.wanted
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:

@@ -1,6 +1,6 @@
-"""A client of a deployment: it joins runs, answers assignments, and saves its state before each answer is sent.
+"""A client of a deployment: it joins runs, answers assignments with reports, and saves its state before each report is sent.
 
-A client that is killed at any moment loses nothing: if it receives the same assignment again, it sends the report that it saved.
+A client that is killed at any moment loses nothing: if it receives an assignment again after a restart, it sends the report that it saved.
 """
 
 import json
@@ -24,14 +24,14 @@ from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # in the state folder
-SIGNED = "signed/"  # prefix of entries of the signature log: signed/CLIENT → signatures of the client in a run
+SIGNED = "signed/"  # prefix of names in the signature log: signed/CLIENT → signatures of the client in a run
 
 
 class DeployedClient:
     """A client of a deployment with its state folder, independent of the transport.
 
-    `key`: the private key of its enrolment, with which it signs sealed ballots. A client without an enrolment makes its own key, keeps the
-    key in the state folder, and sends the server the public key when it joins.
+    `key`: the private key of the client's enrolment, with which it signs sealed ballots. A client without an enrolment makes its own key
+    pair, stores it in the state folder, and sends the server the public key when it joins.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class DeployedClient:
         self.key = key or load_or_create_key(folder)
         self.run = ""  # the name of its run
         self.client_id = setup.client_id
-        self._session: ClientSession | None = None  # None before it joins a run
-        self._report: Report | None = None  # on its last assignment
-        self._inputs = ""  # `_phase_inputs` of that assignment
+        self._session: ClientSession | None = None  # None before the client joins a run
+        self._report: Report | None = None  # the report on the last assignment
+        self._inputs = ""  # `_phase_inputs` of the last assignment
         self._saved = True  # whether the folder holds the current state
 
     @property
@@ -62,7 +62,7 @@ class DeployedClient:
         return self._session
 
     def join(self, invitation: Invitation) -> Presence:
-        """Join a run, with the state that is stored for the run if there is one. Return the presence that answers the invitation.
+        """Join a run, and continue from the state stored for this run, if any. Return the presence that answers the invitation.
 
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
@@ -80,7 +80,7 @@ class DeployedClient:
             return Presence(self.run, self.client_id, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
-        """Save the report on an assignment, and return it; None if the assignment is for another client.
+        """Handle an assignment, save the report, and return it; None if the assignment is for another client.
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
@@ -97,15 +97,15 @@ class DeployedClient:
         return last if (a.round, a.phase, a.version, _phase_inputs(a)) == inputs else None
 
     def release(self) -> None:
-        """Free the memory of the last report, whose frame may be as large as the model. The state folder has the report."""
+        """Drop the last report, whose frame may be as large as the model. The state folder still has the report."""
         self._report = None
 
     def record(self, assignment: Assignment, report: Report) -> None:
-        """Record the report on an assignment. `save` writes it."""
+        """Record the report on an assignment in memory. `save` writes the report to disk."""
         self._report, self._inputs, self._saved = report, _phase_inputs(assignment), False
 
     def save(self) -> None:
-        """Write the client's state if it has changed. Raises CheckpointError; the next call then tries again."""
+        """Write the client's state to disk if it has changed. Raises CheckpointError if that fails; the next call then tries again."""
         report = self._report
         if self.folder is None or self._saved or report is None:
             return
@@ -195,7 +195,7 @@ def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[R
 
 
 def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
-    """Return the key of a client without an enrolment, kept in its state folder."""
+    """Return the key of a client without an enrolment. The first call makes the key and stores it in the state folder."""
     stored = folder.load(KEY_FILE) if folder else {}
     if KEY_FILE in stored:
         return parse_private_key(stored[KEY_FILE])

@@ -1,4 +1,4 @@
-"""The handshake by which a client joins a run: the client checks the options in the server's invitation and makes its session from them.
+"""The handshake by which a client joins a run: the client checks the options in the server's invitation and makes its session.
 
 An invitation holds names and numbers. The client executes nothing that it receives: spec strings name code that is already installed on
 its machine.
@@ -60,7 +60,7 @@ def pack_options(config: RunConfig) -> str:
 
 
 def unpack_options(invitation: Invitation) -> RunConfig:
-    """Check and return the options of an invitation. Raises ProtocolError or ConfigError."""
+    """Check and return the options of an invitation. Raises ProtocolError if they cannot be read, and ConfigError for invalid values."""
     try:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
@@ -75,7 +75,7 @@ def unpack_options(invitation: Invitation) -> RunConfig:
 class SharedObjects:
     """Objects that the clients of one process share: the data, the engine with its model, and the session of a run.
 
-    Clients that sign ballots have a session each. Hold `lock` while these objects are used.
+    Clients that sign ballots do not share a session. Hold `lock` while you use these objects.
     """
 
     def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
@@ -96,10 +96,10 @@ class ClientSetup:
     task: Task
     train: Examples
     device: torch.device
-    client_id: int = -1  # the id to claim if the server does not know the client by its key
-    partition_id: int | None = None  # None: all data is this client's
+    client_id: int = -1  # id that the client claims if it has no key that the server knows
+    partition_id: int | None = None  # None: the client uses all data
     partitions: int | None = None  # None: as many as the run has clients
-    # Public keys of clients by logical id (keyring.py); None: those that the server announces.
+    # Logical id → public key of a client (keyring.py); None: accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
     sealed: bool = False  # take part in elections with sealed ballots only
     shared: SharedObjects = field(default_factory=SharedObjects)  # one for all clients of a process
@@ -112,7 +112,7 @@ class HostedSession:
     session: ClientSession
     states: HostedStates
     shards: dict[int, np.ndarray]  # positions of the training examples
-    held_out: dict[int, np.ndarray]  # positions of the examples that a client evaluates on
+    held_out: dict[int, np.ndarray]  # positions of the examples on which a client evaluates
 
 
 def session_for(
@@ -137,7 +137,7 @@ def session_for(
     if not 0 <= client_id < config.clients:
         raise UserError(
             f"client {client_id} is not part of this run of {config.clients} clients, 0 to {config.clients - 1}; give another "
-            "--partition-id, or start the server with more --clients"
+            "--client-id or --partition-id, or start the server with more --clients"
         )
     shared = setup.shared
     batch_size, augment, seed = config.batch_size, config.augment, config.seed
@@ -219,7 +219,7 @@ def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
 
 
 def _shard(config: RunConfig, setup: ClientSetup, client_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the client's training examples, and those of the examples that it evaluates on."""
+    """Return the indices of the client's training examples, and of the examples on which it evaluates."""
     if setup.partition_id is None:
         whole = np.arange(len(setup.train))
         if not config.clients_evaluate:
@@ -250,7 +250,7 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
 def _shards_of_all(
     config: RunConfig, setup: ClientSetup, partitions: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the indices of each client's training examples, and of the examples that it evaluates on."""
+    """Return the indices of each client's training examples, and of the examples on which it evaluates."""
 
     def divide() -> tuple[list[np.ndarray], list[np.ndarray]]:
         shards = partition(config.partition, setup.train, partitions, config.seed, setup.task.name)

@@ -1,4 +1,4 @@
-"""Check before a run that its port can be opened."""
+"""Listening sockets, with which a server or relay checks before a run that its port can be opened."""
 
 import errno
 import socket
@@ -7,7 +7,7 @@ from ..errors import ConfigError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at the first address of the host, IPv4 before IPv6; `::` means all addresses of both.
+    """Return a listening socket at the first address of the host, IPv4 before IPv6. The host `::` means all IPv4 and IPv6 addresses.
 
     Raises ConfigError if the port cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""The relay process: keeps a relay connected to its server, and reports events to the operator."""
+"""The process of `fedcomp relay`: it keeps a relay connected to its server and logs messages for the operator."""
 
 import asyncio
 import functools
@@ -40,9 +40,9 @@ class RelayProcess:
         self.patience_s = patience_s
         self.stay, self.retry_s, self.opened = stay, retry_s, opened
         self._retries = Retries()
-        # Messages, an error that ends `run`, or None at the end.
+        # Log messages; then an error that `run` raises, or None if the run is over.
         self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
-        self._clients = 0  # number of connected clients, to be reported; -1 once it is reported
+        self._clients = 0  # number of connected clients to report; -1 once it is reported
         self._ended = False
 
     def end(self) -> None:
@@ -101,7 +101,7 @@ class RelayProcess:
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Return the error, or a more precise one about the network. Raises it if another attempt would fail in the same way."""
+        """Return the error, or a more precise one about the network. Raises the error if another attempt would fail in the same way."""
         if error.cause == "network":
             try:
                 await asyncio.to_thread(self.target.check)
@@ -113,7 +113,7 @@ class RelayProcess:
 
     def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries.reset()
-        self.port = port  # used again after a reconnection, since clients connect to it
+        self.port = port  # used again after a reconnection, because the clients know it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
         server, where = self.target.address, join_address(self.address, port)
         sentence = (

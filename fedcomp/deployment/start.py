@@ -56,19 +56,19 @@ from .connected_clients import ConnectedClients
 from .handshake import pack_options
 from .ports import listen
 
-ENGINE = "deployed"  # in [resolved] of a run folder
+ENGINE = "deployed"  # value of `engine` in the [resolved] table of config.toml
 INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
-# Options of simulations, with the error for a deployment in which the option has a value other than its default or a value in ALLOWED.
+# Option of simulations → error for a deployment that sets the option to a value other than its default or its values in ALLOWED.
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
-    "cohort_batch": "--cohort-batch applies to simulations only; leave it out: each client trains by itself",
+    "cohort_batch": "--cohort-batch applies to simulations only; leave it out: each client of a deployment trains by itself",
     "residuals": "--residuals applies to virtual clients only; leave it out: each client keeps its state on its own disk",
-    "engine": "--engine applies to simulations only; leave it out: each client trains by itself",
-    "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out: a server saves every round, since its clients do",
+    "engine": "--engine applies to simulations only; leave it out: each client of a deployment trains by itself",
+    "checkpoint_every": "--checkpoint-every applies to simulations only; leave it out: a server saves after every round, as its clients do",
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
 LOOPBACK = "127.0.0.1"
@@ -106,7 +106,7 @@ def serve(
     callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
-    """Run a federation of real clients. If `config.resume` is set, continue the run in `config.out`. Return the content of summary.json.
+    """Run the server of a deployment. If `config.resume` is set, continue the run in `config.out`. Return the content of summary.json.
 
     The first round waits for all `config.clients`. `opened(port)` is called when clients can connect. Raises UserError for invalid
     options before anything is written. A run that is interrupted at any moment can be resumed.
@@ -117,8 +117,8 @@ def serve(
 class Deployment:
     """A deployed run. The constructor checks the options, in an order that reports errors as early as possible.
 
-    `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`; returns the
-    transport of a port that is open already. By default a GrpcTransport opens the port of `endpoint`.
+    `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`; returns a
+    transport whose port is already open. By default a GrpcTransport opens the port of `endpoint`.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Deployment:
         return check(self.task, config.batch_size, data, test or data, config.augment)
 
     def _name(self) -> str:
-        """Return the name of the run, by which clients recognise a resumed run."""
+        """Return the name of the run. A resumed run keeps its name, so that clients continue from their stored states."""
         if not self.folder.resumed:
             return secrets.token_hex(16)
         resolved = self.folder.stored.get("resolved", {})
@@ -253,7 +253,7 @@ class Deployment:
         self.folder.write_config(self.config, values)
 
     def _transport(self, initial_version: str) -> GrpcTransport:
-        """Return the transport, not yet open. `initial_version`: the model version that the run started from."""
+        """Return the transport, not yet open. `initial_version`: the model version from which the run started."""
         config = client_config(self.config, self.strategy)
         options = pack_options(dataclasses.replace(config, uplink=str(self.strategy.uplink)))
         invitation = Invitation(self.name, -1, options, self.model_fingerprint, initial_version)
@@ -286,7 +286,7 @@ class Deployment:
         )
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
-        """Return the terms for relays. With --relays they add the frames of their clients, else they forward each frame."""
+        """Return the terms for relays. With --relays, relays add the frames of their clients, otherwise they forward each frame."""
         adding, layout = ("", ""), self.strategy.layout
         if self.config.relays:
             shapes = json.dumps({entry.name: entry.shape for entry in layout})
@@ -336,13 +336,13 @@ class Deployment:
             )
 
     def _on_poll(self) -> None:
-        """Report clients that a round waits for, and disconnect those whose keys are no longer accepted."""
+        """Report the connected clients if a round waits for more, and disconnect clients whose keys are no longer accepted."""
         self.connected_clients.on_poll()
         if self.registry is not None and self.registry.poll(self.callback.on_warning):
             self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
-        """Record a client that joined or reconnected, and its model version, which the round loop may not know."""
+        """Record a client that joined or reconnected. Report its model version to the round loop, which may not know it."""
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version

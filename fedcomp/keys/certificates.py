@@ -1,7 +1,7 @@
-"""Certificates of a private CA, of the server, of relays and of clients. All keys are EC P-384.
+"""X.509 certificates of the federation's own CA (certificate authority), the server, relays and clients. All keys are EC P-384.
 
-The server, the relays and the clients trust only this CA. Clients and relays are identified by their public keys. The names in their
-certificates are ignored.
+The server, the relays and the clients trust only this CA. A client or relay is identified by its public key. The name in its certificate
+is ignored.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ T = TypeVar("T")
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
 SERIAL_BITS = 64  # random bits of a serial number
-# Certificates begin this long before they are made, for machines with slow clocks.
+# Certificates are valid from this long before they are made, so that machines whose clocks are behind accept them.
 BACKDATED_BY = timedelta(hours=1)
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = """
@@ -43,9 +43,9 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
 def certificate_hosts(hosts: Sequence[str]) -> list[str]:
-    """Return the hosts that a certificate is for: `hosts`, then localhost and 127.0.0.1, each once.
+    """Return the hosts of a new certificate: `hosts`, localhost and 127.0.0.1, without duplicates.
 
-    Raises KeysError for a text that is not a host.
+    Raises KeysError if one of `hosts` is neither a host name nor an IP address.
     """
     return list(dict.fromkeys([*map(_host, hosts), *DEFAULT_HOSTS]))
 
@@ -86,7 +86,10 @@ def server_certificate(
     ends: datetime,
     relay: bool = False,
 ) -> x509.Certificate:
-    """Return a certificate by the CA for a server at these hosts. A relay is also a TLS client of the server."""
+    """Return a certificate, signed by the CA, for a server that clients reach at `hosts`.
+
+    With `relay`, the certificate is also valid for a TLS client, because a relay connects to the server.
+    """
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH] + [ExtendedKeyUsageOID.CLIENT_AUTH] * relay
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
@@ -104,9 +107,9 @@ def server_certificate(
 def client_certificate(
     key: ec.EllipticCurvePublicKey, ca_key: PrivateKey, now: datetime, ends: datetime
 ) -> x509.Certificate:
-    """Return a certificate by the CA for a client. The certificate does not name the client: the registry maps keys to ids.
+    """Return a certificate, signed by the CA, for a client. It does not name the client: the registry (registry.py) maps keys to ids.
 
-    The certificate is as short as TLS allows, because a client sends it when it joins, and the server returns it twice in session tickets.
+    The certificate is as short as TLS allows. The client sends it at each join, and the server sends it back in two TLS session tickets.
     """
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)
@@ -143,7 +146,7 @@ def _name(host: str) -> x509.GeneralName:
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a certificate is for."""
+    """Return the host names and IP addresses that a certificate is for."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
@@ -155,12 +158,12 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def is_relay(certificate: x509.Certificate) -> bool:
-    """Return whether a certificate names a relay. Use this for error messages only: the registry decides who is a relay."""
+    """Return whether a certificate names a relay. Use this for error messages only: the registry decides which keys belong to relays."""
     return certificate.subject == _common_name(RELAY)
 
 
 def parse_certificate(text: bytes | str) -> x509.Certificate:
-    """Parse a PEM text that holds exactly one certificate. Raises ValueError."""
+    """Parse a PEM text with exactly one certificate. Raises ValueError for anything else."""
     raw = text.encode() if isinstance(text, str) else text
     (certificate,) = x509.load_pem_x509_certificates(raw)
     return certificate
@@ -178,12 +181,12 @@ def parse_private_key(text: bytes) -> PrivateKey:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate file. Raises KeysError."""
+    """Read a certificate file. Raises KeysError if it cannot be read or holds no certificate."""
     return _read(path, x509.load_pem_x509_certificate, "a certificate", "restore it from a copy")
 
 
 def read_private_key(path: Path, remedy: str = "restore it from a copy") -> PrivateKey:
-    """Read a private key file. Raises KeysError, which ends with `remedy`."""
+    """Read a private key file. Raises KeysError, whose message ends with `remedy`, if the file cannot be read or holds no such key."""
     return _read(path, parse_private_key, "an EC P-384 private key without a password", remedy)
 
 

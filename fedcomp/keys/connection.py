@@ -1,8 +1,8 @@
 """Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix in one sentence.
 
 `contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame,
-all within one deadline. gRPC itself would report a failure of any of these steps as an unavailable server. If the handshake fails, a
-second connection without verification finds the cause: another host name, another CA, no TLS, or a wrong clock.
+all within one deadline. gRPC itself would report each of these failures only as an unavailable server. If the handshake fails, `contact`
+connects again without checking the certificate, to find the cause: another host name, another CA, no TLS, or a wrong clock.
 """
 
 import os
@@ -21,14 +21,16 @@ from .certificates import hosts_of, is_relay, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's error code of a certificate → cause
-OTHER_HOST = (62, 64)  # OpenSSL's error codes for the certificate of another host
+# OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
+OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is for finding the cause of a failure
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
+HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure
+# The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame
 SETTINGS = b"\x04"  # the type of a SETTINGS frame
 
-ERRORS = {  # by UnreachableError.cause
+ERRORS = {  # UnreachableError.cause → message
     "unknown host": "the host '{host}' cannot be resolved; correct --server, or check this machine's DNS settings",
     "closed": "nothing listens on {where}; start the server or relay there (fedcomp server start or fedcomp relay, with "
     "--port {port}{insecure}), or correct --server",
@@ -38,8 +40,8 @@ ERRORS = {  # by UnreachableError.cause
     "ca": "the certificate of {where} is not signed by the CA that this client trusts; give the enrolment file that was made with this "
     "server's keys, or correct --server",
     "no tls": "{where} answers without TLS; start the server with --keys, or correct --server",
-    # The server is stopping, is at its limit, or has no TLS.
-    "starting": "{where} closes the connection without TLS; try again and check the server's output, or correct --server",
+    # Possible causes: the server is stopping, has reached its limit of connections, or has no TLS.
+    "starting": "{where} closes the connection during the TLS handshake; try again and check the server's output, or correct --server",
     "other tls": "{where} does not speak TLS 1.3 ({why}); correct --server, or install the same version of fedcomp on both sides",
     "tls": "{where} requires TLS; leave --insecure out and give the enrolment file",
     "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, else on the server: "
@@ -50,14 +52,14 @@ ERRORS = {  # by UnreachableError.cause
 
 @dataclass(frozen=True)
 class Contact:
-    """The answer of a fedcomp server that was reached."""
+    """The result of `contact` for a fedcomp server that can be reached."""
 
     certificate: x509.Certificate | None  # None without TLS
-    seconds: float  # from the start of the DNS look-up to the answer
+    seconds: float  # from the start of the DNS look-up to the server's first answer
 
 
 def address(text: str, name: str = "--server") -> tuple[str, int]:
-    """Return host and port of `host:port` or `[::1]:port`. Raises ConfigError, which begins with `name`."""
+    """Return host and port of `host:port` or `[::1]:port`. Raises ConfigError, whose message begins with `name`, for other texts."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     is_host = bare and bare.isprintable() and "/" not in bare and (":" not in bare or bare != host)
@@ -78,9 +80,9 @@ def contact(
 ) -> Contact:
     """Connect to a server and check its certificate. With an enrolment, also check that the server accepts the client's certificate.
 
-    `trust`: an enrolment; or the CA as PEM, to check the server's certificate only; or None for a server without TLS (--insecure).
+    `trust`: an enrolment; or the CA as PEM, to check only the server's certificate; or None for a server without TLS (--insecure).
 
-    Raises UnreachableError within `timeout_s` seconds, and KeysError if the CA is not a certificate.
+    Raises UnreachableError within `timeout_s` seconds, and KeysError if the CA in `trust` is not a certificate.
     """
     probe, answer = _Probe(host, port, trust, timeout_s), Future[Contact]()
 
@@ -90,7 +92,7 @@ def contact(
         except Exception as error:
             answer.set_exception(error)
 
-    # In a thread, since the system's resolver takes no deadline.
+    # Run in a thread, because the system's DNS resolver has no timeout.
     threading.Thread(target=run, daemon=True, name="contact").start()
     try:
         return answer.result(timeout_s)
@@ -132,7 +134,7 @@ class _Probe:
             with self._handshake(raw_socket, self.context) as connection:
                 if connection.selected_alpn_protocol() != ALPN:
                     raise self._error("not fedcomp")
-                if self.enrolment:  # without one, the server closes the connection
+                if self.enrolment:  # without a client certificate, the server closes the connection
                     self._expect_http2(connection)
                 return Contact(_certificate(connection), monotonic() - started)
 
@@ -197,7 +199,7 @@ class _Probe:
         )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
-        """Return the error for a failed handshake, after a second connection without TLS."""
+        """Return the error for a failed TLS handshake. A second connection finds out whether the server has no TLS."""
         with suppress(OSError, UnreachableError), self._connect() as connection:
             if _speaks_http2(connection):
                 return self._error("no tls")
@@ -258,8 +260,8 @@ class _Probe:
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
-    With TLS the client sends nothing here. A server that refuses the client's certificate sends an alert that names the reason, and closes
-    the connection. Bytes that the client sends after that would reset the connection, and the alert could be lost.
+    Over TLS, this function sends nothing. A server that refuses the client's certificate sends an alert with the reason and closes the
+    connection. If the client sent bytes after that, they would reset the connection, and the alert could be lost.
     """
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)
@@ -284,7 +286,7 @@ def _context(ca: bytes | str, enrolment: Enrolment | None) -> ssl.SSLContext:
 
 
 def _readable(text: str) -> int:
-    """Return the reading end of a pipe that holds a short text, because the ssl module reads keys from files only."""
+    """Return a file descriptor from which a short text can be read. The ssl module reads keys only from files, and a pipe needs no disk."""
     reading, writing = os.pipe()
     with open(writing, "w") as file:
         file.write(text)
@@ -292,7 +294,7 @@ def _readable(text: str) -> int:
 
 
 def _name_of(certificate: x509.Certificate | None) -> str:
-    """Return the name of a certificate's owner for `fedcomp keys renew`."""
+    """Return the argument with which `fedcomp keys renew` renews a server's or relay's certificate. A certificate has no relay id."""
     return "relay-ID" if certificate and is_relay(certificate) else "server"
 
 

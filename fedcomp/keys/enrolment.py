@@ -1,6 +1,6 @@
 """The enrolment file: one TOML file with everything that a client or a relay needs to join.
 
-    id = 3                                          its logical id; ids of relays and of clients are separate
+    id = 3                                          logical id; a client and a relay may have the same id
     certificate = "-----BEGIN CERTIFICATE..."       signed by the CA; its public key identifies the client to the server
     private_key = "-----BEGIN PRIVATE KEY..."       the private key of the certificate, EC P-384 in PKCS8
     ca = "-----BEGIN CERTIFICATE..."                the CA that signed this certificate and the server's
@@ -56,7 +56,10 @@ def format_time(time: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Return the part of a sentence that says when a certificate ended or will begin, and what to check; "" if it is valid at `now`."""
+    """Return part of an error message: when a certificate ended or will begin, and to check the clock; "" if it is valid at `now`.
+
+    The caller adds what to do if the clock is right.
+    """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
         return ""
@@ -65,7 +68,7 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
 
 
 def parse_time(text: Any) -> datetime:
-    """Parse the output of `format_time`, or any ISO date with a time and an offset. Raises ValueError."""
+    """Parse the output of `format_time`, or any ISO 8601 time with an offset from UTC. Raises ValueError for anything else."""
     time = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
     if time.tzinfo is None:
         raise ValueError("no offset from UTC")
@@ -73,7 +76,7 @@ def parse_time(text: Any) -> datetime:
 
 
 def parse_public_key(text: str) -> ec.EllipticCurvePublicKey:
-    """Parse an EC P-384 key from its OpenSSH line. Raises ValueError for anything else."""
+    """Parse an EC P-384 public key from its OpenSSH line. Raises ValueError for anything else."""
     try:
         key = serialization.load_ssh_public_key(text.strip().encode())
     except (TypeError, UnsupportedAlgorithm) as error:
@@ -106,7 +109,7 @@ def default_enrolment() -> Path:
 
 @dataclass(frozen=True)
 class TomlTable:
-    """The fields of a TOML table. A KeysError about a field begins with `where` and ends with `remedy`."""
+    """A table of a TOML file. Error messages about its fields begin with `where` (file or entry) and end with `remedy` (what to do)."""
 
     table: Mapping[str, Any]
     where: str
@@ -114,7 +117,7 @@ class TomlTable:
 
     @classmethod
     def of_file(cls, path: Path, remedy: str) -> Self:
-        """Read a TOML file. Raises KeysError if it is absent or malformed."""
+        """Read a TOML file. Raises KeysError if the file cannot be read, is not TOML, or is larger than MAX_FILE_BYTES."""
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
@@ -127,7 +130,7 @@ class TomlTable:
             raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
 
     def take(self, name: str, read: Callable[[Any], T], expected: str) -> T:
-        """Return a field, parsed by `read`. Raises KeysError, which names the field."""
+        """Return the field `name`, parsed by `read`. Raises KeysError if the field is missing or is not `expected`."""
         if name not in self.table:
             raise KeysError(f"{self.where}: '{name}' is missing; {self.remedy}")
         try:
@@ -137,7 +140,7 @@ class TomlTable:
 
     @property
     def server(self) -> str | None:
-        """The server's address; None if there is none. Raises KeysError."""
+        """The field `server`, an address; None if the field is missing. Raises KeysError if it is not ASCII text."""
         if "server" not in self.table:
             return None
         return self.take("server", ascii_text, "a text such as server.example:8080")
@@ -163,14 +166,14 @@ class Enrolment:
     def read(cls, path: str | Path) -> Self:
         """Read and check an enrolment file. An expired enrolment is not an error.
 
-        Raises KeysError, which names the file and the line or field, if a field is missing or malformed, the private key is not that of
-        the certificate, or the CA did not sign the certificate.
+        Raises KeysError if a field is missing or malformed, if the private key does not match the certificate, or if the CA did not sign
+        the certificate. The message names the file and the line or field.
         """
         fields = TomlTable.of_file(Path(path), RESTORE)
         id = fields.take("id", parse_id, ID_VALUES)
         if "certificate" not in fields.table:
             raise KeysError(
-                f"{path} has no certificate, since an earlier version of fedcomp made it; make a new one on the server: "
+                f"{path} has no certificate, since an earlier version of fedcomp made it; make a new enrolment on the server: "
                 f"fedcomp keys renew {id}"
             )
         enrolment = cls(
@@ -195,7 +198,7 @@ class Enrolment:
 
     @cached_property
     def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
-        """The private and the public key, with which sealed elections sign and verify."""
+        """The private and the public key. In an election with sealed ballots, the client signs its ballots with the private key."""
         private = parse_private_key(self.private_key.encode())
         return private, private.public_key()
 
@@ -220,7 +223,7 @@ class Enrolment:
         return self.leaf.not_valid_after_utc
 
     def refuse_expired(self, now: datetime | None = None) -> None:
-        """Raise KeysError if the certificate has ended or has not begun by this machine's clock."""
+        """Raise KeysError if, by this machine's clock, the certificate has ended or is not valid yet."""
         if when := out_of_date(self.leaf, now or utc_now()):
             holder = f"relay-{self.id}" if self.relay else self.id
             raise KeysError(
@@ -231,8 +234,8 @@ class Enrolment:
         """Return the content of the enrolment file."""
         present = {name: value for name, value in asdict(self).items() if value is not None}
         return (
-            f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. It holds a private key: only its\n"
-            "# owner may read it.\n" + tomli_w.dumps(present, multiline_strings=True)
+            f"# The enrolment of {self.name} in a federation, valid until {format_time(self.not_after)}. It holds a private\n"
+            "# key: only its owner may read it.\n" + tomli_w.dumps(present, multiline_strings=True)
         )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:

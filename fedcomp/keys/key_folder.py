@@ -1,14 +1,14 @@
 """The folder of keys: a CA, the server's certificate, an enrolment for each client and relay, and their registry.
 
     ca.crt  ca.key            EC P-384; ca.key is needed only to sign the certificates of the server, clients and relays
-    server.crt  server.key    for the given hosts, and for localhost and 127.0.0.1
+    server.crt  server.key    the server's certificate, for the given hosts, localhost and 127.0.0.1
     clients/0.toml ...        the enrolment file of each client (keys/enrolment.py)
     relays/0.toml ...         the enrolment file of each relay, if there are any
     registry.toml             public key, state and end of validity of each client and relay; read by the server
 
-A new folder is written under another name and renamed once it is complete. Later changes replace whole files, the registry last. If a
-command is killed at any moment, the previous state is kept, and repeating the command completes the change. Private files are created with
-mode 0600 and folders with mode 0700.
+A new folder is written under a temporary name and renamed once it is complete. Later changes replace whole files, the registry last. If a
+command is killed at any moment, the registry is complete, with either its old or its new content. If it is old, the same command can be
+run again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -64,7 +64,7 @@ def make(
         )
     with _writing(f"--out {folder}", "give a folder that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # With mode 0700.
+        # mkdtemp makes the folder with mode 0700.
         partial = Path(tempfile.mkdtemp(".new", f".{folder.name}.", folder.parent))
         try:
             now, ca_key = utc_now(), ec.generate_private_key(CURVE())
@@ -88,7 +88,7 @@ def make(
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
     """Enrol `count` new clients and return their ids, which follow the highest existing one.
 
-    Raises KeysError, for example if ca.key is kept elsewhere or the CA's certificate has ended.
+    Raises KeysError, for example if ca.key is not in the folder or the CA's certificate has ended.
     """
     with _locked(folder) as state:
         issuer, first = state.issuer(days), state.next_id(relay=False)
@@ -100,7 +100,7 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tuple[int, list[str]]:
     """Enrol a relay that clients reach at `hosts`. Return its id and the hosts of its certificate.
 
-    Raises KeysError, for example if a host is not valid, ca.key is kept elsewhere or the CA's certificate has ended.
+    Raises KeysError, for example if a host is not valid, ca.key is not in the folder, or the CA's certificate has ended.
     """
     names = certificates.certificate_hosts(hosts)
     with _locked(folder) as state:
@@ -111,9 +111,9 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
 
 
 def revoke(folder: str | Path, *holders: int | str) -> None:
-    """Revoke the keys of holders. A holder is the id of a client, or a text such as "relay-0" for a relay.
+    """Revoke the keys of clients and relays. A holder is the id of a client, or a text such as "relay-0" for a relay.
 
-    Raises KeysError, and changes nothing, if a holder is not in the registry.
+    Raises KeysError and changes nothing if a holder is not in the registry.
     """
     with _locked(folder) as state:
         revoked = {state.entry(holder).holder for holder in holders}
@@ -128,10 +128,11 @@ def revoke(folder: str | Path, *holders: int | str) -> None:
 def renew(
     folder: str | Path, holder: int | str, days: int = DAYS, hosts: Sequence[str] = ()
 ) -> datetime:
-    """Write a new enrolment file for a client or relay, with a new key. The old key is refused from now on. Return the certificate's end.
+    """Write a new enrolment file, with a new key, for a client or relay. Return the end of its certificate's validity.
 
-    A revoked holder is accepted again. A relay's new certificate is for the hosts of its old enrolment file and for `hosts`. Raises
-    KeysError if `holder` is not in the registry, a relay has no hosts, ca.key is kept elsewhere or the CA's certificate has ended.
+    The old key is refused from now on. A revoked client or relay is accepted again. A relay's new certificate is for the hosts of its old
+    enrolment file and for `hosts`. Raises KeysError if `holder` is not in the registry, a relay has no hosts, ca.key is not in the folder,
+    or the CA's certificate has ended.
     """
     with _locked(folder) as state:
         old = state.entry(holder)
@@ -153,9 +154,10 @@ def renew(
 def renew_server(
     folder: str | Path, hosts: Sequence[str] = (), days: int = DAYS
 ) -> tuple[list[str], datetime]:
-    """Write a new key and certificate for the server, for its current hosts and `hosts`. Return all its hosts and the certificate's end.
+    """Write a new key and certificate for the server. Return the certificate's hosts and the end of its validity.
 
-    Clients keep their enrolment files. Raises KeysError, for example if ca.key is kept elsewhere or the CA's certificate has ended.
+    The certificate is for the hosts of the old one and for `hosts`. The enrolment files of clients stay valid. Raises KeysError, for
+    example if ca.key is not in the folder or the CA's certificate has ended.
     """
     with _locked(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
@@ -166,9 +168,10 @@ def renew_server(
 
 
 def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return the holders of certificates that have ended or will end within `within_days` days.
+    """Return whose certificates have ended or will end within `within_days` days.
 
-    Holders are "server", the ids of enrolled clients, and texts such as "relay-0" for enrolled relays. Raises KeysError.
+    The result has "server", the ids of enrolled clients, and texts such as "relay-0" for enrolled relays. Raises KeysError if a file of
+    the folder cannot be read.
     """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
@@ -189,7 +192,7 @@ class _Issuer:
     server: str | None  # the server's address, for enrolment files
 
     def certify_server(self, hosts: Sequence[str]) -> datetime:
-        """Write a new key and certificate for the server, and return the certificate's end."""
+        """Write a new key and certificate for the server. Return the end of the certificate's validity."""
         key = ec.generate_private_key(CURVE())
         now, ends = self._validity()
         certificate = certificates.server_certificate(key.public_key(), hosts, self.key, now, ends)
@@ -223,7 +226,7 @@ class _Issuer:
         return RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)
 
     def _validity(self) -> tuple[datetime, datetime]:
-        """Return now, and the end of a certificate that is made now."""
+        """Return the current time, and the end of validity of a certificate that is made now."""
         now = utc_now()
         ends = min(now + timedelta(days=self.days), self.certificate.not_valid_after_utc)
         return now, ends.replace(microsecond=0)
@@ -231,14 +234,14 @@ class _Issuer:
 
 @dataclass(frozen=True)
 class _State:
-    """A folder of keys that is locked by this process."""
+    """The registry of a folder of keys that this process has locked."""
 
     folder: Path
     entries: tuple[RegistryEntry, ...]  # clients and relays
     server: str | None
 
     def issuer(self, days: int) -> _Issuer:
-        """Read the CA's certificate and key. Raises KeysError if ca.key is kept elsewhere or the CA's certificate has ended."""
+        """Read the CA's certificate and key. Raises KeysError if ca.key is not in the folder or the CA's certificate has ended."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = certificates.read_private_key(
             self.folder / CA_KEY, "restore it for this command, which signs a certificate with it"
@@ -252,7 +255,7 @@ class _State:
         return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> RegistryEntry:
-        """Return the entry of a holder. Raises KeysError if there is none."""
+        """Return the registry's entry of a client or relay. Raises KeysError if there is none."""
         for entry in self.entries:
             if entry.holder == holder:
                 return entry
@@ -277,7 +280,7 @@ class _State:
 
 @contextmanager
 def _locked(folder: str | Path) -> Iterator[_State]:
-    """Lock a folder of keys and yield its state. Raises KeysError."""
+    """Lock a folder of keys and yield its registry. Raises KeysError if a file cannot be read or written."""
     folder = keys_folder(folder)
     with _writing(f"--keys {folder}", "make it writable"):
         lock = os.open(folder, os.O_RDONLY)
@@ -290,12 +293,12 @@ def _locked(folder: str | Path) -> Iterator[_State]:
 
 
 def read_registry(folder: str | Path) -> Registry:
-    """Return the registry of a folder of keys. Raises KeysError."""
+    """Return the registry of a folder of keys. Raises KeysError if there is none, or if it is malformed."""
     return Registry(keys_folder(folder) / REGISTRY)
 
 
 def keys_folder(folder: str | Path) -> Path:
-    """Return the path of a folder of keys. Raises KeysError if it is not one."""
+    """Return a folder of keys as a path. Raises KeysError if it has no registry.toml."""
     folder = Path(folder)
     if not (folder / REGISTRY).is_file():
         raise KeysError(
@@ -306,9 +309,9 @@ def keys_folder(folder: str | Path) -> Path:
 
 
 def check_server_files(folder: str | Path) -> x509.Certificate:
-    """Return the server's certificate, expired or not.
+    """Return the server's certificate, also if it has expired.
 
-    Raises KeysError if the CA did not sign it or server.key does not belong to it.
+    Raises KeysError if the CA did not sign the certificate, or if server.key does not match it.
     """
     folder = Path(folder)
     renew = keys_command(folder, "renew", "server")
@@ -331,9 +334,9 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 
 
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
-    """Return the files of the certificate and its key, for a server that is about to start.
+    """Return the paths of the server's certificate and private key, for a server that is about to start.
 
-    Raises KeysError if the files do not belong together or the certificate is not valid now, because clients would refuse the server.
+    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now. Clients would refuse such a server.
     """
     folder, now = keys_folder(folder), now or utc_now()
     certificate = check_server_files(folder)

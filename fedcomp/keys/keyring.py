@@ -1,8 +1,9 @@
-"""The public keys by which clients verify each other's signatures.
+"""The keys with which clients sign their ballots in elections with sealed ballots, and verify each other's signatures.
 
-A client pins another client's public key when the server first announces it in a run: from then on it accepts no other key of that client
-in this run. Pins are stored on the client's disk (signature_log.py), so that a server that is honest at the start of a run cannot change a
-key later, not even by starting another run in between. A client with a list of its own (`--roster`) accepts no key from the server.
+The server announces the public keys of the clients. When it first announces a key of another client in a run, a client *pins* this key:
+in this run it then accepts no other key of that other client. Pins are stored on the client's disk (signature_log.py). A server that is
+honest at the start of a run can therefore not change a key later, not even by starting another run in between. A client with `--roster`,
+a list of public keys, accepts only the keys in this list.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +22,12 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-POINT_BYTES = 49  # size of a public key as it is announced: a compressed P-384 point
+POINT_BYTES = 49  # size of a public key in an announcement: a compressed P-384 point
 PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
 
 
 class UnknownKey(ProtocolError):
-    """The server announced a key that this client does not accept for another client. The round may continue without that client."""
+    """An announced key that this client does not accept as the key of another client. The round may continue without that other client."""
 
 
 class Keyring(Protocol):
@@ -38,7 +39,10 @@ class Keyring(Protocol):
         """Return the private key of a client. Raises ProtocolError for a client whose private key is not known."""
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
-        """Return a client's public key as a point [49 bytes]. Raises UnknownKey if the server has announced another one."""
+        """Return a client's public key as a compressed point [49 bytes].
+
+        `announced`: the key that the server announces for this client; b"" if none. Raises UnknownKey if it differs from the known key.
+        """
 
 
 def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -47,7 +51,7 @@ def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
 
 @lru_cache(4096)
 def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key with which signatures are verified, from its point [49 bytes]. Raises ProtocolError for other bytes."""
+    """Return the public key of a compressed point [49 bytes], to verify signatures. Raises ProtocolError for other bytes."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
     except ValueError as error:
@@ -55,7 +59,7 @@ def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
 
 
 class DerivedKeys:
-    """The keys of virtual clients, derived from a seed. They are not secret."""
+    """The keys of the virtual clients of a simulation. They are derived from a seed and not secret."""
 
     def __init__(self, seed: int):
         self.seed, self.run = seed, f"simulation {seed}"
@@ -70,7 +74,7 @@ class DerivedKeys:
     def _pair(self, client: int) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
         if client not in self._keys:
             name = f"fedcomp client {self.seed} {client}".encode()
-            number = int.from_bytes(shake_256(name).digest(47)) + 1  # below the group's order
+            number = int.from_bytes(shake_256(name).digest(47)) + 1  # below P-384's group order
             private = ec.derive_private_key(number, CURVE())
             self._keys[client] = private, point_of(private.public_key())
         return self._keys[client]
@@ -78,13 +82,13 @@ class DerivedKeys:
 
 @dataclass
 class ServerKeys:
-    """The keys that a server knows: the public keys with which clients joined. `key_of` returns a client's key as a point."""
+    """The keys that a server knows: the public keys with which clients joined. `key_of(client)` returns a key as a compressed point."""
 
     run: str
     key_of: Callable[[int], bytes]
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
-        raise ProtocolError("a server signs nothing for its clients")
+        raise ProtocolError("a server has no private keys of clients")
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
         return self.key_of(client)
@@ -92,12 +96,13 @@ class ServerKeys:
 
 @dataclass
 class PinnedKeys:
-    """The keys of client `client_id`: its own key, and the pinned keys of the others."""
+    """The keys that client `client_id` knows: its own key pair, and the pinned or listed public keys of the others."""
 
     run: str
     client_id: int
     own: ec.EllipticCurvePrivateKey
-    roster: Mapping[int, bytes] | None = None  # points by logical id (--roster); None: pin keys
+    # The list --roster: logical id → point; None: pin announced keys.
+    roster: Mapping[int, bytes] | None = None
     log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)
 
@@ -110,7 +115,7 @@ class PinnedKeys:
         for client, point in self._pins.items():
             if point == own and client != self.client_id:
                 raise ProtocolError(
-                    f"the server treats this client as client {self.client_id}, but in this run it was client {client}"
+                    f"the server treats this client as client {self.client_id}, but earlier in this run it was client {client}"
                 )
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
@@ -133,7 +138,7 @@ class PinnedKeys:
         else:
             if client not in self._pins:
                 if not announced:
-                    raise ProtocolError(f"the key of client {client} was not announced")
+                    raise ProtocolError(f"the server did not announce a key of client {client}")
                 verifier(announced)
             known = self._pins.get(client) or self._pin(client, announced)
             source = "the one from earlier in this run"
@@ -143,7 +148,7 @@ class PinnedKeys:
         return known
 
     def _pin(self, client: int, point: bytes) -> bytes:
-        """Store the pin of a client unless it is already stored. Return the pinned point."""
+        """Pin the key `point` of a client, unless it is already pinned. Return the key."""
         if self._pins.get(client) != point:
             self.log.add(self.run, {f"{PIN}{client}": point})
             self._pins[client] = point
@@ -151,6 +156,6 @@ class PinnedKeys:
 
 
 def read_roster(path: Path) -> dict[int, bytes]:
-    """Return the public keys of all clients in a registry.toml as points by logical id. Raises KeysError."""
+    """Return logical id → public key (compressed point) of all clients in a registry.toml. Raises KeysError if the file is malformed."""
     clients, _, _ = read_file(path)
     return {entry.id: point_of(parse_public_key(entry.public_key)) for entry in clients}

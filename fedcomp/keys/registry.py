@@ -1,13 +1,13 @@
-"""The registry: a file that maps each client and relay to its public key. No key belongs to two clients or relays.
+"""The registry: a file with the public key of each client and relay. Each key belongs to only one client or relay.
 
-    server = "server.example:8080"               the server's address, for the enrolment files of new clients
+    server = "server.example:8080"               the server's address, copied into new enrolment files
     [[client]]
     id = 3
     state = "enrolled"                           or "revoked"
-    not_after = "2027-11-21T16:33:08Z"           the end of its certificate's validity
+    not_after = "2027-11-21T16:33:08Z"           end of the validity of the client's certificate
     public_key = "ecdsa-sha2-nistp384 AAAA..."
-    replaced = []                                its earlier keys, which stay refused
-    [[relay]]                                    a relay, with the same fields; ids of relays and of clients are separate
+    replaced = []                                public keys before renewals; they are refused
+    [[relay]]                                    the same fields; a relay and a client may have the same id
 
 Clients and relays are looked up by the SHA-256 of their certificate's public key (`key_hash` in enrolment.py).
 """
@@ -51,7 +51,7 @@ class RegistryEntry:
     public_key: str  # OpenSSH, one line
     state: str  # ENROLLED or REVOKED
     not_after: datetime  # UTC
-    replaced: tuple[str, ...] = ()  # earlier keys, which stay refused
+    replaced: tuple[str, ...] = ()  # keys before renewals; they are refused
     relay: bool = False
 
     @property
@@ -65,7 +65,10 @@ class RegistryEntry:
         return f"relay-{self.id}" if self.relay else self.id
 
     def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return why the key is refused and how to renew it in `folder`, the folder of keys; "" if it is accepted."""
+        """Return why the key is refused at the time `now`, and the command that renews it; "" if it is accepted.
+
+        `folder`: the folder of keys, which the command names.
+        """
         if self.state == REVOKED:
             return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
@@ -80,11 +83,11 @@ class _Content:
 
     clients: tuple[RegistryEntry, ...] = ()
     relays: tuple[RegistryEntry, ...] = ()
-    problem: str = ""  # why the file cannot be used, "" if it can
+    problem: str = ""  # why the file cannot be used; "" if it can be used
 
     @cached_property
     def holders(self) -> dict[bytes, tuple[RegistryEntry, bool]]:
-        """Key hash → the entry of its holder, and whether the key was replaced by a newer one."""
+        """Key hash → the entry of the client or relay with this key, and whether a renewal has replaced the key."""
         return {
             _parsed(key)[1]: (entry, key != entry.public_key)
             for entry in (*self.clients, *self.relays)
@@ -145,10 +148,10 @@ class Registry:
         return {_parsed(key)[1]: id for id, key in self.enrolled().items()}
 
     def poll(self, log: Callable[[str], None]) -> bool:
-        """Return whether the file was read again since the last call and can be used. A server then checks the connected clients again.
+        """Return whether the file has changed since the last call and can be used. The caller must then check connected clients again.
 
-        Calls `log` once when the file becomes malformed, and once when it is repaired. Keys that expire are not reported, because the file
-        does not change.
+        Calls `log` once when the file becomes malformed, and once when it is repaired. Does not report keys that expire, because the file
+        does not change then.
         """
         before, self._polled = self._polled, self._current()
         content = self._polled
@@ -158,21 +161,22 @@ class Registry:
             log(f"{content.problem}; until then no client is accepted, and clients retry")
         elif before.problem and not content.problem:
             accepted = len(self.enrolled())
-            log(f"{self.path} is valid again: {accepted} of its clients are accepted")
+            log(f"{self.path} is valid again: {accepted} of its clients may join")
         return not content.problem
 
     def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
-        """Return the entry of a key hash (None if the key is unknown), and the reason why the key is refused ("" if it is accepted)."""
+        """Return the entry that has a key hash (None for an unknown key), and why the key is refused ("" if it is accepted)."""
         content, folder = self._current(), self.path.parent
         if content.problem:
             return None, content.problem
         if key_hash not in content.holders:
             add = keys_command(folder, "add")
-            return None, f"its key is not in {self.path}; enrol it with: {add}"
+            why = f"the key of this client or relay is not in {self.path}; make a new enrolment with: {add}"
+            return None, why
         entry, replaced = content.holders[key_hash]
         if replaced:
             file = f"{'relays' if entry.relay else 'clients'}/{entry.id}.toml"
-            why = f"its key was replaced when {entry.name} was renewed; give it the new {file}"
+            why = f"this key was replaced when {entry.name} was renewed; give {entry.name} the new {file}"
             return entry, why
         return entry, entry.refusal(self.now(), folder)
 
@@ -201,7 +205,7 @@ class Registry:
         return _Content(clients, relays)
 
 
-@lru_cache(1 << 17)  # because most entries of a changed registry are unchanged
+@lru_cache(1 << 17)  # when the file has changed, most of its keys are unchanged
 def _parsed(key: str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
     parsed = parse_public_key(key)
@@ -238,15 +242,17 @@ def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
 
 
 def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
-    """Raise KeysError if two holders have the same key, or a key is both current and replaced."""
+    """Raise KeysError if two clients or relays have the same key, or if a client's or relay's current key is also in `replaced`."""
     holders: dict[str, RegistryEntry] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
             if (other := holders.setdefault(key, entry)) is not entry:
+                kind, host = (
+                    ("relay", ["--relay", "--host", "HOST"]) if entry.relay else ("client", [])
+                )
                 raise KeysError(
-                    f"{path}: {other.name} and {entry.name} have the same key; give one of them its own with: "
-                    f"{keys_command(path.parent, 'renew', entry.holder)}, after removing its [[{'relay' if entry.relay else 'client'}]] "
-                    "table"
+                    f"{path}: {other.name} and {entry.name} have the same key; remove the [[{kind}]] table of {entry.name}, and enrol a "
+                    f"new {kind} with: {keys_command(path.parent, 'add', *host)}"
                 )
         if entry.public_key in entry.replaced:
             raise KeysError(

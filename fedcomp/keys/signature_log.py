@@ -1,6 +1,7 @@
-"""A client's log of its signatures and of the keys that it has pinned, by run. The log outlives the client's state of a run.
+"""A client's log of its signatures and of the public keys that it has pinned (keyring.py), by run.
 
-With a state folder, each run has a small file in it, which is replaced as a whole. Without a folder, the log lives as long as the process.
+The log of a run is kept when the client joins another run, which replaces the client's other state. If the client has a state folder, the
+log has one small file there for each run, and each change replaces the whole file. Otherwise the log ends with the process.
 """
 
 from collections.abc import Mapping
@@ -19,23 +20,26 @@ class SignatureLog:
 
     def __init__(self, folder: StateFolder | None = None):
         self.folder = folder
-        self._files: dict[str, dict[str, bytes]] = {}  # without a folder
+        self._files: dict[str, dict[str, bytes]] = {}  # the log, if there is no folder
 
     def of(self, run: str) -> dict[str, bytes]:
-        """Return the entries of a run. Raises CheckpointError if its file is damaged."""
+        """Return the log entries of a run. Raises CheckpointError if the file of the run is damaged."""
         name = _file(run)
         known: dict[str, Any] = self.folder.load(name) if self.folder else self._files.get(name, {})
         return dict(known)
 
     def add(self, run: str, entries: Mapping[str, bytes]) -> None:
-        """Add entries of a run and flush them to the disk. Raises UserError for too many runs and CheckpointError for a full disk."""
+        """Add log entries of a run and flush them to the disk.
+
+        Raises UserError if the log has entries of MAX_RUNS other runs, and CheckpointError if the disk is full.
+        """
         known, name = self.of(run), _file(run)
         if {**known, **entries} == known:
             return
         runs = list(self.folder.path.glob(f"{PREFIX}*.bin")) if self.folder else self._files
         if not known and len(runs) >= MAX_RUNS:
             raise UserError(
-                f"this client has signed ballots in {MAX_RUNS} runs, the maximum for its state folder; give it a new --state-dir "
+                f"this client has signed ballots in {MAX_RUNS} runs, the maximum for one state folder; give this client a new --state-dir "
                 "and a new key"
             )
         if self.folder:

@@ -1,4 +1,4 @@
-"""Addition of frames at relays: a relay sends the server one frame, the sum of its clients' frames.
+"""Addition of frames at relays: a relay sends the server one frame, which is the sum of its clients' frames.
 
 A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that every
 proposal is committed or rolled back. The first report with an update carries the sum, and the other updates carry no frame. The strategy
@@ -24,12 +24,12 @@ RELAY = "relay"  # stage of a failure: the frame cannot be added, or the server 
 
 
 def can_add(assignment: Assignment, report: Report) -> bool:
-    """Return whether a report has a frame, answers its assignment and is not one that the server would reject."""
+    """Return whether a report has a frame, answers its assignment, and would be accepted by the server."""
     a, r = assignment, report
     return (
         r.kind == UPDATE
         and bool(r.frame)
-        and not r.reason  # a message with many reports has no room for their reasons
+        and not r.reason  # a message with many reports has no space for their reasons
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MAX_EXAMPLES

@@ -369,8 +369,8 @@ def test_a_client_of_other_keys(folder, tmp_path):
     output = found("--keys", folder, "--client", tmp_path / "others" / "clients" / "0.toml")
     assert output["enrolled"] == (
         "failed",
-        f"its key is not in {folder}/registry.toml",
-        f"enrol it with: fedcomp keys add --keys {folder}",
+        f"the key of this client or relay is not in {folder}/registry.toml",
+        f"make a new enrolment with: fedcomp keys add --keys {folder}",
     )
 
 

@@ -411,7 +411,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     assert registry.relay_of_hash(after.key_hash) == 0
     assert registry.relay_of_hash(before.key_hash) is None
     assert registry.reason_of_hash(before.key_hash) == (
-        "its key was replaced when relay 0 was renewed; give it the new relays/0.toml"
+        "this key was replaced when relay 0 was renewed; give relay 0 the new relays/0.toml"
     )
     done("keys", "revoke", "relay-0", "--keys", with_relay)
     done("keys", "renew", "relay-0", "--keys", with_relay)

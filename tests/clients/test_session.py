@@ -39,7 +39,7 @@ def test_a_session_that_frees_downloads_clears_the_frames_that_it_applied():
     kept, freed = assignment(federation, before), assignment(federation, before)
     member.frees_downloads = True
     report = member.answer(freed)
-    assert freed.frames == [] and kept.frames  # the server's own list of frames does not change
+    assert freed.frames == [] and kept.frames  # the assignment that the server keeps is not changed
     assert (report.kind, report.version) == (UPDATE, b.version)
 
 

@@ -102,7 +102,7 @@ class Relay(Process):
 
 
 class Over(BaseException):
-    """The script of a run has ended."""
+    """Raised to end a run, when its script has ended."""
 
 
 class Scripted(Callback):

@@ -41,7 +41,7 @@ def deployed(text: str, **changes) -> tuple[DeployedClient, Assignment]:
 
 
 def test_a_client_answers_again_if_the_inputs_of_its_assignment_changed():
-    """A restarted server starts another attempt of the round, in which the cards of the previous attempt are invalid."""
+    """A restarted server makes a new attempt of the round, in which the cards (signed keys) of the previous attempt are invalid."""
     member, asked = deployed("election:byzantine=2,form=ballots,sealed=true")
     told_options = member.session.algorithm.options
     point = point_of(member.key.public_key())

@@ -64,7 +64,7 @@ class Books:
 
 @dataclass(frozen=True)
 class Others(RoundCompletion):
-    """The deadline passes when all clients but `but` have answered."""
+    """A rule that ends a phase, as at a deadline, once all clients except `but` of them have answered."""
 
     but: int = 0
 
@@ -77,7 +77,7 @@ class Others(RoundCompletion):
 
 
 class Plan:
-    """Three faults in each round, each of another client, then a last round without faults."""
+    """Rounds with three faults each, of three different clients, and a last round without faults."""
 
     def __init__(self, run: Networked, cases: list[tuple[str, str]]):
         self.run, self.happens = run, {}

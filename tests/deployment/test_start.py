@@ -258,7 +258,7 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
         ([*CLAIMED, "--patience", "nan"], "'--patience': nan is not a number of seconds"),
     ],
 )
-def test_a_client_that_cannot_start_is_one_sentence(tmp_path, monkeypatch, words, sentence):
+def test_a_client_that_cannot_start_reports_one_sentence(tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCOMP_ENROLMENT", "nobody.toml")
     done = client(*words)

@@ -212,7 +212,7 @@ def test_clients_log_their_messages_as_json(run):
     stored = objects(folder / "run" / "metrics.jsonl")
     once = list(
         dict.fromkeys(answers)
-    )  # a client that returns in a round may get its assignment twice, and sends the same frame
+    )  # a client that reconnects during a round may get its assignment twice, and sends the same frame
     assert once == [(line["round"], line["by_client"][0]["uplink_bytes"]) for line in stored]
     assert len(answers) <= ROUNDS + 1
     assert all(

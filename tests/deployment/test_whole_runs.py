@@ -84,7 +84,7 @@ def test_a_running_server_follows_changed_keys_and_survives_a_malformed_registry
         newer = run.start(2)
         yield from rounds_until(lambda: late.ended, late.output)
         assert isinstance(late.error, UserError)
-        assert "a newer connection has joined as client 2; only the newer one" in str(late.error)
+        assert "a newer connection has joined as client 2, and the server keeps" in str(late.error)
 
         yield from rounds_until(lambda: newer.has_logged("takes part as client 2"), newer.output)
         revoke(keys, 2)

@@ -1,4 +1,4 @@
-"""A server that cannot be used is an error of one sentence with cause and fix, within the time limit."""
+"""`contact` reports a server that cannot be used within the time limit, in one sentence with the cause and the fix."""
 
 import functools
 import re
@@ -40,7 +40,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def refused(host, port, trust, timeout_s=TIMEOUT_S) -> UnreachableError:
-    """Why a server is not reached; it is told in time, in one line."""
+    """Return the error of `contact`. Check that it comes in time and has one line."""
     begun = time.monotonic()
     with pytest.raises(UnreachableError) as raised:
         contact(host, port, trust, timeout_s)
@@ -96,13 +96,13 @@ def test_an_ipv6_address(ca, mine, tmp_path):
         pytest.skip(f"no IPv6 here: {error}")
 
 
-# What can be wrong with the client's certificate.
+# Faults of the client's certificate.
 
 
 @pytest.mark.parametrize(
-    ("begins", "ends", "verb"), [(-90, -2, "ended"), (2, 90, "begins")], ids=["ended", "to come"]
+    ("begins", "ends", "verb"), [(-90, -2, "ended"), (2, 90, "begins")], ids=["ended", "not begun"]
 )
-def test_a_client_whose_certificate_is_not_valid_now(begins, ends, verb, ca, tmp_path):
+def test_the_error_for_an_expired_client_certificate_names_times(begins, ends, verb, ca, tmp_path):
     with serving(SETTINGS, ca.context(tmp_path)) as port:
         error = refused("localhost", port, ca.enrolment(3, begins, ends))
     assert error.cause == "refused"
@@ -113,13 +113,13 @@ def test_a_client_whose_certificate_is_not_valid_now(begins, ends, verb, ca, tmp
     )
 
 
-def test_a_server_that_names_why_it_refuses_the_client(ca, tmp_path):
+def test_the_error_repeats_the_reason_that_a_server_gives_for_refusing_a_client(ca, tmp_path):
     with serving(SETTINGS, ca.context(tmp_path)) as port:
         error = refused("localhost", port, Authority().enrolment(3, ca=ca.pem))
     assert re.match(rf"localhost:{port} refuses the certificate of client 3 \(.+\); ", str(error))
 
 
-# What can be wrong with the server's certificate.
+# Faults of the server's certificate.
 
 
 def test_another_host_name(ca, mine, tmp_path):
@@ -137,7 +137,7 @@ def test_another_host_name(ca, mine, tmp_path):
     "host, ends, remedy",
     [("relay.example", 90, "renew relay-ID --host localhost"), ("localhost", -2, "renew relay-ID")],
 )
-def test_the_certificate_of_a_relay_is_renewed_as_that_of_a_relay(
+def test_an_error_about_a_relays_certificate_names_the_command_for_relays(
     host, ends, remedy, ca, mine, tmp_path
 ):
     context = ca.context(
@@ -188,7 +188,7 @@ def test_a_ca_that_has_ended(tmp_path):
     )
 
 
-def test_a_ca_that_is_no_certificate():
+def test_a_ca_that_cannot_be_parsed_is_an_error():
     with pytest.raises(KeysError, match="certificate of the CA cannot be read; copy it again"):
         contact("localhost", 1, b"-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
 
@@ -203,7 +203,7 @@ def test_a_port_without_tls(answer, mine):
         without = refused("localhost", port, None)
     if answer:
         assert error.cause == "other tls" and " does not speak TLS 1.3 (" in str(error)
-    else:  # as a server that ends, or has too many connections
+    else:  # like a server that is stopping, or has too many connections
         assert error.cause == "starting" in UnreachableError.transient
     assert (without.cause, str(without)) == (
         "not fedcomp",
@@ -211,7 +211,7 @@ def test_a_port_without_tls(answer, mine):
     )
 
 
-def test_a_server_that_waits_for_more_than_the_beginning_of_tls(mine):
+def test_a_server_without_tls_that_waits_for_a_full_http2_preface_is_recognised(mine):
     with serving(SETTINGS, until=b"SM\r\n\r\n") as port:
         assert refused("127.0.0.1", port, mine, 1.5).cause == "no tls"
 
@@ -235,7 +235,7 @@ def test_a_server_with_an_older_tls(ca, mine, tmp_path):
 
 
 @pytest.mark.parametrize("secure", [True, False])
-def test_a_server_that_ends_during_the_handshake_or_after_it_may_come_back(
+def test_a_server_that_ends_during_or_after_the_handshake_is_a_transient_error(
     secure, ca, mine, tmp_path
 ):
     context = ca.context(tmp_path)
@@ -254,7 +254,7 @@ def test_a_server_that_ends_during_the_handshake_or_after_it_may_come_back(
     assert error.cause in UnreachableError.transient, error
 
 
-# Nobody there.
+# Hosts and ports without a server.
 
 
 def test_a_closed_port(mine):
@@ -268,7 +268,7 @@ def test_a_closed_port(mine):
 
 
 @for_each("host", ["a..b", "a b", "x" * 300, 70 * "ß"])
-def test_a_host_that_cannot_be(host, mine):
+def test_an_invalid_host_name_is_an_unknown_host(host, mine):
     assert refused(host, 8080, mine).cause == "unknown host"
 
 
@@ -277,11 +277,11 @@ def test_an_unknown_host(mine):
     assert error.cause in (
         "unknown host",
         "silent",
-    )  # silent: a resolver that cannot be reached takes its time
+    )  # silent: the DNS resolver cannot be reached
     assert "nobody.invalid" in str(error)
 
 
-def test_a_resolver_that_takes_its_time(mine, monkeypatch):
+def test_a_slow_dns_resolver_is_reported_within_the_time_limit(mine, monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(connection.socket, "getaddrinfo", lambda *_, **__: over.wait(20) and [])
     error = refused("localhost", 8080, mine, 0.3)
@@ -290,7 +290,7 @@ def test_a_resolver_that_takes_its_time(mine, monkeypatch):
 
 
 @pytest.mark.parametrize("secure", [True, False])
-def test_a_server_that_is_frozen_from_the_beginning(secure, mine):
+def test_a_server_that_never_answers(secure, mine):
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         error = refused("127.0.0.1", frozen.getsockname()[1], mine if secure else None, 0.8)
     what = "no answer to the TLS handshake" if secure else "no HTTP/2 frame arrives"
@@ -298,14 +298,14 @@ def test_a_server_that_is_frozen_from_the_beginning(secure, mine):
     assert f"within 0.8 s ({what}); check that the server runs" in str(error)
 
 
-def test_a_server_that_is_frozen_after_the_handshake(ca, mine, tmp_path):
+def test_a_server_that_does_not_answer_after_the_tls_handshake(ca, mine, tmp_path):
     with serving(None, ca.context(tmp_path)) as port:
         error = refused("127.0.0.1", port, mine, 0.8)
     assert error.cause == "silent" and "no HTTP/2 frame arrives" in str(error)
 
 
-def test_packets_that_are_dropped(mine):
-    """A full queue of connections drops what comes, as a firewall does."""
+def test_dropped_packets_are_reported_within_the_time_limit(mine):
+    """A listening socket whose queue is full drops further connections, as a firewall does."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -347,7 +347,7 @@ def test_addresses(text, expected):
         "a\nb:80",
     ],
 )
-def test_what_is_no_address(text):
+def test_malformed_addresses_are_refused(text):
     with pytest.raises(ConfigError, match=r"(?s)^--server cannot be '.*'; give ") as error:
         address(text)
     assert "host:port" in str(error.value) or "a port from 1 to 65535" in str(error.value)

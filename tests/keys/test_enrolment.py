@@ -82,13 +82,13 @@ def refused(path, text: str) -> str:
 
 
 @pytest.mark.parametrize("server", ["server.example:8080", None])
-def test_what_is_written_is_read(server, enrolment, tmp_path):
+def test_a_written_enrolment_is_read_back(server, enrolment, tmp_path):
     path = tmp_path / "3.toml"
     path.write_text(replace(enrolment, server=server).text())
     assert Enrolment.read(path) == Enrolment.read(str(path)) == replace(enrolment, server=server)
 
 
-def test_the_end_is_that_of_the_certificate(enrolment):
+def test_an_enrolment_ends_when_its_certificate_ends(enrolment):
     assert enrolment.not_after == ENDS and f"valid until {format_time(ENDS)}" in enrolment.text()
 
 
@@ -99,7 +99,7 @@ def test_the_identity_is_the_hash_of_the_public_key_as_der(enrolment, key):
     assert enrolment.key_hash == key_hash(key.public_key()) == hashlib.sha256(der).digest()
 
 
-def test_private_parts_are_not_shown(enrolment):
+def test_the_private_key_is_not_in_the_repr(enrolment):
     assert "PRIVATE" not in repr(enrolment)
 
 
@@ -117,7 +117,7 @@ def test_the_error_for_a_file_of_an_earlier_version_names_the_renewal(enrolment,
     with pytest.raises(KeysError) as raised:
         Enrolment.read(tmp_path / "3.toml")
     assert str(raised.value) == (
-        f"{tmp_path}/3.toml has no certificate, since an earlier version of fedcomp made it; make a new one on the server: "
+        f"{tmp_path}/3.toml has no certificate, since an earlier version of fedcomp made it; make a new enrolment on the server: "
         "fedcomp keys renew 3"
     )
 
@@ -153,7 +153,7 @@ def bad_keys():
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_a_field_that_is_not_what_it_should_be_is_named(field, value, enrolment, tmp_path):
+def test_the_error_for_an_invalid_value_names_its_field(field, value, enrolment, tmp_path):
     output = refused(
         tmp_path / "x.toml", tomli_w.dumps(tomllib.loads(enrolment.text()) | {field: value})
     )
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_toml_names_the_line(text, output, tmp_path):
     assert re.fullmatch(output, refused(tmp_path / "x.toml", text))
 
 
-def test_bytes_that_are_no_text_and_a_file_that_is_none(tmp_path):
+def test_binary_files_folders_and_absent_files_are_refused(tmp_path):
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe")
     for what in (path, tmp_path, tmp_path / "absent.toml"):
@@ -222,7 +222,7 @@ def test_the_error_for_an_expired_certificate_names_the_clock(enrolment, key, tm
         Enrolment.read(tmp_path / "3.toml").refuse_expired()
 
 
-def test_the_default_place(monkeypatch):
+def test_the_default_path_of_the_enrolment_file(monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
     for value, expected in (
         (None, "/somewhere/.config/fedcomp/enrolment.toml"),
@@ -257,13 +257,13 @@ def test_files_for_flower_supernode(enrolment, tmp_path):
         enrolment.unpack(tmp_path)
 
 
-def test_a_comment_is_no_part_of_a_key(key):
+def test_the_comment_of_an_openssh_key_is_ignored(key):
     for text in (public_text(key), public_text(key) + " a comment\n"):
         assert openssh(parse_public_key(text)) == public_text(key)
 
 
 @for_each("text", ["", "\x00", "ü", "ecdsa-sha2-nistp384 AAAA", "-----BEGIN PUBLIC KEY-----"])
-def test_what_is_no_key_is_a_value_error(text):
+def test_malformed_public_keys_raise_value_error(text):
     with pytest.raises(ValueError):
         parse_public_key(text)
 

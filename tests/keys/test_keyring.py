@@ -20,7 +20,7 @@ KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(3)]
 POINTS = [point_of(key.public_key()) for key in KEYS]
 
 
-def test_a_point_is_the_key():
+def test_a_point_and_its_public_key_convert_into_each_other():
     assert {len(point) for point in POINTS} == {POINT_BYTES} and point_of(
         verifier(POINTS[0])
     ) == POINTS[0]
@@ -51,18 +51,18 @@ def test_a_client_keeps_its_own_key_and_signs_only_for_itself():
         ring.key(0, POINTS[1])
     with pytest.raises(ProtocolError, match="treats this client as client 1"):
         ring.signer(1)
-    with pytest.raises(ProtocolError, match="was not announced"):
+    with pytest.raises(ProtocolError, match="did not announce a key of client 1"):
         ring.key(1)
 
 
-def test_a_key_that_is_no_point_is_not_pinned():
+def test_an_announced_key_that_is_not_a_point_is_not_pinned():
     ring = PinnedKeys("run", 0, KEYS[0])
     with pytest.raises(ProtocolError, match="not a point"):
         ring.key(1, bytes(POINT_BYTES))
     assert ring.key(1, POINTS[1]) == POINTS[1]
 
 
-def test_with_a_list_the_server_is_not_asked(tmp_path):
+def test_a_client_with_a_roster_accepts_only_its_keys(tmp_path):
     path = tmp_path / "registry.toml"
     lines = (
         f'[[client]]\nid = {i}\nstate = "enrolled"\nnot_after = "2099-01-01T00:00:00Z"\npublic_key = "{openssh(KEYS[i].public_key())}"\n'
@@ -87,7 +87,7 @@ def test_a_malformed_roster_is_an_error(tmp_path, text):
         read_roster(path)
 
 
-def test_a_server_knows_the_keys_with_which_clients_came():
+def test_a_server_knows_the_public_keys_with_which_clients_joined():
     ring = ServerKeys("run", lambda client: point_of(KEYS[client].public_key()))
     assert ring.key(2) == POINTS[2]
     with pytest.raises(ProtocolError):

@@ -47,7 +47,7 @@ def enrolment(folder: Path, id: int) -> Enrolment:
 
 
 def hash_of(folder: Path, id: int) -> bytes:
-    """The hash of a client's public key."""
+    """Return the hash of a client's public key."""
     return enrolment(folder, id).key_hash
 
 
@@ -66,10 +66,10 @@ def refused(act) -> str:
     return str(raised.value)
 
 
-# What is made.
+# A new folder.
 
 
-def test_what_is_in_a_new_folder(folder):
+def test_the_content_of_a_new_folder(folder):
     assert set(snapshot(folder)) == {
         "ca.crt",
         "ca.key",
@@ -137,7 +137,7 @@ def test_private_files_have_no_other_permissions_for_a_moment(tmp_path, monkeypa
     )
 
 
-def test_the_certificates_say_what_they_should(folder):
+def test_the_extensions_of_the_certificates(folder):
     ca, server = (
         x509.load_pem_x509_certificate((folder / name).read_bytes())
         for name in ("ca.crt", "server.crt")
@@ -163,7 +163,7 @@ def test_the_certificates_say_what_they_should(folder):
         extensions = certificate.extensions
         assert list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [purpose]
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    with pytest.raises(x509.ExtensionNotFound):  # no CA either
+    with pytest.raises(x509.ExtensionNotFound):  # the certificate is not that of a CA
         client.extensions.get_extension_for_class(x509.BasicConstraints)
     assert client.subject.rfc4514_string() == "CN=fedcomp client"
     assert ca.public_key() != server.public_key()
@@ -185,7 +185,7 @@ def test_the_certificate_passes_the_rules_of_the_public_web(folder):
     assert len(verifier.verify(keys.check_server_files(folder), [])) == 2
 
 
-def test_a_grpc_server_and_client_with_these_files_believe_each_other(folder):
+def test_a_grpc_server_and_client_with_these_files_accept_each_other(folder):
     mine = enrolment(folder, 1)
     with grpc_serving(folder) as port:
         credentials = grpc.ssl_channel_credentials(
@@ -237,7 +237,7 @@ def test_hosts(given, expected):
         ".".join(["abcdefgh"] * 30),
     ],
 )
-def test_what_is_no_host_makes_nothing(host, tmp_path):
+def test_an_invalid_host_is_refused_before_anything_is_written(host, tmp_path):
     output = (
         refused(lambda: keys.make(tmp_path / "keys", 1, [host])) if host.isprintable() else None
     )
@@ -250,7 +250,7 @@ def test_what_is_no_host_makes_nothing(host, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# In the way, interrupted, at once.
+# Existing files, interruptions, and simultaneous commands.
 
 
 @pytest.mark.parametrize("what", ["folder", "file", "dangling link"])
@@ -267,7 +267,7 @@ def test_nothing_is_overwritten(what, tmp_path):
     assert os.listdir(tmp_path) == ["keys"] and (what != "folder" or os.listdir(out) == [])
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     output = refused(lambda: keys.make(tmp_path / "file" / "keys", 1))
     assert (
@@ -277,7 +277,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_what_fails_in_the_middle_leaves_nothing(error, tmp_path, monkeypatch):
+def test_an_error_while_keys_are_made_leaves_no_files(error, tmp_path, monkeypatch):
     def fail(*_):
         raise error
 
@@ -288,7 +288,7 @@ def test_what_fails_in_the_middle_leaves_nothing(error, tmp_path, monkeypatch):
 
 
 def killed(act: str, after: int) -> bool:
-    """Run `act` in a process that is killed at its call number `after` that changes files. Whether it was."""
+    """Run `act` in a process that is killed at its `after`-th call that changes files. Return whether the process was killed."""
     process = FORKS.Process(target=die_at_call, args=(act, after))
     process.start()
     process.join()
@@ -297,7 +297,7 @@ def killed(act: str, after: int) -> bool:
 
 
 @pytest.mark.deploy
-def test_killed_anywhere_there_is_a_whole_folder_or_one_that_no_command_accepts(tmp_path):
+def test_a_command_killed_at_any_point_leaves_a_complete_folder_or_one_that_is_refused(tmp_path):
     for after in range(100):
         place = tmp_path / str(after)
         place.mkdir()
@@ -318,7 +318,7 @@ def test_killed_anywhere_there_is_a_whole_folder_or_one_that_no_command_accepts(
 @pytest.mark.parametrize(
     "act", ["add(F, 2)", "revoke(F, 0, 2)", "renew(F, 1)", "renew_server(F, ['new.example'])"]
 )
-def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_path):
+def test_a_change_killed_at_any_point_is_complete_or_absent_and_can_be_repeated(act, tmp_path):
     keys.make(tmp_path / "first", 3)
     before = read_file(tmp_path / "first" / "registry.toml")[0]
     for after in range(100):
@@ -377,7 +377,7 @@ def test_a_change_of_a_relay_killed_at_any_point_is_complete_or_absent_and_can_b
     assert not list(folder.rglob(".*.new"))
 
 
-def test_two_commands_at_once_do_not_lose_each_other(folder):
+def test_simultaneous_commands_do_not_overwrite_each_others_changes(folder):
     threads = [threading.Thread(target=keys.add, args=(folder,)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -386,7 +386,7 @@ def test_two_commands_at_once_do_not_lose_each_other(folder):
     assert sorted(read_registry(folder).enrolled()) == list(range(11))
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_a_folder_without_a_registry_is_refused(tmp_path):
     output = refused(lambda: read_registry(tmp_path))
     assert output == (
         f"--keys {tmp_path} is not a folder of keys: it has no registry.toml; give another folder, or make one with: "
@@ -394,26 +394,26 @@ def test_a_folder_that_is_none(tmp_path):
     )
 
 
-# Who is let in.
+# Accepted and refused keys.
 
 
-def test_an_enrolled_key_is_its_id(folder):
+def test_an_enrolled_key_identifies_its_client(folder):
     registry = read_registry(folder)
     assert [registry.id_of_hash(hash_of(folder, id)) for id in range(3)] == [0, 1, 2]
     assert registry.reason_of_hash(hash_of(folder, 0)) == ""
 
 
-def test_a_stranger_is_refused(folder):
+def test_an_unknown_key_is_refused(folder):
     registry = read_registry(folder)
     stranger = key_hash(ec.generate_private_key(ec.SECP384R1()).public_key())
     assert registry.id_of_hash(stranger) is None
     assert (
         registry.reason_of_hash(stranger)
-        == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+        == f"the key of this client or relay is not in {folder}/registry.toml; make a new enrolment with: fedcomp keys add --keys {folder}"
     )
 
 
-def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
+def test_a_registry_in_use_refuses_a_revoked_key(folder):
     registry, key = read_registry(folder), hash_of(folder, 1)
     assert registry.id_of_hash(key) == 1
     keys.revoke(folder, 1)
@@ -439,14 +439,14 @@ def test_an_expired_key_is_refused(folder):
     )
 
 
-def test_a_renewed_key_takes_the_place_of_the_old(folder):
+def test_a_renewed_key_replaces_the_old_key(folder):
     registry, old = read_registry(folder), hash_of(folder, 1)
     keys.renew(folder, 1, days=30)
     new = hash_of(folder, 1)
     assert (registry.id_of_hash(old), registry.id_of_hash(new)) == (None, 1)
     assert (
         registry.reason_of_hash(old)
-        == "its key was replaced when client 1 was renewed; give it the new clients/1.toml"
+        == "this key was replaced when client 1 was renewed; give client 1 the new clients/1.toml"
     )
     assert timedelta(days=29) < enrolment(folder, 1).not_after - utc_now() <= timedelta(days=30)
 
@@ -458,7 +458,7 @@ def test_a_revoked_client_is_accepted_with_its_renewed_key_only(folder):
     assert (registry.id_of_hash(old), registry.id_of_hash(hash_of(folder, 1))) == (None, 1)
 
 
-def test_new_clients_follow_the_highest_id_revoked_ones_too(folder):
+def test_new_ids_follow_the_highest_id_also_of_revoked_clients(folder):
     registry = read_registry(folder)
     keys.revoke(folder, 2)
     assert keys.add(folder, 2) == [3, 4]
@@ -466,7 +466,7 @@ def test_new_clients_follow_the_highest_id_revoked_ones_too(folder):
     assert enrolment(folder, 4).server == "server.example:9000"
 
 
-def test_ids_that_are_not_there_change_nothing(folder):
+def test_unknown_ids_are_refused_and_change_nothing(folder):
     before = snapshot(folder)
     for act in (lambda: keys.renew(folder, 3), lambda: keys.revoke(folder, 0, 7)):
         add = f"fedcomp keys add --keys {folder}"
@@ -480,7 +480,7 @@ def test_ids_that_are_not_there_change_nothing(folder):
 # The server's certificate.
 
 
-def test_a_new_certificate_for_the_hosts_it_had_and_more(folder):
+def test_a_renewed_server_certificate_has_the_old_and_new_hosts(folder):
     before = snapshot(folder)
     names, ends = keys.renew_server(folder, ["new.example"], days=10)
     assert (
@@ -490,7 +490,7 @@ def test_a_new_certificate_for_the_hosts_it_had_and_more(folder):
     )
     assert timedelta(days=9) < ends - utc_now() <= timedelta(days=10)
     changed = {name for name, data in snapshot(folder).items() if data != before[name]}
-    assert changed == {"server.crt", "server.key"}  # clients need nothing new
+    assert changed == {"server.crt", "server.key"}  # the files of clients stay as they are
 
 
 def test_new_certificates_need_the_key_of_the_ca(folder):
@@ -535,7 +535,7 @@ def test_no_certificate_is_signed_by_a_ca_that_has_ended_or_lasts_longer_than_it
         )
 
 
-def test_what_is_due(folder):
+def test_certificates_that_end_soon_are_listed(folder):
     assert keys.due(folder, 30) == []
     assert keys.due(folder, 366) == ["server", 0, 1, 2]
     keys.renew(folder, 1, days=5)
@@ -544,7 +544,7 @@ def test_what_is_due(folder):
 
 
 @pytest.mark.parametrize(("days", "when"), [(-1, "begins"), (366, "ended")])
-def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(days, when, folder):
+def test_a_server_does_not_start_with_a_certificate_that_is_not_valid_now(days, when, folder):
     assert keys.serving_files(folder) == (folder / "server.crt", folder / "server.key")
     now = utc_now() + timedelta(days=days)
     output = refused(lambda: keys.serving_files(folder, now))
@@ -582,13 +582,13 @@ def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(day
         ),
     ],
 )
-def test_files_of_the_server_that_do_not_go_together(damage, output, folder):
+def test_damaged_or_mismatched_server_files_are_refused(damage, output, folder):
     damage(folder)
     for check in (keys.check_server_files, keys.serving_files):
         assert re.match(rf"{folder}/{output}", refused(lambda check=check: check(folder)))
 
 
-def test_nothing_heavy_is_imported():
+def test_the_keys_package_imports_no_large_library():
     program = "import fedcomp.keys.key_folder, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr') if m in sys.modules])"
     assert (
         subprocess.run(

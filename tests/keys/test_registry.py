@@ -49,7 +49,7 @@ def entries(count: int) -> list[RegistryEntry]:
     ]
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_registry_is_read_back(tmp_path):
     made = entries(4)
     made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
     (tmp_path / "registry.toml").write_text(registry_text(reversed(made), "server.example:1"))
@@ -60,7 +60,7 @@ def relays(count: int) -> list[RegistryEntry]:
     return [replace(entry, relay=True) for entry in entries(count)]
 
 
-def test_relays_that_are_written_are_read(tmp_path):
+def test_written_relays_are_read_back(tmp_path):
     clients, path = entries(2), tmp_path / "registry.toml"
     made = relays(3)
     made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
@@ -119,7 +119,7 @@ def malformed():
     yield (
         "two ids with one key",
         registry_text([a, replace(b, public_key=a.public_key)], None),
-        ": client 0 and client 1 have the same key; give one",
+        ": client 0 and client 1 have the same key; remove the .*new client with: fedcomp keys add",
     )
     yield (
         "a replaced key of another",
@@ -177,7 +177,7 @@ def malformed():
     yield (
         "a key of a client and a relay",
         registry_text([a, replace(d, public_key=a.public_key)], None),
-        ": client 0 and relay 0 have the same key; give one .*renew relay-0 .*after removing its \\[\\[relay\\]\\] table",
+        ": client 0 and relay 0 have the same key; remove the \\[\\[relay\\]\\] table of relay 0, .*add --relay",
     )
     yield (
         "a replaced key of a relay",
@@ -228,7 +228,7 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, output, tmp_pat
     assert re.match(re.escape(str(path)) + output, refused(lambda: keys.add(folder)))
     assert sorted(path.read_bytes() for path in folder.rglob("*.*") if path.is_file()) == before
 
-    # A server that is running lets nobody in and says why, until it is mended.
+    # A running server accepts no client and gives the reason, until the file is repaired.
     assert registry.id_of_hash(key) is None and registry.enrolled() == {}
     assert registry.reason_of_hash(key) == registry.problem and re.match(
         re.escape(str(path)) + output, registry.problem
@@ -247,7 +247,7 @@ def test_a_missing_registry_refuses_all_keys(folder):
     assert registry.id_of_hash(key) == 0
 
 
-def test_an_emptied_registry_counts_as_damaged(folder):
+def test_a_registry_that_loses_all_clients_counts_as_damaged(folder):
     path = folder / "registry.toml"
     registry, key, whole = (
         read_registry(folder),
@@ -262,7 +262,7 @@ def test_an_emptied_registry_counts_as_damaged(folder):
     assert registry.problem == "" and registry.id_of_hash(key) == 0
 
 
-# Looked up by hash.
+# Look-up by key hash.
 
 
 def test_a_key_hash_identifies_its_client_or_gives_the_reason_for_a_refusal(folder):
@@ -276,7 +276,7 @@ def test_a_key_hash_identifies_its_client_or_gives_the_reason_for_a_refusal(fold
     assert registry.id_of_hash(renewed.key_hash) is None
     assert registry.id_of_hash(client(folder, 0).key_hash) == 0
     assert registry.reason_of_hash(renewed.key_hash) == (
-        "its key was replaced when client 0 was renewed; give it the new clients/0.toml"
+        "this key was replaced when client 0 was renewed; give client 0 the new clients/0.toml"
     )
     assert registry.reason_of_hash(revoked.key_hash) == (
         f"client 1 is revoked; to accept it again: fedcomp keys renew 1 --keys {folder}"
@@ -285,15 +285,15 @@ def test_a_key_hash_identifies_its_client_or_gives_the_reason_for_a_refusal(fold
 
 
 @pytest.mark.parametrize("stranger", [bytes(32), b"", b"no hash"])
-def test_a_strange_key_hash_is_refused(stranger, folder):
+def test_an_unknown_key_hash_is_refused(stranger, folder):
     registry = read_registry(folder)
     assert registry.id_of_hash(stranger) is None
     assert registry.reason_of_hash(stranger) == (
-        f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+        f"the key of this client or relay is not in {folder}/registry.toml; make a new enrolment with: fedcomp keys add --keys {folder}"
     )
 
 
-def test_a_key_hash_whose_time_is_over_is_refused(folder):
+def test_the_hash_of_an_expired_key_is_refused(folder):
     later = utc_now() + timedelta(days=366)
     registry, mine = Registry(folder / "registry.toml", now=lambda: later), client(folder, 0)
     assert registry.id_of_hash(mine.key_hash) is None

@@ -1,4 +1,4 @@
-"""A registry that changes under a running server: the warnings. tests/deployment/test_whole_runs.py has the clients."""
+"""Warnings about a registry that changes while the server runs. tests/deployment/test_whole_runs.py tests the effect on clients."""
 
 import re
 
@@ -25,11 +25,11 @@ def test_a_problem_of_the_registry_and_its_repair_are_logged_once(tmp_path):
     )
     path.write_text(
         whole.replace("id = 1", "id = 0")
-    )  # mended in one place, and now wrong in another
+    )  # the first fault is repaired, but there is another
     (sentence,) = check()
     assert sentence.startswith(f"{path}: client 0 has two keys; remove one")
     with_one = whole.replace('"enrolled"', '"revoked"', 1)
     path.write_text(with_one)
-    assert check() == [f"{path} is valid again: 1 of its clients are accepted"]
+    assert check() == [f"{path} is valid again: 1 of its clients may join"]
     path.write_text(whole)
-    assert check() == [], "what is no problem is no news"
+    assert check() == [], "a valid change causes no warning"

@@ -1,4 +1,4 @@
-"""`fedcomp client --transport flower`: a client under Flower's own SuperNode."""
+"""`fedcomp client --transport flower`: a client that runs in Flower's SuperNode."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from .events import new_lines
 
 HOME, LOG = "supernode", "supernode.log"  # in the state folder
 POLL_S = 0.2  # between reads of the ClientApp's messages
-FAREWELL_S = 5.0  # time for the answer to the farewell to be sent
+FAREWELL_S = 5.0  # time for the SuperNode to send the answer to the farewell
 TRUST_WARNING = (
-    "--transport flower: Flower's SuperNode runs the Apps that the server sends; take part with servers that you trust, or use "
+    "--transport flower: Flower's SuperNode runs the Apps that the server sends; connect only to servers that you trust, or use "
     "--transport grpc"
 )
 

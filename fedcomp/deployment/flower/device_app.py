@@ -1,7 +1,7 @@
 """The ClientApp of a deployment: one client under Flower's SuperNode, started by `fedcomp client --transport flower`.
 
-Flower starts a process for each message. The client is therefore read from its state folder each time, and its state is written there
-before the answer is sent. The folder also holds the client's options (`SETUP`), its invitation (`INVITED`) and its log (`MESSAGES`).
+Flower starts a process for each message. Each process therefore reads the client from its state folder, and writes the client's state
+there before it sends the answer. The folder also holds the client's options (`SETUP`), its invitation (`INVITED`) and its log (`MESSAGES`).
 """
 
 import json

@@ -46,7 +46,7 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """A reader that repeats the calls in a file. `summary`: the summary of the run once it has finished."""
+    """A reader that makes the calls in a file on `callback`. `summary`: the summary of the run; None before the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback
@@ -55,7 +55,7 @@ class EventReader:
         self._lines = new_lines(path)
 
     def read(self) -> None:
-        """Repeat the calls that were written since the last call. Raises the error that ended the run."""
+        """Repeat the calls that were written since `read` was last called. Raises the error that ended the run, if any."""
         for line in self._lines():
             name, *values = json.loads(line)
             if name == FAILED:

@@ -1,4 +1,4 @@
-"""Flower's commands, run as child processes of this process. They end when it ends."""
+"""Flower's commands, run as child processes. On Linux, they are killed when this process ends."""
 
 import ctypes
 import os
@@ -92,7 +92,7 @@ def supernode_options(home: Path) -> list[str]:
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start a Flower command in its own session, so that the terminal's Ctrl-C does not reach it. Append its output to `log`.
 
-    On Linux the process is killed when this one dies.
+    On Linux, the started process is killed when this process ends.
     """
     libc, parent = ctypes.CDLL(None), os.getpid()
 

@@ -1,4 +1,4 @@
-"""`fedcomp server start --transport flower`: the rounds of the run are run by a ServerApp under Flower's SuperLink."""
+"""`fedcomp server start --transport flower`: a ServerApp under Flower's SuperLink runs the rounds."""
 
 import dataclasses
 import json
@@ -43,8 +43,8 @@ COMPONENTS = {
     "clientapp": "fedcomp.deployment.flower.device_app:app",
 }
 TRUST_WARNING = (
-    "--transport flower: whoever reaches port {port} of {host} can submit Apps to Flower's SuperLink, which run their code on this "
-    "machine and on every SuperNode; keep the port within a network that you trust, or use --transport grpc"
+    "--transport flower: anyone who can reach port {port} of {host} can submit Apps to Flower's SuperLink, and these Apps run code on "
+    "this machine and on every SuperNode; keep the port within a network that you trust, or use --transport grpc"
 )
 
 
@@ -57,7 +57,7 @@ def serve(
     """Run a federation of real clients through Flower, as `fedcomp.deployment.start.serve` does over gRPC.
 
     The port is on loopback unless the endpoint names a host. Raises UserError for invalid options, and FedcompError if Flower's processes
-    fail; their log is then kept.
+    fail. In the second case, their log is kept.
     """
     refuse_simulation_options(config)
     if config.relays:
@@ -80,10 +80,11 @@ def serve(
         callback.on_warning(TRUST_WARNING.format(port=endpoint.port, host=endpoint.host))
         link.submit()
         while not events.ended:
-            running = link.running()  # read first: the events of a process that ended are complete
+            # Check the processes first: once a process has ended, the file has all its events.
+            running = link.running()
             events.read()
             if not running and not events.ended:
-                sentence = "Flower ended before the run did"
+                sentence = "Flower ended before the run was complete"
                 raise link.failure(sentence, "; --resume continues the run")
             time.sleep(POLL_S)
         assert events.summary is not None
@@ -91,7 +92,7 @@ def serve(
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp. Options that concern only this process are replaced by values that turn them off."""
+    """Return the settings of the ServerApp. Outputs that only this process writes, such as the JSON log, are turned off."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
@@ -111,7 +112,7 @@ class SuperLink:
         self._failed = False
 
     def start(self) -> None:
-        """Start the SuperLink, and wait until its port is open. Raises FedcompError."""
+        """Start the SuperLink, and wait until its port is open. Raises FedcompError if it does not open within START_S seconds."""
         self.home.mkdir()
         host, port = self.endpoint.host, self.endpoint.port
         options, self.control = processes.superlink_options(host, port, self.home)
@@ -136,7 +137,7 @@ class SuperLink:
         return registered
 
     def submit(self) -> None:
-        """Submit the run. `running` then returns False once the run has ended."""
+        """Submit the run. From then on, `running` returns False once the run has ended."""
         self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:

@@ -1,10 +1,10 @@
-"""Compression around any Flower strategy.
+"""A wrapper that compresses the messages of any Flower strategy.
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-The clients' end is `compression_mod`. The wrapped strategy still makes and aggregates whole ArrayRecords, but frames are sent in their
-place: down to a client the broadcasts that it has missed, and up to the server the client's update, with error feedback (Sattler et al.
-2019, algorithm 2, with the strategy's own aggregation in place of the mean). A malformed reply is rejected with a reason.
+On the clients, `compression_mod` is needed. The wrapped strategy still makes and aggregates whole ArrayRecords, but frames replace them:
+to a client, the broadcasts that it has missed; to the server, the client's update, with error feedback (Sattler et al. 2019, algorithm 2,
+with the strategy's own aggregation in place of the mean). A malformed reply is rejected with a reason.
 """
 
 import logging
@@ -35,12 +35,12 @@ log = logging.getLogger("flwr.fedcomp")  # handled by Flower's own log handlers
 class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
-    `uplink`, `downlink`: codec specs; `identity` does not compress. `downlink_memory`: spec of the memory, which keeps the parts of the
-    model's steps that broadcasts left out. `cache`: bytes of old broadcasts to keep for clients that missed rounds, as a multiple of the
-    model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`: the
-    seed of the random choices of codecs.
+    `uplink`, `downlink`: codec specs; `identity` does not compress. `downlink_memory`: spec of the server's memory, which keeps the parts
+    of the model's changes that broadcasts left out. `cache`: bytes of old broadcasts to keep for clients that missed rounds, as a multiple
+    of the model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`:
+    the seed of the random choices of codecs.
 
-    `traffic` has the bytes of frames by client for each (round, "train" or "evaluate"), `rejections` the rejected replies with reasons.
+    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client, and `rejections` to the rejected replies with reasons.
     Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
     """
 
@@ -155,7 +155,7 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the clients' model. If `arrays` is another model, start again from `arrays`, which all clients then download whole."""
+        """Return the model that clients have. If `arrays` differs, start again from `arrays`, which all clients then download whole."""
         if self.model is None or not self.model.equals(arrays):
             layout = ArrayLayout.of(arrays, self.whole)
             if not layout.vector_layout.numel:
@@ -192,7 +192,7 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase, in which broadcasts replace the model."""
+        """Return the wrapped strategy's messages of a phase, with the model replaced by broadcasts."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -205,7 +205,7 @@ class Compressed(Strategy):
         return messages
 
     def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
-        """Return replies with whole models, as the wrapped strategy expects. Errors and replies to uncompressed messages are unchanged."""
+        """Return the replies with frames replaced by whole models. Errors and replies to uncompressed messages are unchanged."""
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -250,7 +250,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy, or a strategy that it wraps, weighs replies; "" if there is none."""
+    """Return the name of the metric by which a strategy weighs replies, or a strategy inside this one; "" if there is none."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

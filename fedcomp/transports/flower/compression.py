@@ -1,4 +1,4 @@
-"""Compressed updates for an existing Flower ClientApp: one mod, listed first.
+"""A Flower mod that compresses the updates of an existing ClientApp. List it first.
 
     app = ClientApp(mods=[compression_mod()])
 
@@ -7,7 +7,7 @@ and sends the difference between the app's result and that record as a frame, wi
 unchanged. The server chooses the codecs and names them in each message. The client chooses the memory.
 
 A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The state of a client is therefore one
-file per run, which is replaced as a whole before a reply is sent. In Flower's simulation engine, a client keeps its state in its Context.
+file per run, which the mod replaces before it returns a reply. In Flower's simulation engine, a client keeps its state in its Context.
 """
 
 import json
@@ -39,9 +39,9 @@ from .records import MESSAGE
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
-RUNS = 4  # number of runs, the newest ones, whose states are kept
+RUNS = 4  # number of newest runs whose states are kept
 TICKET_BYTES = 16
-# Values that the server announces. A state that was stored under other values is not used.
+# Names of values that the server announces. The client does not use a state that it stored under other values.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # name of the header in a stored state
 
@@ -49,7 +49,7 @@ HEAD = "head"  # name of the header in a stored state
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
     """Return a Flower mod that compresses the updates of a ClientApp. List it first, so that the other mods see whole arrays.
 
-    `memory`: spec string of the memory, which keeps the parts of updates that were not sent. `state_dir`: folder of the clients' states.
+    `memory`: spec string of the memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients' states.
     On a SuperNode the default is ~/.local/state/fedcomp. In Flower's simulation engine, the default is no folder: a client's state is in
     its Context and ends with the run. In `state_dir` each client has a folder, named after the `partition-id` of its node config if it has
     one, else after its node id. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError for a
@@ -79,7 +79,7 @@ def check_memory(memory: str) -> None:
     if cls and (cls.counterpart is not None or cls.required_strategy or cls.needs_moments):
         needs = f"memory '{name}' needs state that a mod cannot access"
         raise ConfigError(f"{needs}; use memory='residual', or fedcomp client")
-    with suppress(ConfigError):  # the server chooses the codec
+    with suppress(ConfigError):  # raised for this codec; the server may choose another
         memory_of(memory, codec("stc"), 1)
 
 
@@ -88,7 +88,7 @@ def default_state_dir() -> Path:
 
 
 def in_simulation() -> bool:
-    """Return whether the app runs in a Ray actor. The clients of Flower's simulation engine do; those of a SuperNode do not."""
+    """Return whether the app runs in a Ray actor, as in Flower's simulation engine but not on a SuperNode."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -96,7 +96,7 @@ def in_simulation() -> bool:
 
 
 def storage_of(context: Context, state_dir: str | Path | None) -> "RunStates | ContextState":
-    """Return where a client keeps its state: its Context in a simulation without `state_dir`, else a folder."""
+    """Return the storage of a client's state: its Context in a simulation without `state_dir`, else a folder."""
     if state_dir is None and in_simulation():
         return ContextState(context)
     states = default_state_dir() if state_dir is None else Path(state_dir)
@@ -104,7 +104,7 @@ def storage_of(context: Context, state_dir: str | Path | None) -> "RunStates | C
 
 
 def folder_name(context: Context) -> str:
-    """Return the name of a client's folder. Two clients on one machine need different ones."""
+    """Return the name of a client's folder, which differs for the clients of one machine."""
     partition = context.node_config.get("partition-id")
     name = f"node-{context.node_id}" if partition is None else f"partition-{partition}"
     return name.replace(os.sep, "_")
@@ -117,7 +117,7 @@ def _answer(
     message: Message,
     call_app: Callable[[], Message],
 ) -> Message:
-    """Call the app with an unpacked message, and return its reply with the update packed into a frame."""
+    """Unpack a message, call the app, and return the app's reply with the update packed into a frame."""
     a, stage = assignment, "download"
     try:
         client = stored.download(a)
@@ -165,7 +165,7 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
 
 
 class AppClient:
-    """A client in a run: its session, at first without a model, and the layout of the model's arrays."""
+    """A client in a run: its session, whose model is zero before the first download, and the layout of the model's arrays."""
 
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
@@ -256,7 +256,7 @@ class StoredState:
         return client
 
     def save(self, client: AppClient) -> None:
-        """Store the state; a file is flushed to the disk. Raises CheckpointError if the file cannot be written, as on a full disk."""
+        """Store the client's state, and flush a file to the disk. Raises CheckpointError if the file cannot be written (disk full)."""
         head = client.run | {"form": client.layout.pack().decode()}
         state = device_state.pack(client.session, client.id) | {HEAD: json.dumps(head).encode()}
         self.storage.save(state, self.file)

@@ -1,4 +1,4 @@
-"""The round loop's transport over Flower's `Grid`."""
+"""A transport that sends the messages of the round loop over Flower's `Grid`."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ POLL_S = 0.1  # between polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the roster of a Flower deployment in which a client's logical id equals its node id."""
+    """Return the connected nodes, with each node id as the client's logical id. This is the default roster."""
     return {node: node for node in grid.get_node_ids()}
 
 

@@ -76,7 +76,7 @@ class JoiningTransport(GridTransport):
         return {"connections": len(self._joined)}
 
     def send_farewell(self, round: int) -> None:
-        """Send all clients the farewell, and wait up to 20 s for their answers."""
+        """Send a farewell to all clients, and wait up to 20 s for their answers."""
         farewell = Farewell(self.invitation.run, round)
         messages = [self._message(farewell, LEAVE, node) for node in self._joined]
         waiting = {name for name in self.grid.push_messages(messages) if name}

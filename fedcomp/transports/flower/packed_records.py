@@ -1,8 +1,8 @@
-"""A model in a Flower record of named arrays is split into a vector that is compressed and arrays that are sent whole.
+"""The split of a model, a Flower record of named arrays, into a vector to compress and arrays to send whole.
 
 The arrays of floats, in the order of the record, make up the vector. Arrays of integers, arrays in another serialisation than NumPy's, and
-arrays whose names match a pattern are sent whole, uncompressed. The default patterns match running statistics, since an approximate
-variance could be negative.
+arrays whose names match a pattern are sent whole, that is, uncompressed. The default patterns match running statistics, because an
+approximate variance could be negative.
 """
 
 import json
@@ -29,7 +29,7 @@ BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"  # of batch no
 
 @dataclass
 class Parcel(WireMessage):
-    """An Assignment or a Report that replaces a record of arrays in a message, with the record's arrays that are sent whole."""
+    """A record that replaces a model's arrays in a Flower message: an Assignment or a Report, and the arrays that are sent whole."""
 
     message: bytes
     record: str  # key of the replaced record, "" if there is none
@@ -67,7 +67,7 @@ class Parcel(WireMessage):
 
     @cached_property
     def whole(self) -> dict[str, Array]:
-        """The arrays that are sent whole. Raises ProtocolError."""
+        """The arrays that are sent whole. Raises ProtocolError if they are malformed."""
         try:
             arrays = {}
             for head, body in zip(json.loads(self.heads), self.bodies, strict=True):
@@ -102,7 +102,7 @@ class ArrayLayout:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return the layout that `pack` packed. Raises ProtocolError."""
+        """Return the layout from the result of `pack`. Raises ProtocolError for other bytes."""
         try:
             read = json.loads(data)
             arrays = tuple((str(name), tuple(map(int, s)), str(dtype)) for name, s, dtype in read)
@@ -111,12 +111,12 @@ class ArrayLayout:
             raise ProtocolError(problem) from error
         for _, shape, dtype in arrays:
             if dtype not in ("", *FLOATS) or min(shape, default=0) < 0:
-                raise ProtocolError("the model has arrays that do not fit into a vector")
+                raise ProtocolError("the model's layout has an invalid dtype or a negative size")
         return cls(arrays)
 
     @cached_property
     def vector_layout(self) -> Layout:
-        """The layout of the vector."""
+        """The layout of the vector to compress."""
         return Layout.from_shapes({name: shape for name, shape, dtype in self.arrays if dtype})
 
     @cached_property
@@ -137,7 +137,7 @@ class ArrayLayout:
         return {name: tuple(array.shape) for name, array in record.items()} == self._shapes
 
     def vector(self, record: ArrayRecord) -> Tensor:
-        """Return a record's vector [numel] in new memory, float32. Raises ProtocolError if an array is malformed or of another shape."""
+        """Return a record's vector [numel], float32, in new memory. Raises ProtocolError if an array is malformed or has another shape."""
         vector = torch.empty(self.vector_layout.numel)
         for entry in self.vector_layout:
             values = values_of(entry.name, record[entry.name])
@@ -153,7 +153,7 @@ class ArrayLayout:
         return {name: array for name, array in record.items() if name in self._whole}
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raise ProtocolError unless `whole` has exactly the arrays to send whole, readable, finite and with the model's shapes."""
+        """Raise ProtocolError unless `whole` has exactly the arrays to send whole, all readable, finite and of the model's shapes."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
             raise ProtocolError(f"arrays {others} are missing, or not part of the model")
         for name, array in whole.items():
@@ -168,7 +168,7 @@ class ArrayLayout:
                 raise ProtocolError(f"array '{name}' holds NaN or infinity")
 
     def record(self, vector: Tensor, whole: Mapping[str, Array]) -> ArrayRecord:
-        """Return the record of a vector [numel] and of the arrays that are sent whole, in the model's order."""
+        """Return a record made of a vector [numel] and the arrays that are sent whole, in the model's order."""
         views, arrays = self.vector_layout.views(vector), {}
         for name, _, dtype in self.arrays:
             arrays[name] = Array(views[name].numpy().astype(dtype)) if dtype else whole[name]
@@ -176,7 +176,7 @@ class ArrayLayout:
 
 
 def values_of(name: str, array: Array) -> np.ndarray:
-    """Return the values of an array. Raises ProtocolError."""
+    """Return the values of an array. Raises ProtocolError if they cannot be read."""
     try:
         return array.numpy()
     except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:

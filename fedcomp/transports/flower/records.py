@@ -1,7 +1,7 @@
 """fedcomp's messages as Flower records.
 
-A message is one value: up to 1 MiB, bytes in a ConfigRecord; above that, an Array, which Flower sends in chunks. The Array has an `stype`
-of its own, so that no strategy averages it by accident.
+A message of up to 1 MiB is one value of bytes in a ConfigRecord. A larger message is one Array, which Flower sends in chunks. The Array has
+a special `stype`, so that no strategy averages it by accident.
 """
 
 from typing import TypeVar
@@ -38,6 +38,6 @@ def from_records(records: RecordDict, kind: type[M]) -> M:
     data = value.data if isinstance(value, Array) and value.stype == STYPE else value
     if not isinstance(data, bytes):
         raise ProtocolError(
-            f"the message holds no record '{MESSAGE}' of bytes; both sides need fedcomp"
+            f"the message has no record '{MESSAGE}' of bytes; use fedcomp in both the ServerApp and the ClientApp"
         )
     return kind.unpack(data)

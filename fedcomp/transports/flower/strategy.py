@@ -53,7 +53,7 @@ class FlowerStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run `num_rounds` rounds from `initial_arrays`. A phase takes at most `timeout` seconds unless the config sets `timeout_s`.
+        """Run `num_rounds` rounds from `initial_arrays`. A phase ends after `timeout` seconds unless the config sets `timeout_s`.
 
         The server evaluates with `evaluate_fn`. `train_config` and `evaluate_config` have no effect.
         """
@@ -95,7 +95,7 @@ class FlowerStrategy(Strategy):
         )
 
     def _only_start(self, *args: Any, **options: Any) -> Any:
-        """Raise ConfigError, because fedcomp's loop runs the rounds, not Flower's."""
+        """Raise ConfigError, because fedcomp's loop runs the rounds and Flower's loop cannot."""
         raise ConfigError("fedcomp's loop runs the rounds of this strategy; call start()")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start

@@ -29,14 +29,14 @@ IDS = 1 << 63
 
 @dataclass
 class PhaseExchange:
-    """One phase of a round: the assignment of each node, and the results."""
+    """One phase of a round: the assignment of each node, and the replies so far."""
 
     round: int
     phase: str
     traffic: Traffic = field(default_factory=Traffic)
-    assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
-    answered: set[int] = field(default_factory=set)
-    tickets: dict[int, str] = field(default_factory=dict)  # of opened updates, by client
+    assignments: dict[int, Assignment] = field(default_factory=dict)  # node → assignment
+    answered: set[int] = field(default_factory=set)  # nodes
+    tickets: dict[int, str] = field(default_factory=dict)  # client → ticket of its update
 
 
 @dataclass(eq=False)
@@ -48,10 +48,10 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Values that each message announces. "training" is a unique name: clients discard a state with another name.
+    # Values that each message announces. "training" is a unique name. Clients discard a state that they stored under another name.
     announced: dict[str, str]
-    tickets: dict[int, str]  # of each client's last accepted update
-    versions: dict[int, str] = field(default_factory=dict)  # last version that each client reported
+    tickets: dict[int, str]  # client → ticket of its last accepted update
+    versions: dict[int, str] = field(default_factory=dict)  # client → last version that it reported
 
     def equals(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the current model."""
@@ -119,7 +119,7 @@ class Model:
             exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
-        """Raise ProtocolError for an error from a client that never sent a compressed record, because it may lack the mod."""
+        """Raise ProtocolError for an error from a client that never sent a compressed record. Its ClientApp may lack the mod."""
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
                 f"its app failed before it sent a compressed record ({reply.error.reason}); if it cannot read one, {ADD_MOD}"

@@ -11,22 +11,23 @@ from .settings import PortSettings, peer_key, point_key
 from .streams import EndStream, RelayedClient, Stream
 from .wire import Hello, Refused
 
-BURST_JOINS, JOINS_PER_S = 10.0, 0.5  # limits for one client or relay
-# Time for which a client or relay that was disconnected for a flood may not join.
+# Limits for one client or relay: joins in quick succession, and joins per second after that.
+BURST_JOINS, JOINS_PER_S = 10.0, 0.5
+# After a client or relay is disconnected because it flooded the port, it may not join for this time.
 FLOOD_PAUSE_S = 60.0
 MAX_WARNED_IDS = 4096  # largest number of ids outside of the run for which there are warnings
-EXPELLED = "its key is no longer accepted"
+EXPELLED = "the key of this client or relay is no longer accepted"
 
 
 class JoinRate:
     """A token bucket for each client or relay, which limits how often it may join."""
 
     def __init__(self) -> None:
-        # identity → tokens, time.monotonic() when they were counted
+        # identity → tokens, and time.monotonic() at which they were counted
         self._tokens: dict[object, tuple[float, float]] = {}
 
     def take(self, identity: object) -> bool:
-        """Take a token. Return False if there is none."""
+        """Take a token of a client or relay. Return False if there is none."""
         now = time.monotonic()
         tokens, then = self._tokens.pop(identity, (BURST_JOINS, now))
         tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)
@@ -34,12 +35,12 @@ class JoinRate:
         return tokens >= 1
 
     def pause(self, identity: object, pause_s: float) -> None:
-        """Take all tokens, and those of the next `pause_s` seconds."""
+        """Take all tokens of a client or relay, and its tokens of the next `pause_s` seconds."""
         self._tokens[identity] = -pause_s * JOINS_PER_S, time.monotonic()
 
 
 class Admission:
-    """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason for the peer.
+    """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason to send.
 
     `refused` counts the refused streams by reason. `warn` is called with warnings for the operator.
     """
@@ -68,13 +69,13 @@ class Admission:
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # if the registry has just been repaired, there is no reason
+        if client is None:  # there is no reason if the registry has been repaired meanwhile
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
 
     def check_hello(self, stream: Stream, hello: Hello) -> None:
-        """Check the HELLO of a client or relay. Raises EndStream."""
+        """Check the HELLO of a client or relay. Raises EndStream if the client or relay is refused."""
         if hello.protocol != wire.PROTOCOL:
             reason = (
                 f"this client speaks version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}) and the "
@@ -91,7 +92,7 @@ class Admission:
             self._identify(stream, hello.client)
 
     def check_presence(self, stream: Stream, presence: Presence) -> None:
-        """Check the answer of a client to its invitation. Raises EndStream, and ProtocolError for a malformed key."""
+        """Check a client's answer to its invitation. Raises EndStream if the client is refused, and ProtocolError for a malformed key."""
         if presence.key:
             point_key(presence.key)
         client = stream.client if stream.client >= 0 else presence.client

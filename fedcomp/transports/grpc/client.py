@@ -1,4 +1,4 @@
-"""The client's end of a gRPC stream. It needs a running asyncio event loop; a process may open many streams."""
+"""The client's end of a gRPC stream. Use it in a running asyncio event loop. A process may open many streams."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CONNECT_S = 30.0  # time for the connection and the server's first message
-STATUS_S = 2.0  # time to wait for the stream's status after a failed write
+STATUS_S = 2.0  # time to wait for the reason why the stream ended, after a failed write
 Message = Invitation | Assignment | Farewell | Refused
 
 
 class GrpcConnection:
-    """One stream to a server, from the HELLO to its end. `target`: host:port.
+    """One stream to a server, from the first message (HELLO) to the end of the stream. `target`: host:port.
 
     Without credentials the connection has no TLS, and the client may claim an id. With credentials the certificate identifies the client.
     `largest`: bytes of the largest message that the server may send.
@@ -39,9 +39,9 @@ class GrpcConnection:
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
         self._client = client  # after the invitation, the id that the server assigned
-        # The last assignment that `messages` yielded, until it is answered, with its sequence number.
+        # Sequence number and assignment that `messages` yielded last; None once the assignment is answered.
         self._assigned: tuple[int, Assignment] | None = None
-        # Messages that `messages` has not yielded; assignments with their sequence numbers.
+        # Messages that `messages` has not yielded yet. An assignment is a tuple of its sequence number and itself.
         self._unread: deque[Any] = deque()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
@@ -83,7 +83,7 @@ class GrpcConnection:
         await self._channel.close()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield the server's messages until the stream ends or a Farewell or Refused was yielded. Raises the errors of the class."""
+        """Yield the server's messages up to a Farewell or Refused. Raises the errors of the class, also if the stream ends earlier."""
         while True:
             while self._unread:
                 message = self._unread.popleft()

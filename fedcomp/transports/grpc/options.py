@@ -15,8 +15,8 @@ for name, value in ENVIRONMENT.items():
 Options = list[tuple[str, int | str]]
 KEEPALIVE_S = 100  # silence after which a keepalive ping is sent
 ANSWER_S = 20  # time to answer the ping; then the connection is closed
-SPARE_CONNECTIONS = 4096  # connections besides one for each client, for half-open connections
-SPARE_FILES = 256  # file descriptors that the process needs besides connections
+SPARE_CONNECTIONS = 4096  # in addition to one for each client, for half-open connections
+SPARE_FILES = 256  # file descriptors that the process needs in addition to its connections
 
 _BOTH = {
     "grpc.max_receive_message_length": MAX_GRPC_BYTES,

@@ -22,10 +22,10 @@ class PendingAssignment:
 
     sequence: int
     assignment: Assignment
-    # `time.monotonic()` at which a relay adds frames without the answer to this one.
+    # `time.monotonic()` from which a relay adds the other frames without waiting for the answer to this assignment.
     due_s: float | None = None
     sent: bool = False  # whether its last part was passed to gRPC
-    relay: "ConnectedRelay | None" = None  # the relay that it was sent to
+    relay: "ConnectedRelay | None" = None  # the relay to which it was sent
     timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
 
     def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:
@@ -40,7 +40,7 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """The open assignments by client. `emit` is called with the event of each answer or loss. Not safe outside the event loop."""
+    """The open assignments by client. `emit` is called with the event of each answer or loss. Use this in the event loop only."""
 
     def __init__(self, emit: Callable[[Event], None]):
         super().__init__()
@@ -56,7 +56,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
         return pending.assignment
 
     def withdraw(self, client: int) -> None:
-        """Close the assignment of a client without an event. Does nothing if there is none."""
+        """Close the assignment of a client without an event. Do nothing if the client has none."""
         if (pending := self.pop(client, None)) is not None:
             pending.stop_timer()
             if pending.relay is not None:

@@ -36,7 +36,7 @@ FAREWELL_S = 10.0  # time for clients to leave after the farewell
 PING_TICKS = 8  # silence after which the client is pinged
 SILENT_TICKS = 16  # silence after which the client counts as lost
 HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its frame
-# The same for each report in a relay's message with several reports.
+# Size of the largest report, without its frame, in a relay's message with several reports.
 REPORT_BYTES = 1024 + MAX_METRICS_BYTES
 MESSAGE_BYTES = 256  # upper bound for the bytes of TLS and HTTP/2 around a small message
 # Shortest grace period for the clients of a lost relay, because the relay may have to be started again.
@@ -46,7 +46,7 @@ Connection = Stream | RelayedClient
 
 
 class Port:
-    """The port that serves the clients of a run. Not safe outside the event loop of `serve`. `emit` is called with each event."""
+    """The port that serves the clients of a run. Use it only in the event loop of `serve`. `emit` is called with each event."""
 
     def __init__(self, settings: PortSettings, emit: Callable[[Event], None]):
         self.settings, self.emit = settings, emit
@@ -55,10 +55,10 @@ class Port:
         self.traffic = PortTraffic()
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
-        self._used: set[Peer] = set()  # connections whose stream has ended
+        self._used: set[Peer] = set()  # peers of connections whose stream has ended
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
-        self._keys: dict[int, PeerKey] = {}  # keys with which clients joined
+        self._keys: dict[int, PeerKey] = {}  # client → key with which it joined
         self._farewell: Farewell | None = None
 
     @property
@@ -111,7 +111,7 @@ class Port:
         self._stop.set()
 
     async def _tick(self) -> None:
-        """Ping clients and relays that have an assignment and are silent, disconnect those that stay silent, and cut floods."""
+        """Ping silent clients and relays that have an assignment, disconnect those that stay silent, and cut floods of bytes."""
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             self.traffic.update(self._streams)
@@ -190,7 +190,7 @@ class Port:
                 loop.call_later(ENDED_S, self._cut_used, stream.peer)
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
-        """End a stream from its own task. Returns after the stream's last message was sent."""
+        """End a stream from its own task. Return when the stream's last message has been sent."""
         self.leave(stream)
         stream.close(refused)
         self._cut_later(stream)
@@ -221,7 +221,7 @@ class Port:
             stream.task.cancel()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a connection from the joined ones. If it is a relay's stream, also remove all clients of the relay."""
+        """Remove a connection from the joined connections. If it is a relay's stream, also remove all clients of the relay."""
         if isinstance(connection, Stream) and connection.relay is not None:
             self._leave_relay(connection.relay)
         client = connection.client
@@ -316,12 +316,15 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Make this the connection of its client, and close an older one. Send the client its open assignment or the farewell."""
+        """Make `connection` the connection of its client, and close an older one. Send the client its open assignment or the farewell."""
         client = connection.client
         older = self._joined.pop(client, None)
         # If both connections are connections of the same relay, the relay itself has closed the older one.
         if older is not None and (older.relay is None or older.relay is not connection.relay):
-            reason = f"a newer connection has joined as client {client}; only the newer one counts"
+            reason = (
+                f"a newer connection has joined as client {client}, and the server keeps only the newest; give each device or process its "
+                "own enrolment file, or with --insecure its own --client-id"
+            )
             self._refuse(older, "replaced", reason, retry=False)
         self._joined[client] = connection
         if connection.key is not None:
@@ -333,7 +336,7 @@ class Port:
             self._send_assignment(connection, pending)
 
     def join_relayed(self, client: RelayedClient) -> None:
-        """Let a client of a relay join, or have the relay disconnect it."""
+        """Let a client of a relay join. If the client is refused, have the relay disconnect it."""
         if (refused := self.admission.check_relayed(client)) is not None:
             client.close(refused)
             return
@@ -345,8 +348,8 @@ class Port:
         identity = stream.relay_identity
         if identity in self._relays:
             reason = (
-                "a newer connection has joined with the key of this relay; only the newer one counts: give each relay its own key "
-                "with: fedcomp keys add --relay --host HOST"
+                "a newer connection has joined with the key of this relay, and the server keeps only the newest; give each relay its own "
+                "key with: fedcomp keys add --relay --host HOST"
             )
             self._refuse(self._relays[identity].stream, "replaced", reason, retry=False)
         stream.timer.cancel()

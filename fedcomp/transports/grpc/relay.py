@@ -1,6 +1,6 @@
 """A relay: one connection to the server, and a port for many clients. It runs in the event loop of the gRPC streams.
 
-A relay needs no state on disk: clients keep theirs, and the server sends open assignments again when clients reconnect.
+A relay stores nothing on disk: clients store their own states, and the server sends open assignments again when clients reconnect.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from .values import Reader
 from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
-    "its key is not enrolled for a client at the server of this relay, or was revoked; relays cannot connect to another "
-    "relay"
+    "the server of this relay does not accept the key of this client: it is not enrolled, was revoked, or belongs to a relay; relays "
+    "cannot connect to another relay"
 )
 TERMS_BYTES = 64 << 20  # largest message with the terms or the keys of a run
-# The sequence number of an assignment, the report on it, and the assignment.
+# The sequence number of an assignment, the report on the assignment, and the assignment itself.
 Answer = tuple[int, Report, Assignment]
 
 
@@ -76,7 +76,7 @@ class RelayConnection(GrpcConnection):
 
 @dataclass
 class Reports:
-    """Reports that are sent in one message. If `add`, their frames are added, and the server receives all of the updates or none."""
+    """Reports that are sent in one message. If `add`, the relay adds their frames, and the server accepts all of the updates or none."""
 
     answers: list[Answer]
     add: bool = False
@@ -98,7 +98,7 @@ class Relay:
     port: Port
     # The codec and the layout with which the relay adds frames; None: the relay forwards frames.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # a relay can always check keys (settings.Keys)
+    problem = ""  # of settings.Keys: a relay can always check keys
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class Relay:
         self.numbers = itertools.count(1)  # of connections
         self.connections: dict[int, int] = {}  # client → number of its newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.to_add: dict[int, Answer] = {}  # client → report whose frame is not added yet
+        self.to_add: dict[int, Answer] = {}  # client → report with a frame that is not added yet
         self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # whether the sum waits for open assignments; False after `sum_timer`
+        self.waiting = True  # whether the sum waits for open assignments; `sum_timer` ends this
         self.outgoing: deque[list[bytes] | Reports] = deque()
         self.queued = asyncio.Event()
 
@@ -300,14 +300,14 @@ class Relay:
 
 
 def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
-    """Return the answers with the sum of their frames in the first update."""
+    """Return the answers with their frames replaced: the first update carries the sum of all."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return list(zip(sequences, summed, assignments, strict=True))
 
 
 def _error(refused: Refused) -> UserError:
-    """Return the error for a REFUSED from the server: UnreachableError if the relay may try again."""
+    """Return the error for a Refused from the server: UnreachableError if the relay may try again, else UserError."""
     if refused.retry:
         return UnreachableError(refused.reason, "starting")
     return UserError(refused.reason)

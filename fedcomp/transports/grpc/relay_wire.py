@@ -20,7 +20,7 @@ from .wire import Kind, Refused
 CACHE_BYTES = 64 << 20  # limit for the frames that a relay keeps for later assignments
 BUNDLE_BYTES = 4 << 20  # size of new frames and assignments at which a bundle is complete
 KEY_HASH = 32  # bytes
-UNTIL_ALL = -1.0  # `wait_s` of a relay that waits for all clients
+UNTIL_ALL = -1.0  # value of `wait_s`: the relay waits for all clients
 AssignmentId = tuple[int, int]  # logical id of the client, sequence number
 
 
@@ -28,7 +28,7 @@ AssignmentId = tuple[int, int]  # logical id of the client, sequence number
 class Bundle:
     """Assignments to clients of a relay, with their sequence numbers."""
 
-    wait_s: float  # time after which a relay adds the frames that have arrived; UNTIL_ALL: no limit
+    wait_s: float  # time after which the relay adds the frames received so far; UNTIL_ALL: no limit
     assignments: list[tuple[int, Assignment]]
 
 
@@ -37,7 +37,7 @@ class Disconnect:
     """The server's order to a relay to end a connection of a client, with the reason."""
 
     client: int
-    connection: int  # its number in the JOINED message
+    connection: int  # number of the connection in the JOINED message
     refused: Refused
 
 
@@ -50,7 +50,7 @@ class FrameCache:
     next: int = 0
 
     def number(self, frame: bytes) -> int | None:
-        """Return the number of a cached frame and mark it as used; None if the relay does not have it."""
+        """Return the number of a cached frame and mark the frame as used; None if the relay does not have the frame."""
         if frame in self.numbers:
             self.numbers.move_to_end(frame)
         return self.numbers.get(frame)
@@ -133,9 +133,9 @@ def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
 def encode_bundle(
     wait_s: float, assignments: Iterator[tuple[int, Assignment]], cache: FrameCache
 ) -> list[bytes]:
-    """Encode a message with assignments and their sequence numbers, and with the frames that the relay does not have.
+    """Encode a message with assignments, their sequence numbers, and the frames that the relay does not have yet.
 
-    Takes assignments until the message has BUNDLE_BYTES. The result is empty if there are no assignments.
+    Takes assignments from the iterator until the message has BUNDLE_BYTES. The result is empty if there are no assignments.
     """
     new: list[list[bytes]] = []  # number, length and bytes of each new frame
     if not (entries := list(_encode_assignments(assignments, cache, new))):
@@ -169,7 +169,7 @@ def _encode_assignments(
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
-    """Decode assignments. Add the message's new frames to the cache `frames` (number → frame), and remove the frames to forget."""
+    """Decode a message with assignments. Update the cache `frames` (number → frame) with its new frames and its frames to forget."""
 
     def resolve(reference: bytes) -> bytes:
         digits = Reader(reference)

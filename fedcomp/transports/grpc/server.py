@@ -22,7 +22,7 @@ WAIT_S = 60.0  # longest wait for one event, because a queue takes no infinite t
 # With more open assignments than this, `receive` waits GATHER_S for more reports, because they are decoded faster together.
 GATHER_ABOVE = 16
 GATHER_S = 0.002
-# Fraction of a phase's time limit after which relays add the frames that have arrived.
+# Fraction of a phase's time limit after which relays add the frames received so far.
 RELAY_FRACTION = 0.8
 STOP_S = 10.0  # time for the I/O thread to answer or to end
 T = TypeVar("T")
@@ -124,9 +124,9 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Deliver as lost each update that a relay may have added to a withdrawn update. The clients send these updates again later.
+        """Mark as lost each update that a relay may have added to a withdrawn update. The clients send these updates again later.
 
-        `first`: index of the first delivery to look at.
+        `first`: index of the first delivery to check.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
@@ -217,7 +217,7 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver reports that may contain a sum. The updates are lost if the sum contains one whose assignment is no longer open.
+        """Deliver reports of which one may carry a sum. All updates are lost if the sum contains an update that is no longer expected.
 
         `closed`: clients without a report in `answers` whose assignments are no longer open.
         """

@@ -1,4 +1,4 @@
-"""The settings of a port, the certificates of both ends, and the identity of a client: the hash of its public key."""
+"""The settings of a port, the credentials of both ends of a connection, and the key that identifies a client or relay."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ def peer_key(certificate_pem: bytes) -> PeerKey:
 
 
 def point_key(point: bytes) -> PeerKey:
-    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError if the bytes are not one."""
+    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError for other bytes."""
     return PeerKey(point, key_hash(verifier(point)))
 
 
@@ -47,7 +47,7 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why no key is accepted now; refused clients then try again later. "" if keys are accepted."""
+        """The reason why no key can be checked now; "" if keys can be checked. With a reason, refused clients try again later."""
 
     def id_of_hash(self, key_hash: bytes) -> int | None: ...
     def relay_of_hash(self, key_hash: bytes) -> int | None: ...

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .pending_assignments import PendingAssignment
     from .port import Port
 
-# Largest number of messages that may wait to be sent to a relay. A relay that does not read its messages is then disconnected.
+# Largest number of messages that may wait to be sent to a relay. Above this, the relay does not read its messages and is disconnected.
 MAX_QUEUED = 20_000
 
 
@@ -52,13 +52,13 @@ class Stream:
         self.assembly = wire.Assembly(0)
         # Newest sequence numbers of assignments and of reports.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # number of assignments sent; each allows one report in parts
+        self.n_assignments = 0  # assignments sent; each allows one report in parts
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
         self.searched = False  # whether `PortTraffic` has looked for its connection
         self.traffic = WireBytes()  # of its connection
-        # Bytes of messages, and for each message the MESSAGE_BYTES of TLS and HTTP/2 around it.
+        # Bytes of received messages, with MESSAGE_BYTES added for the TLS and HTTP/2 around each message.
         self.received_bytes = 0
         self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
         self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
@@ -113,7 +113,7 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    self.silent_ticks = 0  # by flow control, the client is reading
+                    self.silent_ticks = 0  # flow control shows that the client reads
         except Exception:  # the stream has ended; its reader handles that
             self.queue.clear()
             self.withdraw()
@@ -133,7 +133,7 @@ class ConnectedRelay:
         # Sequence number → assignment. Assignments are encoded when the relay has read earlier messages, so that a relay that does not read
         # its messages does not fill the memory.
         self._queued: dict[int, PendingAssignment] = {}
-        # Client → number of assignments sent without an answer. Each allows one event, which bounds the events of a malicious relay.
+        # Client → number of assignments sent without an answer. Each allows one event, which limits the events of a malicious relay.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
@@ -142,7 +142,7 @@ class ConnectedRelay:
         self.stream.put(())
 
     def next_messages(self) -> Iterator[bytes]:
-        """Take queued assignments, and yield the gRPC messages of one bundle; none if no assignment is queued."""
+        """Take queued assignments, and yield the gRPC messages of one bundle; yield nothing if no assignment is queued."""
         due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])

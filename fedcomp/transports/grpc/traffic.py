@@ -1,4 +1,4 @@
-"""Bytes of TCP connections as the kernel counts them: with TLS, handshakes, HTTP/2 and keepalive, without TCP and IP headers."""
+"""Bytes of TCP connections, counted by the kernel: with TLS, handshakes, HTTP/2 and keepalive, but without TCP and IP headers."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ def counts_bytes() -> bool:
 
 
 def peer_of(text: str) -> Peer | None:
-    """Return the peer that gRPC names by a text such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None if it is not a TCP peer."""
+    """Parse gRPC's name of a peer, such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`. Return None if it is not a TCP peer."""
     family, _, rest = unquote(text).partition(":")
     host, _, port = rest.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -69,14 +69,14 @@ def _normalized(host: str) -> str:
 class PortTraffic:
     """The bytes of all connections to a listening port of this process, including those that have ended, by stream and by client.
 
-    A connection that ended counts with the bytes of its last reading. `port`: None before the port is open, and if the platform does not
-    count bytes. Not thread-safe.
+    For a connection that has ended, the last reading of its counters is used. `port`: None before the port is open, and if the platform
+    does not count bytes. Not thread-safe.
     """
 
     port: int | None = None
 
     def __init__(self) -> None:
-        self._live: dict[Peer, tuple[int, WireBytes]] = {}  # descriptor and last reading
+        self._live: dict[Peer, tuple[int, WireBytes]] = {}  # peer → descriptor, last reading
         self._ended = WireBytes()  # of connections that ended
         self._by_client: dict[int, WireBytes] = {}  # of streams that ended
 
@@ -89,7 +89,7 @@ class PortTraffic:
         return len(self._live)
 
     def read(self, stream: "Stream") -> None:
-        """Read the counters of a stream's connection. Bytes since the last reading are lost when the connection ends."""
+        """Read the counters of a stream's connection. When a connection ends, its bytes since the last reading are not counted."""
         peer = stream.peer
         if self.port is None or peer is None:
             return
@@ -99,7 +99,7 @@ class PortTraffic:
             self._find()
             if (
                 peer not in self._live
-            ):  # its descriptor may still be recorded for another connection
+            ):  # the descriptor may still be recorded for an ended connection
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -130,7 +130,7 @@ class PortTraffic:
     def floods(self, streams: Iterable["Stream"]) -> list[tuple[Peer, "Stream | None", int]]:
         """Return the connections that receive far more bytes than their messages have, for example HTTP/2 pings.
 
-        Each is a tuple of its peer, its stream or None, and the bytes that it received.
+        Each connection is a tuple of its peer, its stream or None, and its received bytes.
         """
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         for peer, (_, (received_bytes, sent_bytes)) in self._live.items():
@@ -178,7 +178,7 @@ class PortTraffic:
         return last
 
     def _find(self) -> None:
-        """Look for new connections and read them."""
+        """Look for new connections and read their counters."""
         try:
             now = {int(name) for name in os.listdir(DESCRIPTORS)}
         except OSError:  # the limit of open files is reached

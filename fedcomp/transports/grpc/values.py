@@ -1,6 +1,6 @@
 """The encoding of values in messages over gRPC: numbers, texts, bytes, and dataclasses.
 
-Of a dataclass, only the fields are sent whose values differ from those of a base message that both sides know.
+A dataclass is encoded relative to a base message that both sides know: only fields with other values than in the base are sent.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
 
 
 class Reader:
-    """Reads values from pieces of bytes, from front to back. Raises ProtocolError for bytes that end too early or are malformed.
+    """A reader of the values in pieces of bytes, from front to back. Raises ProtocolError if the bytes end too early or are malformed.
 
     A value that is a whole piece is returned without a copy.
     """
@@ -189,7 +189,7 @@ def encode_fields(message: Any, base: Any) -> list[bytes]:
 
 
 def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
-    """Return a message and the names of the fields that it takes from its base."""
+    """Return a message, and the names of the fields that were not sent and have the values of the base."""
     fields = fields_of(type(base))
     mask = reader.varint()
     if mask >> len(fields):

@@ -1,7 +1,7 @@
 """The bytes of the gRPC transport, as docs/reference/wire-format.md specifies them.
 
-A gRPC message is one byte, its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says which fields
-follow, and the others have the values of a base message that both sides know. The base of a report, for example, is made from the
+A gRPC message consists of one byte, its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says which fields
+follow, and all other fields have the values of a base message that both sides know. The base of a report, for example, is made from the
 assignment that it answers. Large messages travel in parts.
 """
 
@@ -59,7 +59,7 @@ class Kind(IntEnum):
     FAREWELL = 9
     BEGIN = 10
     PART = 11
-    # Between a server and a relay only (relay_wire.py).
+    # The following kinds are used only between a server and a relay (relay_wire.py).
     TERMS = 12
     KEYS = 13
     ASSIGNMENTS = 14
@@ -237,7 +237,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
     """Yield the gRPC messages that carry a message: one, or BEGIN and parts. A large frame begins and ends at a boundary between parts.
 
-    Parts are made one at a time.
+    Each part is made only when it is needed.
     """
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
@@ -252,7 +252,7 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class Assembly:
-    """Puts the parts of messages together. `largest`: the largest allowed size of such a message in bytes, checked before allocation.
+    """An assembler of messages that arrive in parts. `largest`: largest size of such a message in bytes, checked before allocation.
 
     A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame with such a part, so that the frame is one piece,
     which is stored once. Messages that are split in another way are also accepted.
@@ -260,7 +260,7 @@ class Assembly:
 
     def __init__(self, largest: int):
         self.largest = largest
-        self.n_announced = 0  # number of messages in parts so far
+        self.n_announced = 0  # number of messages in parts that have begun
         self._pieces: list[bytes] = []
         self._piece: io.BytesIO | None = None  # an unfinished piece
         self._bytes_left = self._parts_left = 0
@@ -296,7 +296,7 @@ class Assembly:
         if self._piece is None and ends:
             self._pieces.append(bytes(part))
         else:
-            if self._piece is None:  # the system provides this memory only as it is written
+            if self._piece is None:  # the system provides this memory only when it is written
                 self._piece = io.BytesIO(bytes(self._bytes_left))
             self._piece.write(part)
             if ends:

@@ -1,4 +1,4 @@
-"""A Flower strategy in `Compressed` and apps with `compression_mod`: arrays on both sides, bytes sent, and faults."""
+"""Flower strategies wrapped in `Compressed`, and apps with `compression_mod`: arrays on both sides, bytes sent, and faults."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def target(partition: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Seen:
-    """What the apps were given and returned, by type of message and partition."""
+    """The arrays that the apps received, and their updates, by type of message and partition."""
 
     def __init__(self):
         self.given: dict[tuple[str, int], list[dict[str, np.ndarray]]] = {}
@@ -97,7 +97,7 @@ def plain_app(seen: Seen, mods: list) -> ClientApp:
 
 
 class Federation:
-    """Apps with the mod, on disks of their own, and a grid to them."""
+    """Apps with the mod, each with its own state folder, and a grid that reaches them."""
 
     def __init__(self, folder, nodes: int = 3, **options):
         self.seen, self.folder = Seen(), folder
@@ -106,7 +106,7 @@ class Federation:
         )
 
     def residual(self, partition: int) -> np.ndarray:
-        """What a client keeps of its updates, with the proposal that waits still in it."""
+        """Return the residual that a client keeps, including its pending proposal."""
         return self.memory(partition)["residual"].double().numpy()
 
     def memory(self, partition: int) -> dict:
@@ -145,7 +145,7 @@ def private(**options):
 
 
 @pytest.mark.parametrize("make", [FedAdam, private, lambda **o: FedProx(proximal_mu=0.1, **o)])
-def test_codecs_that_lose_nothing_leave_a_strategy_as_it_was(make, federation, tmp_path):
+def test_lossless_codecs_give_the_results_of_the_uncompressed_strategy(make, federation, tmp_path):
     plain = AppGrid(lambda: plain_app(Seen(), []), 3)
     expected = run(make(), plain)
     found = run(Compressed(make(), **IDENTITY), federation.grid)
@@ -171,7 +171,7 @@ def test_clients_have_the_servers_model_bit_for_bit(federation):
     assert all(np.array_equal(first[name], array.numpy()) for name, array in initial().items())
 
 
-def test_buffers_and_integers_pass_as_they_are(federation):
+def test_buffers_and_integers_are_sent_uncompressed(federation):
     result = run(
         Compressed(FedAvg(**QUIET), uplink="stc:density=1/1000"), federation.grid, rounds=1
     )
@@ -191,7 +191,7 @@ def test_after_the_first_download_only_frames_are_sent(federation):
     assert min(plain.bytes_up()) > 4 * NUMEL and min(plain.bytes_down()) > 4 * NUMEL
     assert (
         max(federation.grid.bytes_up()) < min(plain.bytes_up()) / 8
-    )  # most of it are heads and buffers in a model so small
+    )  # in such a small model, most bytes are headers and buffers
     assert max(federation.grid.bytes_down()[3:]) < min(plain.bytes_down()) / 8
     for round in (1, 2, 3):
         traffic = strategy.traffic[round, "train"]
@@ -203,8 +203,8 @@ def test_after_the_first_download_only_frames_are_sent(federation):
         )
 
 
-def test_what_is_not_sent_is_kept_and_nothing_is_counted_twice(tmp_path):
-    """Σ accepted + residual = Σ updates, over lost replies and restarts under a new node id, each at its worst moment."""
+def test_unsent_parts_of_updates_are_kept_and_no_update_counts_twice(tmp_path):
+    """Check Σ accepted + residual = Σ updates, with lost replies and restarts under a new node id at the worst moments."""
     federation = Federation(tmp_path, nodes=2)
     federation.grid.here = {0}
     strategy = Compressed(
@@ -218,7 +218,7 @@ def test_what_is_not_sent_is_kept_and_nothing_is_counted_twice(tmp_path):
         if round in (3, 6):
             federation.grid.restart(
                 0
-            )  # its last proposal was accepted (3), was lost (6), and it has not heard of that
+            )  # its last proposal was accepted (3) or lost (6), and the client does not know which
         if round in (4, 5):
             federation.grid.faults["train", 0] = lambda reply: None
         before = strategy.model and flat(values_of(strategy.model.arrays)).astype(np.float64)
@@ -247,7 +247,7 @@ def downloads(strategy, round, grid, arrays):
     }
 
 
-def test_a_client_downloads_missed_broadcasts_or_without_a_state_the_model(tmp_path):
+def test_a_client_downloads_missed_broadcasts_or_the_model_if_it_has_no_state(tmp_path):
     federation = Federation(tmp_path)
     grid = federation.grid
     strategy = Compressed(FedAvg(**QUIET), uplink="stc:density=1/100", downlink="stc:density=1/100")
@@ -269,7 +269,7 @@ def test_a_client_downloads_missed_broadcasts_or_without_a_state_the_model(tmp_p
     grid.here = {0, 1, 2}
     (
         tmp_path / "partition-1" / "run-1.bin"
-    ).unlink()  # its disk is lost, and the server cannot know
+    ).unlink()  # the client loses its state, and the server does not know
     arrays, forms = step(4)
     assert forms[2] in (FRAMES, OVERWRITE) and forms[0] == FRAMES
     assert strategy.traffic[4, "train"].catch_up > 0
@@ -282,12 +282,12 @@ def test_a_client_downloads_missed_broadcasts_or_without_a_state_the_model(tmp_p
     torch.testing.assert_close(*(federation.state(p)["weights"] for p in (0, 1)), rtol=0, atol=0)
 
 
-def test_evaluation_carries_the_model_and_settles(federation):
+def test_evaluation_messages_update_the_model_and_settle_proposals(federation):
     strategy = Compressed(FedAvg())
     run(strategy, federation.grid, rounds=2)
     assert (
         max(federation.grid.bytes_down("evaluate")) < 2000
-    )  # the newest broadcast, for each has heard of those before
+    )  # only the newest broadcast, because each client has the earlier ones
     assert all("pending" not in federation.memory(p) for p in range(3))
     assert strategy.traffic[2, "train"].downlink.keys() == {0, 1, 2}
     messages, asked = downloads(strategy, 3, federation.grid, strategy.model.arrays)
@@ -295,7 +295,7 @@ def test_evaluation_carries_the_model_and_settles(federation):
 
 
 def broken(change):
-    """A fault that puts another report into a reply."""
+    """Return a fault that replaces the report in a reply."""
 
     def fault(reply: Message) -> Message:
         parcel = Parcel.take(reply.content)
@@ -339,22 +339,22 @@ def with_metrics(**metrics):
 
 
 FAULTS = {
-    "no frame": with_report(frame=b"nonsense"),
-    "of another size": with_report(frame=codec("stc").encode(torch.ones(7))),
-    "of another codec": with_report(frame=codec("identity").encode(torch.ones(NUMEL))),
-    "of another round": with_report(round=77),
-    "of another version": with_report(version="0" * 32),
-    "of another client": with_report(client=2),
+    "a bad frame": with_report(frame=b"nonsense"),
+    "a frame of another size": with_report(frame=codec("stc").encode(torch.ones(7))),
+    "a frame of another codec": with_report(frame=codec("identity").encode(torch.ones(NUMEL))),
+    "a report of another round": with_report(round=77),
+    "a report of another version": with_report(version="0" * 32),
+    "a report of another client": with_report(client=2),
     "no report": without("fedcomp"),
     "no metrics": without("metrics"),
     "no weight": with_metrics(loss=1.0),
     "zero weight": with_metrics(loss=1.0, **{"num-examples": 0}),
-    "weight that is no number": with_metrics(loss=1.0, **{"num-examples": float("nan")}),
+    "a weight that is not a number": with_metrics(loss=1.0, **{"num-examples": float("nan")}),
     "other metrics": with_metrics(**{"num-examples": 3, "other": 1.0}),
     "no buffers": with_parcel(heads="[]", bodies=[]),
-    "buffers that are no arrays": with_parcel(bodies=[b"x", b"y"]),
-    "heads that are no JSON": with_parcel(heads="{"),
-    "a record that is there": with_parcel(record="metrics"),
+    "malformed buffers": with_parcel(bodies=[b"x", b"y"]),
+    "headers that are not JSON": with_parcel(heads="{"),
+    "a key that is in use": with_parcel(record="metrics"),
 }
 
 
@@ -371,7 +371,7 @@ def test_a_malformed_reply_is_rejected_with_a_reason_and_the_run_continues(fault
     total = federation.residual(1) - codec("stc").decode(frame, numel=NUMEL).double().numpy()
     sent = (
         sum(federation.seen.updates[1]) - total
-    )  # of two rounds, in one frame: the first was put back
+    )  # one frame with the updates of both rounds, because the first was rolled back
     np.testing.assert_allclose(
         sent, codec("stc").decode(frame, numel=NUMEL).double().numpy(), atol=1e-5
     )
@@ -388,7 +388,7 @@ def test_a_node_that_answers_twice_counts_once(federation):
     assert ["already" in r.reason for r in strategy.rejections[1, "train"]] == [True]
 
 
-def test_a_client_that_raises_is_an_error_for_the_strategy_as_ever(federation):
+def test_an_error_in_a_client_reaches_the_wrapped_strategy(federation):
     def raises():
         app = ClientApp(mods=[compression_mod(state_dir=federation.folder)])
 
@@ -408,7 +408,7 @@ def test_a_client_that_raises_is_an_error_for_the_strategy_as_ever(federation):
 
 
 def test_the_rejection_of_a_client_without_the_mod_names_the_mod(federation):
-    """One looks for the record of arrays, as apps do; one returns arrays without looking."""
+    """Client 1 reads the record of arrays, as most apps do. Client 2 returns arrays without reading it."""
 
     def unread(message: Message, context) -> Message:
         metrics = MetricRecord({"num-examples": 1})
@@ -445,7 +445,7 @@ def test_a_run_of_clients_without_the_mod_ends_in_an_error_that_names_it(federat
 
 def test_a_round_without_valid_answers_keeps_the_model(federation):
     strategy = Compressed(FedAvg(**QUIET))
-    federation.grid.faults = {("train", partition): FAULTS["no frame"] for partition in range(3)}
+    federation.grid.faults = {("train", partition): FAULTS["a bad frame"] for partition in range(3)}
     with pytest.raises(FedcompError, match="no client's update was accepted in any round: client "):
         run(strategy, federation.grid, rounds=1)
     assert len(strategy.rejections[1, "train"]) == 3
@@ -455,7 +455,7 @@ def test_a_round_without_valid_answers_keeps_the_model(federation):
     )
 
 
-def test_a_result_that_is_not_finite_leaves_the_model_and_is_given_back(federation):
+def test_an_aggregate_with_infinity_is_refused_and_the_model_kept(federation):
     class Infinite(FedAvg):
         def aggregate_train(self, server_round, replies):
             arrays, metrics = super().aggregate_train(server_round, replies)
@@ -471,7 +471,7 @@ def test_a_result_that_is_not_finite_leaves_the_model_and_is_given_back(federati
     )
 
 
-def test_a_strategy_with_a_loop_of_its_own_runs_it(federation):
+def test_a_strategy_that_overrides_start_runs_its_own_loop(federation):
     class Saving(FedAvg):
         def start(self, grid, initial_arrays, *rest, **options):
             self.began = True
@@ -500,11 +500,11 @@ def test_a_replaced_model_is_downloaded_whole(federation):
     assert all(np.array_equal(given[name], array.numpy()) for name, array in other.items())
 
 
-def test_what_clients_keep_of_another_training_is_forgotten(tmp_path):
+def test_clients_discard_their_state_of_an_earlier_training(tmp_path):
     strategy, federation = (
         Compressed(FedAvg(**QUIET)),
         Federation(tmp_path, nodes=2),
-    )  # a sum of two, in whatever order they are drawn
+    )  # with two clients, the sum does not depend on their order
     first, second = run(strategy, federation.grid), run(strategy, federation.grid)
     assert all(
         np.array_equal(second.arrays[name].numpy(), array.numpy())
@@ -512,7 +512,7 @@ def test_what_clients_keep_of_another_training_is_forgotten(tmp_path):
     )
 
 
-def test_half_precision_comes_back_as_half_precision(tmp_path):
+def test_half_precision_arrays_stay_in_half_precision(tmp_path):
     seen = Seen()
 
     def make():
@@ -538,7 +538,7 @@ def test_half_precision_comes_back_as_half_precision(tmp_path):
     np.testing.assert_allclose(result.arrays["w"].numpy(), first["w"].numpy() + 1, atol=0.2)
 
 
-def test_what_does_not_go_together_is_refused(federation):
+def test_invalid_options_and_models_are_refused(federation):
     with pytest.raises(SpecError, match="did you mean 'stc'"):
         Compressed(FedAvg(**QUIET), uplink="stcc")
     with pytest.raises(ConfigError, match="downlink_memory"):
@@ -549,7 +549,7 @@ def test_what_does_not_go_together_is_refused(federation):
         )
 
 
-def test_a_strategy_that_asks_a_node_twice_is_refused(federation):
+def test_a_strategy_that_sends_a_node_two_messages_is_refused(federation):
     class Twice(FedAvg):
         def configure_train(self, *given):
             return [*super().configure_train(*given), *super().configure_train(*given)]

@@ -1,4 +1,4 @@
-"""The mod by itself: messages that it passes on or refuses, and its state. test_compressed.py has its work with a server."""
+"""The mod without the server's end: messages that it passes on or refuses, and its state. test_compressed.py tests both ends."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ ZEROS = {"w": Array(np.zeros(100, np.float32))}
 
 
 def adding(one: float, mods: list, key: str = "arrays") -> ClientApp:
-    """An app whose training adds `one` everywhere."""
+    """Return an app whose training adds `one` to every weight."""
     app = ClientApp(mods=mods)
 
     @app.train()
@@ -41,13 +41,13 @@ def run(strategy, make, rounds=1, nodes=2):
     return strategy.start(grid, ArrayRecord(ZEROS), num_rounds=rounds), grid
 
 
-def test_other_strategies_do_not_notice_it(tmp_path):
+def test_the_mod_does_not_change_messages_of_other_strategies(tmp_path):
     result, _ = run(FedAvg(**STRATEGY), lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]))
     assert result.arrays["w"].numpy().tolist() == [1.0] * 100
     assert not list(tmp_path.iterdir())
 
 
-def test_the_arrays_may_come_back_under_another_key(tmp_path):
+def test_an_app_may_return_the_arrays_under_another_key(tmp_path):
     strategy = Compressed(FedAvg(**STRATEGY), uplink="identity", downlink="identity")
     result, _ = run(
         strategy, lambda: adding(1.0, [compression_mod(state_dir=tmp_path)], key="trained")
@@ -55,7 +55,7 @@ def test_the_arrays_may_come_back_under_another_key(tmp_path):
     assert result.arrays["w"].numpy().tolist() == [1.0] * 100
 
 
-def test_mods_that_come_after_it_see_whole_arrays(tmp_path):
+def test_later_mods_see_whole_arrays(tmp_path):
     seen = []
 
     def looking(message, context, call_next):
@@ -71,7 +71,7 @@ def test_mods_that_come_after_it_see_whole_arrays(tmp_path):
     assert seen == [100] * 4
 
 
-def test_clients_of_one_machine_have_folders_of_their_own_and_old_runs_go(tmp_path):
+def test_clients_of_one_machine_have_separate_folders_and_old_runs_are_removed(tmp_path):
     for run_id in range(7):
         grid = AppGrid(lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]), 2)
         strategy = Compressed(FedAvg(**STRATEGY))
@@ -103,7 +103,7 @@ PLACES = [
 
 
 @for_each("config, name", PLACES)
-def test_a_folder_is_named_by_the_partition_or_else_the_node(config, name):
+def test_a_clients_folder_is_named_after_its_partition_or_else_its_node(config, name):
     assert (
         folder_name(
             Context(run_id=1, node_id=17, node_config=config, state=RecordDict(), run_config={})
@@ -112,18 +112,18 @@ def test_a_folder_is_named_by_the_partition_or_else_the_node(config, name):
     )
 
 
-def test_state_is_where_a_user_keeps_state(monkeypatch, tmp_path):
+def test_the_default_state_folder_is_in_xdg_state_home(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_state_dir() == tmp_path / "fedcomp"
 
 
 @for_each("memory", ["ef21", "diana", "laq", "sketched"])
-def test_a_memory_that_needs_more_than_a_mod_sees_is_refused_at_once(memory):
+def test_a_memory_that_needs_server_support_is_refused_at_once(memory):
     with pytest.raises(ConfigError, match="memory='residual'"):
         compression_mod(memory=memory)
 
 
-def test_a_memory_that_is_not_known_is_refused_at_once():
+def test_an_unknown_memory_is_refused_at_once():
     with pytest.raises(SpecError, match="did you mean 'residual'"):
         compression_mod(memory="residuals")
 
@@ -139,14 +139,14 @@ def refused(make, strategy=None):
     return first.reason
 
 
-def test_a_memory_that_would_diverge_with_the_servers_codec_is_a_reason(tmp_path):
+def test_a_memory_that_would_diverge_with_the_servers_codec_is_a_reason_for_rejection(tmp_path):
     strategy = Compressed(FedAvg(**STRATEGY), uplink="qsgd:levels=1")
     assert "diverges" in refused(
         lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]), strategy
     )
 
 
-def test_training_that_ends_in_infinity_is_a_reason_and_costs_nothing_kept(tmp_path):
+def test_an_infinite_update_is_rejected_and_does_not_change_the_memory(tmp_path):
     assert "inf" in refused(lambda: adding(np.inf, [compression_mod(state_dir=tmp_path)]))
     result, _ = run(
         Compressed(FedAvg(**STRATEGY), uplink="identity"),
@@ -155,7 +155,7 @@ def test_training_that_ends_in_infinity_is_a_reason_and_costs_nothing_kept(tmp_p
     assert np.isfinite(result.arrays["w"].numpy()).all()
 
 
-def test_an_app_that_returns_no_model_is_a_reason(tmp_path):
+def test_an_app_that_returns_no_model_is_a_reason_for_rejection(tmp_path):
     def make():
         app = ClientApp(mods=[compression_mod(state_dir=tmp_path)])
 
@@ -172,7 +172,7 @@ def test_an_app_that_returns_no_model_is_a_reason(tmp_path):
     assert "returned 0 records with the arrays that it was sent" in refused(make)
 
 
-def test_a_state_that_is_damaged_is_an_error_that_names_the_file(tmp_path):
+def test_the_error_for_a_damaged_state_names_its_file(tmp_path):
     def make():
         return adding(1.0, [compression_mod(state_dir=tmp_path)])
 

@@ -40,7 +40,7 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(joining, "REFRESH_S", 0.0)
 
 
-def test_nodes_join_as_clients_of_the_run_and_of_no_other(no_pause):
+def test_only_nodes_with_valid_ids_of_this_run_join(no_pause):
     claims = [
         Presence("run", 1, "version", ""),
         Presence("run", 2, "version", ""),

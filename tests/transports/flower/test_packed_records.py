@@ -1,4 +1,4 @@
-"""Records of arrays: the arrays of the vector, and those that are sent whole."""
+"""Records of arrays: arrays that make up the compressed vector, and arrays that are sent whole."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def record() -> ArrayRecord:
     )
 
 
-def test_floats_are_the_vector_in_their_order_and_come_back_as_they_were():
+def test_float_arrays_make_up_the_vector_in_order_and_are_restored_exactly():
     layout = ArrayLayout.of(record())
     vector = layout.vector(record())
     assert vector.tolist() == [0, 1, 2, 3, 4, 5, 0.5, 1.5, 3.25]
@@ -42,13 +42,13 @@ def test_floats_are_the_vector_in_their_order_and_come_back_as_they_were():
         )
 
 
-def test_patterns_name_what_else_travels_as_it_is():
+def test_arrays_that_match_a_pattern_are_sent_whole():
     layout = ArrayLayout.of(record(), whole=("w", "sc*"))
     assert layout.whole(record()).keys() == {"w", "count", "scalar", "blob"}
     assert layout.vector(record()).tolist() == [0.5, 1.5, 1, 1]
 
 
-def test_a_form_survives_its_packing():
+def test_a_packed_layout_is_unpacked_unchanged():
     layout = ArrayLayout.of(record())
     assert ArrayLayout.unpack(layout.pack()) == layout
     assert (
@@ -69,7 +69,7 @@ NO_FORMS = [
 
 
 @for_each("data", NO_FORMS)
-def test_a_form_that_cannot_be_is_refused(data):
+def test_a_malformed_layout_is_refused(data):
     with pytest.raises(ProtocolError):
         ArrayLayout.unpack(data)
 
@@ -90,7 +90,7 @@ def test_a_parcel_replaces_a_record_and_unpacks_to_it():
     assert list(back) == ["arrays", "config"] and list(back["arrays"]) == list(record())
 
 
-def test_a_parcel_without_arrays_is_the_last_record():
+def test_a_parcel_without_arrays_is_put_last():
     config = ConfigRecord({"lr": 0.1})
     content = Parcel.of(failure(ASSIGNMENT, "train", "no")).put(RecordDict({"config": config}), "")
     assert list(content) == ["config", "fedcomp"]
@@ -98,7 +98,7 @@ def test_a_parcel_without_arrays_is_the_last_record():
 
 
 def test_a_message_without_a_parcel_is_refused():
-    with pytest.raises(ProtocolError, match="both sides need fedcomp"):
+    with pytest.raises(ProtocolError, match="use fedcomp in both"):
         Parcel.take(RecordDict({"arrays": record()}))
 
 
@@ -116,14 +116,14 @@ def test_a_message_without_a_parcel_is_refused():
         {"more": Array(np.ones(1))},
     ],
 )
-def test_arrays_that_are_not_the_models_are_refused(changed):
+def test_arrays_that_do_not_fit_the_model_are_refused(changed):
     layout = ArrayLayout.of(record())
     with pytest.raises(ProtocolError):
         layout.check_whole(layout.whole(record()) | changed)
     layout.check_whole(layout.whole(record()))
 
 
-def test_an_array_that_differs_from_its_record_is_refused():
+def test_an_array_whose_data_contradicts_its_shape_is_refused():
     layout, lying = ArrayLayout.of(record()), record()
     lying["w"] = Array("float32", (2, 3), "numpy.ndarray", Array(np.ones(5, np.float32)).data)
     assert layout.fits(lying)
@@ -131,7 +131,7 @@ def test_an_array_that_differs_from_its_record_is_refused():
         layout.vector(lying)
 
 
-def test_a_vector_of_half_precision_is_what_its_arrays_can_hold():
+def test_a_vector_is_rounded_to_the_precision_of_half_precision_arrays():
     layout = ArrayLayout.of(ArrayRecord({"h": Array(np.zeros(1, np.float16))}))
     vector = torch.tensor([1 / 3])
     assert layout.as_received(vector, layout.record(vector, {})).item() == np.float16(1 / 3)

@@ -89,7 +89,7 @@ def test_a_phase_ends_after_the_timeout_of_start():
     assert (metrics["accepted"], metrics["rejected"]) == (5, 1)
 
 
-def test_a_reply_that_is_no_message_of_ours_is_rejected():
+def test_a_malformed_reply_is_rejected():
     flowers = federation("average")
     grid = grid_of(flowers)
 
@@ -108,7 +108,7 @@ def test_a_reply_that_is_no_message_of_ours_is_rejected():
     )
 
 
-def test_an_array_that_holds_no_floats_is_refused():
+def test_an_initial_array_of_integers_is_refused():
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32)), "count": Array(np.array([7]))})
     with pytest.raises(ConfigError, match="initial array 'count' is of type int64"):
         flower_strategy("average").start(grid_of(federation("average")), arrays)
@@ -117,6 +117,6 @@ def test_an_array_that_holds_no_floats_is_refused():
 @for_each(
     "step", ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"]
 )
-def test_flowers_own_loop_cannot_drive_the_rounds(step):
+def test_flowers_own_loop_cannot_run_the_rounds(step):
     with pytest.raises(ConfigError, match=r"call start\(\)"):
         getattr(flower_strategy("average"), step)(1, None, None, None)

@@ -291,7 +291,7 @@ async def attend(
     answer: Callable[[Assignment], Report | None] = report,
     seen: list[Any] | None = None,
 ) -> Any:
-    """Take part until the end. Returns the last message."""
+    """Take part in a run until it ends. Return the last message."""
     async with connection:
         async for message in connection.messages():
             if seen is not None:
@@ -308,7 +308,7 @@ async def attend(
 
 
 async def attend_again(where: Server | RelayEnd, client: int, answer=report, **how: Any) -> Any:
-    """Take part until the end. A connection that is lost is opened again, as client processes do."""
+    """Take part in a run until it ends. If the connection is lost, connect again, as client processes do."""
     while True:
         try:
             return await attend(connect(where, client, **how), client, answer)

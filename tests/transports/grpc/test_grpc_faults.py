@@ -34,7 +34,7 @@ async def until_assigned(connection: GrpcConnection, client: int):
                 return message
 
 
-def test_a_client_that_comes_back_gets_its_assignment_again(loop):
+def test_a_client_that_reconnects_gets_its_assignment_again(loop):
     with serving(1) as server:
         first = loop.start(until_assigned(connect(server, 0), 0))
         server.wait_for_clients(0)
@@ -48,7 +48,7 @@ def test_a_client_that_comes_back_gets_its_assignment_again(loop):
         assert seen[-1] == sent and len(server.joined) == 2
 
 
-def test_a_client_that_does_not_come_back_is_lost(loop):
+def test_the_assignment_of_a_client_that_does_not_reconnect_is_lost(loop):
     with serving(2, grace_s=0.2) as server:
         first = loop.start(until_assigned(connect(server, 0), 0))
         server.wait_for_clients(0)
@@ -56,7 +56,7 @@ def test_a_client_that_does_not_come_back_is_lost(loop):
         assert first.result(20)
         answers = server.receive(2)
         assert answers[0].answer == Lost(GONE, "reply")
-        assert answers[1].answer == Lost(GONE, "send")  # it was never here
+        assert answers[1].answer == Lost(GONE, "send")  # client 1 never joined
         seen = []
         loop.start(attend(connect(server, 0), 0, seen=seen))
         server.wait_for_clients(0)
@@ -65,7 +65,7 @@ def test_a_client_that_does_not_come_back_is_lost(loop):
         assert assignment(0, 1) not in seen
 
 
-def test_without_a_limit_a_client_that_is_gone_is_waited_for(loop):
+def test_without_a_time_limit_the_server_waits_for_a_disconnected_client(loop):
     with serving(2, grace_s=math.inf) as server:
         first = loop.start(until_assigned(connect(server, 0), 0))
         server.wait_for_clients(0)
@@ -81,7 +81,7 @@ def test_without_a_limit_a_client_that_is_gone_is_waited_for(loop):
 
 
 def test_a_client_that_is_replaced_while_it_trains_receives_the_reason(loop):
-    """Its report cannot be sent any more. Without the reason it would reconnect, and replace its successor."""
+    """The client cannot send its report any more. Without the reason, it would reconnect and replace the newer client."""
     training, replaced = threading.Event(), threading.Event()
 
     def train(a):
@@ -99,7 +99,7 @@ def test_a_client_that_is_replaced_while_it_trains_receives_the_reason(loop):
         server.wait_for(lambda: server.transport.counts()["streams"] == 1)
         replaced.set()
         refused = older.result(20)
-        assert isinstance(refused, Refused) and "only the newer one counts" in refused.reason
+        assert isinstance(refused, Refused) and "the server keeps only the newest" in refused.reason
 
 
 def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
@@ -110,7 +110,7 @@ def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
         loop.start(attend(connect(server, credentials=own), 1))
         refused = older.result(20)
         assert isinstance(refused, Refused) and not refused.retry
-        assert "only the newer one counts" in refused.reason
+        assert "the server keeps only the newest" in refused.reason
         server.transport.send([assignment(1)])
         assert server.receive(1)[1].answer == report(assignment(1))
         server.wait_for_clients(1)
@@ -150,7 +150,9 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         assert started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
-        assert server.receive(1)[1].answer == Lost("its key is no longer accepted")
+        assert server.receive(1)[1].answer == Lost(
+            "the key of this client or relay is no longer accepted"
+        )
         server.wait_for_clients(0)
         proceed.set()
         assert ends[1].result(20) == Refused("client 1 is revoked", False)
@@ -190,12 +192,14 @@ def test_the_assignment_of_a_revoked_disconnected_client_is_lost(
         assert first.result(20)
         enrolled.revoked.add(0)
         server.transport.recheck_keys()
-        assert server.receive(1)[0].answer == Lost("its key is no longer accepted")
+        assert server.receive(1)[0].answer == Lost(
+            "the key of this client or relay is no longer accepted"
+        )
         assert server.transport.receive(6) == []
 
 
-def test_a_client_that_ends_at_a_write_learns_why(loop):
-    """The status of a stream is what `send` raises, not the failure of its write."""
+def test_a_client_whose_write_fails_receives_the_reason(loop):
+    """`send` raises the status with which the stream ended, not the error of the failed write."""
 
     async def answer_late(connection: GrpcConnection):
         async with connection:
@@ -220,7 +224,7 @@ def test_a_client_that_ends_at_a_write_learns_why(loop):
     assert caught.value.cause in UnreachableError.transient
 
 
-def test_a_server_that_is_not_there(loop):
+def test_a_server_that_does_not_run_cannot_be_reached(loop):
     with socket.create_server(("127.0.0.1", 0)) as trial:
         port = trial.getsockname()[1]
     with pytest.raises(UnreachableError, match="cannot be reached") as caught:
@@ -229,8 +233,8 @@ def test_a_server_that_is_not_there(loop):
 
 
 @pytest.mark.parametrize("iterations", range(3))
-def test_a_client_that_is_cancelled_as_its_connection_fails_ends(loop, iterations):
-    """`iterations` of the event loop after the failure."""
+def test_a_client_that_is_cancelled_while_its_connection_fails_ends(loop, iterations):
+    """The client is cancelled `iterations` iterations of the event loop after the failure."""
     with socket.create_server(("127.0.0.1", 0)) as trial:
         port = trial.getsockname()[1]
 
@@ -248,7 +252,7 @@ def test_a_client_that_is_cancelled_as_its_connection_fails_ends(loop, iteration
     assert loop.run(cancelled())
 
 
-def test_a_server_that_ends(loop):
+def test_clients_notice_that_their_server_has_ended(loop):
     with serving(1) as server:
         end = loop.start(attend(connect(server, 0), 0))
         server.wait_for_clients(0)
@@ -280,7 +284,7 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
             assert isinstance(lost, Lost) and "it sent nothing for" in lost.reason
             server.wait_for_clients(timeout_s=1)
             assert server.transport.counts()["streams"] == 0
-            client.send_signal(signal.SIGCONT)  # it comes back, as its program does
+            client.send_signal(signal.SIGCONT)  # the client reconnects, as a client process does
             server.wait_for_clients(0)
             server.transport.send([assignment(0, 2)])
             assert server.receive(1)[0].answer == report(assignment(0, 2))
@@ -333,7 +337,7 @@ def test_bytes_of_a_killed_client_are_counted():
 
 
 @pytest.mark.slow
-def test_a_client_that_computes_for_long_is_not_lost(loop):
+def test_a_client_that_trains_for_long_is_not_lost(loop):
     def compute(a):
         time.sleep(3)
         return report(a)

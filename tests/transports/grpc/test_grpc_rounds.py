@@ -1,4 +1,4 @@
-"""Rounds over real sockets."""
+"""Rounds of the gRPC transport over real sockets."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ def test_rounds_of_several_clients(loop):
         assert sorted(server.left) == [0, 1, 2] and not server.warnings
 
 
-def test_keys_say_who_clients_are(loop, enrolled, server_credentials):
+def test_clients_are_identified_by_their_keys(loop, enrolled, server_credentials):
     with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
         seen = []
         for client, own in enumerate(enrolled.credentials):
@@ -52,7 +52,7 @@ def test_a_claim_does_not_replace_a_key(loop, enrolled, server_credentials):
         assert server.transport.clients() == []
 
 
-def test_large_messages_both_ways(loop):
+def test_large_messages_in_both_directions(loop):
     frame = bytes(range(256)) * (1 << 14) + b"odd"
     with serving(2) as server:
         for client in (0, 1):
@@ -116,14 +116,14 @@ def test_a_report_that_arrives_just_before_its_assignment_is_cancelled_is_not_de
         loop.start(attend(connect(server, 0), 0))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        time.sleep(0.5)  # the report is here, and the main thread has not looked
+        time.sleep(0.5)  # the report has arrived, but the main thread has not read it
         server.transport.cancel([0])
         assert server.transport.receive(0.1) == [] and server.late_answers == [0]
         server.transport.send([assignment(0, 2)])
         assert server.receive(1)[0].answer.round == 2
 
 
-def test_a_report_that_was_seen_before_its_assignment_is_cancelled_is_not_delivered(loop):
+def test_a_report_that_was_received_before_its_assignment_is_cancelled_is_not_delivered(loop):
     with serving(1) as server:
         loop.start(attend(connect(server, 0), 0))
         server.wait_for_clients(0)

@@ -54,7 +54,7 @@ def at_work(server: Server) -> None:
 
 
 async def refusal_of(server: Server, messages: Sequence[bytes]) -> Refused | None:
-    """Send bytes as gRPC messages on a plain stream. Returns the server's refusal, None if the stream ends without."""
+    """Send bytes as gRPC messages on a stream without TLS. Return the server's refusal; None if the stream ends without one."""
     async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
         call = channel.stream_stream(wire.METHOD)()
         refused = None
@@ -87,7 +87,7 @@ async def refusal_of(server: Server, messages: Sequence[bytes]) -> Refused | Non
         [HELLO, PRESENCE, bytes([wire.Kind.REPORT]) + wire.varint(1)],
         [HELLO, PRESENCE, bytes([wire.Kind.REPORT]) + wire.varint(0)],
         [HELLO, bytes([wire.Kind.BEGIN]) + wire.varint(1 << 30)],
-        [HELLO, PRESENCE, bytes([wire.Kind.BEGIN]) + wire.varint(1000)],  # nothing to report on
+        [HELLO, PRESENCE, bytes([wire.Kind.BEGIN]) + wire.varint(1000)],  # without an assignment
         [HELLO, WITHOUT_POINT],
         [HELLO, PRESENCE, wire.PING],
         [HELLO, PRESENCE, wire.PONG],
@@ -96,7 +96,7 @@ async def refusal_of(server: Server, messages: Sequence[bytes]) -> Refused | Non
         [HELLO, bytes([wire.Kind.PART]) + b"x" * wire.PART_BYTES],
     ],
 )
-def test_unexpected_messages_close_the_stream_with_a_sentence(loop, messages):
+def test_unexpected_messages_close_the_stream_with_a_reason(loop, messages):
     with serving(2) as server:
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
@@ -139,7 +139,7 @@ def test_a_report_of_another_round_is_left_to_the_round_loop(loop):
         assert server.receive(1)[0].answer == report(assignment(0, 2))
 
 
-def test_another_protocol_version(loop):
+def test_another_protocol_version_is_refused(loop):
     with serving(1) as server:
         newer = wire.encode_hello(wire.Hello(0, "9.1", wire.PROTOCOL + 1)) + b"more"
         refused = loop.run(refusal_of(server, [newer]))
@@ -148,7 +148,7 @@ def test_another_protocol_version(loop):
 
 
 @pytest.mark.parametrize("client", [2, 1 << 40, -5])
-def test_ids_outside_of_the_run_have_no_place(loop, client):
+def test_ids_outside_of_the_run_are_refused(loop, client):
     with serving(2) as server:
         refused = loop.run(attend(connect(server, client), client))
         assert not refused.retry and "not part of this run of 2 clients, 0 to 1" in refused.reason
@@ -175,7 +175,7 @@ def test_a_client_that_cannot_take_part_is_warned_about(loop, reason):
         assert not server.joined
 
 
-def test_a_client_that_joins_too_often_has_to_wait(loop):
+def test_a_client_that_joins_too_often_must_wait(loop):
     with serving(1) as server:
         refused = [loop.run(refusal_of(server, [HELLO, JUNK])) for _ in range(12)]
         assert "joins too often" in refused[-1].reason and refused[-1].retry
@@ -209,7 +209,7 @@ def test_a_key_that_is_not_enrolled(loop, authority, server_credentials):
 @pytest.mark.slow
 @pytest.mark.deploy
 def test_no_certificate_and_old_tls(authority, enrolled, tmp_path):
-    """The server is a process of its own: gRPC must not have been imported before fedcomp sets it up."""
+    """The server runs in a separate process, because fedcomp must set environment variables before gRPC is imported."""
     own = enrolled.credentials[0]
     (tmp_path / "its.crt").write_bytes(own.certificate)
     (tmp_path / "its.key").write_bytes(own.key)
@@ -265,7 +265,7 @@ def test_half_open_connections_do_not_keep_clients_out(loop, enrolled, server_cr
         at_work(server)
 
 
-def test_bytes_that_are_no_http(loop):
+def test_bytes_that_are_not_http_do_not_disturb_others(loop):
     with serving(2) as server, ExitStack() as sockets:
         loop.start(attend(connect(server, 1), 1))
         for data in (
@@ -297,7 +297,7 @@ HEADERS = (
 )  # fmt: skip
 
 
-def test_streams_that_are_reset_rapidly(loop):
+def test_rapid_stream_resets_do_not_disturb_others(loop):
     with serving(2) as server, ExitStack() as sockets:
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
@@ -308,7 +308,7 @@ def test_streams_that_are_reset_rapidly(loop):
             for stream in range(1, 20_001, 2):
                 fast.sendall(frame(1, 4, stream, HEADERS) + frame(3, 0, stream, b"\0\0\0\x08"))
         except ConnectionError:
-            pass  # the server had enough
+            pass  # the server has closed the connection
         at_work(server)
         server.wait_for(lambda: server.transport.counts()["streams"] == 1)
 
@@ -357,7 +357,7 @@ def test_a_client_that_floods_its_connection_with_http2_frames_is_cut_off(loop):
             flooding.sendall(frame(0, 0, 1, b"\0" + len(message).to_bytes(4, "big") + message))
         server.wait_for_clients(0, 1)
         pongs = frame(6, 1, 0, bytes(8)) * 1000  # answers to pings that the server did not send
-        with pytest.raises(OSError):  # it was cut, or the server reads no more
+        with pytest.raises(OSError):  # the connection was cut, or the server does not read any more
             for _ in range(10_000):
                 flooding.sendall(pongs)
         at_work(server)

@@ -55,7 +55,7 @@ def same_frames(kept: FrameCache, relay: RelayEnd) -> bool:
 
 
 @given(TEXTS, TEXTS, st.integers(0, 1 << 62))
-def test_terms_come_back(run, shapes, limit):
+def test_encoded_terms_are_decoded_unchanged(run, shapes, limit):
     terms = RelayTerms(
         run, '{"lr":0.1}', "ab" * 16, "cd" * 16, 7, limit, 3, "identity", shapes, math.inf
     )
@@ -79,7 +79,7 @@ REASONS = st.builds(Refused, st.text(max_size=20), st.booleans())
         )
     )
 )
-def test_rows_come_back(kind_and_rows):
+def test_encoded_entries_are_decoded_unchanged(kind_and_rows):
     kind, rows = kind_and_rows
     assert (
         relay_wire.decode_entries(kind, sent(relay_wire.encode_entries(kind, rows), kind)) == rows
@@ -93,9 +93,9 @@ def test_rows_come_back(kind_and_rows):
     st.lists(st.tuples(SEQUENCES, values(Assignment).filter(lambda a: a.client >= 0)), max_size=4),
     st.floats(allow_nan=False),
 )
-def test_assignments_come_back(assignments, wait_s):
+def test_encoded_assignments_are_decoded_unchanged(assignments, wait_s):
     kept, relay = FrameCache(), RelayEnd()
-    for _ in range(2):  # the second time every frame is known
+    for _ in range(2):  # the second time, the relay has every frame
         got = relay.take_all(wait_s, assignments, kept)
         assert [sequence for sequence, _ in got] == [sequence for sequence, _ in assignments]
         assert all(same(a, b) for (_, a), (_, b) in zip(got, assignments, strict=True))
@@ -103,7 +103,7 @@ def test_assignments_come_back(assignments, wait_s):
 
 
 @given(SEQUENCES, values(Presence))
-def test_a_joined_client_comes_back(connection, presence):
+def test_an_encoded_joined_client_is_decoded_unchanged(connection, presence):
     reader = sent(relay_wire.encode_entries(Kind.JOINED, [(connection, presence)]), Kind.JOINED)
     number, got = relay_wire.decode_entry(Kind.JOINED, reader)
     assert number == connection and same(got, presence)
@@ -118,7 +118,7 @@ def test_a_joined_client_comes_back(connection, presence):
         unique_by=lambda entry: entry[3],
     )
 )
-def test_reports_on_open_assignments_come_back(entries):
+def test_encoded_reports_on_open_assignments_are_decoded_unchanged(entries):
     answers, open = [], {}
     for sequence, answer, asked, client, own, is_open in entries:
         asked = replace(asked, client=client)
@@ -171,7 +171,7 @@ def test_a_relay_forgets_the_least_recently_used_frames(monkeypatch):
     frames = [bytes([i]) * 300 for i in range(6)]
 
     def send(*which: int) -> int:
-        """Send these frames. Return how many bytes the message has."""
+        """Send a message with these frames. Return the size of the message in bytes."""
         assignments = [(9, assignment(1, 1, [frames[i] for i in which]))]
         assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
         assert same_frames(kept, relay) and sum(map(len, relay.kept.values())) <= 1000
@@ -179,11 +179,11 @@ def test_a_relay_forgets_the_least_recently_used_frames(monkeypatch):
         return relay.sizes[-1]
 
     assert send(0) > 300 and send(1) > 300 and send(2) > 300
-    assert send(0) < 300  # is kept, and used now
-    assert send(3) > 300  # in place of 1
+    assert send(0) < 300  # frame 0 is cached, and now the most recently used
+    assert send(3) > 300  # frame 3 replaces frame 1
     assert send(0) < 300 and send(2) < 300
     assert 300 < send(1) < 600
-    assert send(0, 1, 2, 3, 4, 5) > 900  # more than fits: nothing is forgotten before its use
+    assert send(0, 1, 2, 3, 4, 5) > 900  # no frame is forgotten before it is used
     assert send(5) < 300
 
 
@@ -238,7 +238,7 @@ def test_returned_frames_count_towards_the_size_of_a_bundle(monkeypatch):
 
 
 def everything(data: bytes, kept: dict[int, bytes]) -> None:
-    """Decode bytes as whatever they claim to be, on both ends."""
+    """Decode bytes as the kind of message that their first byte names, on both ends."""
     whole = wire.Assembly(1 << 20).take(data)
     if whole is None:
         return

@@ -1,4 +1,4 @@
-"""Clients behind a relay, over real sockets: the server receives what it would receive without the relay."""
+"""Clients behind a relay, over real sockets: the server receives the same answers as without the relay."""
 
 import asyncio
 import json
@@ -291,7 +291,7 @@ def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, serve
     with serving(3, **options) as server:
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=authority.client()), 0))
-        assert "is not enrolled for a client at the server of this relay" in refused(end)
+        assert "the server of this relay does not accept the key of this client" in refused(end)
         loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
         server.wait_for_clients(1)
 
@@ -321,7 +321,9 @@ def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
         assert slow.started.wait(20) and revoked.started.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck_keys()
-        assert answers(server, 1) == {1: Lost("its key is no longer accepted")}
+        assert answers(server, 1) == {
+            1: Lost("the key of this client or relay is no longer accepted")
+        }
         server.wait_for_clients(0)
         slow.proceed.set(), revoked.proceed.set()
         assert refused(ends[1]) == "client 1 is revoked"
@@ -365,7 +367,7 @@ def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
         )
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=enrolled.relay), 0))
-        assert "is not enrolled for a client" in refused(end)
+        assert "does not accept the key of this client" in refused(end)
         assert server.transport.counts()["relays"] == 1 and not server.joined
 
 
@@ -403,7 +405,7 @@ def test_a_newer_relay_with_the_same_key_replaces_the_older(loop, enrolled, serv
 # Faults.
 
 
-def test_a_relay_that_is_started_again_loses_no_report(loop):
+def test_a_restarted_relay_loses_no_report(loop):
     slow = Slow()
     with serving(3, relay_terms=terms(3)) as server:
         relay = RelayEnd(loop, server.target)
@@ -451,7 +453,7 @@ def test_a_client_that_moves_with_an_open_assignment(loop, to_server):
         loop.start(attend(connect(other, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
         slow.proceed.set()
-        assert "only the newer one counts" in refused(older)
+        assert "the server keeps only the newest" in refused(older)
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0, 2), assignment(1, 2)])
         assert answers(server, 2) == reports(assignment(0, 2), assignment(1, 2))
@@ -469,7 +471,7 @@ def test_a_newer_stream_at_a_relay_replaces_the_older(loop):
         newer = loop.start(attend(connect(relay, 0), 0))
         assert answers(server, 1) == reports(assignment(0))
         slow.proceed.set()
-        assert "only the newer one counts" in refused(older)
+        assert "the server keeps only the newest" in refused(older)
         for round in (2, 3):
             server.transport.send([assignment(0, round)])
             assert answers(server, 1) == reports(assignment(0, round))
@@ -487,11 +489,11 @@ def test_a_client_that_moves_to_another_relay(loop):
         loop.start(attend(connect(relays[1], 0), 0))
         assert answers(server, 1) == reports(assignment(0))
         slow.proceed.set()
-        assert "only the newer one counts" in refused(older)
+        assert "the server keeps only the newest" in refused(older)
         assert server.transport.counts()["relays"] == 2
 
 
-def test_a_client_that_comes_back_to_its_relay_gets_its_assignment_again(loop):
+def test_a_client_that_reconnects_to_its_relay_gets_its_assignment_again(loop):
     slow = Slow()
     with serving(1, relay_terms=terms(1)) as server:
         relay = RelayEnd(loop, server.target)
@@ -525,7 +527,7 @@ def test_only_a_client_that_does_not_reconnect_to_its_relay_is_lost(loop):
 
 
 @pytest.mark.parametrize("lost", ["client", "relay"])
-def test_without_a_limit_clients_behind_a_relay_are_waited_for(loop, lost):
+def test_without_a_time_limit_the_server_waits_for_clients_behind_a_relay(loop, lost):
     slow = Slow()
     patient = {"grace_s": math.inf}
     with serving(2, relay_terms=replace(terms(2), **patient), **patient) as server:
@@ -569,14 +571,14 @@ def test_clients_of_a_relay_that_does_not_return_are_lost_after_the_longer_grace
         assert answers(server, 1) == {1: Lost(GONE, "reply")}
 
 
-# A relay that the test speaks for.
+# A relay whose messages the test sends.
 
 
 Script = Callable[[RelayConnection, AsyncIterator[object]], object]
 
 
 class Unresponsive(RelayConnection):
-    """Answers no PING."""
+    """A connection of a relay that answers no PING."""
 
     async def _handle(self, kind: Kind, reader: wire.Reader) -> None:
         if kind is not Kind.PING:
@@ -635,7 +637,7 @@ def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
         server.transport.send([assignment(0)])
         assert slow.started.wait(20)
         loop.start(script(server, interfere))
-        server.wait_for_clients(0, 1)  # all that the relay said has arrived
+        server.wait_for_clients(0, 1)  # all messages of the relay have arrived
         assert server.transport.receive(0.1) == [] and not server.left and not server.late_answers
         slow.proceed.set()
         assert answers(server, 1) == reports(assignment(0))
@@ -804,7 +806,7 @@ def test_a_silent_relay_with_open_assignments_is_disconnected(loop):
     async def freeze(connection, messages):
         await connection.write(joined(0))
         await next_bundle(messages)
-        await connection.write(relay_wire.encode_entries(Kind.LEFT, [(0,)]))  # and it says no more
+        await connection.write(relay_wire.encode_entries(Kind.LEFT, [(0,)]))  # then it is silent
 
     with serving(1, relay_terms=terms(1), silence_s=0.5) as server:
         loop.start(script(server, freeze, Unresponsive))
@@ -826,7 +828,7 @@ def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop):
 
 
 @pytest.mark.slow
-def test_a_relay_that_does_not_read_is_cut_off(loop):
+def test_a_relay_that_does_not_read_is_disconnected(loop):
     async def flood() -> None:
         async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
             call = channel.stream_stream(wire.METHOD)()
@@ -869,7 +871,7 @@ def test_assignments_do_not_pile_up_for_a_relay_that_does_not_read(loop):
 
 
 def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
-    """The order about a client's first connection to a relay crosses the message that announces its second."""
+    """The server's order to end a client's first connection crosses the relay's message about its second connection."""
     with serving(1, relay_terms=terms(1)) as server:
         proxy = TcpProxy(server.transport.port)
         relay = RelayEnd(loop, proxy.target)
@@ -881,7 +883,7 @@ def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
         first.cancel()
         relay.wait_for_clients(0)
         second = loop.start(attend(connect(relay, 0), 0))
-        assert "only the newer one counts" in refused(direct)
+        assert "the server keeps only the newest" in refused(direct)
         proxy.flows_down.set()
         for round in (1, 2):
             server.transport.send([assignment(0, round)])
@@ -891,7 +893,7 @@ def test_an_order_to_disconnect_does_not_end_a_newer_connection(loop):
 
 
 def test_a_relay_ends_the_connection_with_the_number_that_the_server_names(loop):
-    """The order about a client's second connection does not cross anything, and ends it."""
+    """The server's order to end a client's second connection crosses no message, and the relay ends that connection."""
     with serving(1, relay_terms=terms(1)) as server:
         relay = RelayEnd(loop, server.target)
         first = loop.start(attend(connect(relay, 0), 0))
@@ -901,7 +903,7 @@ def test_a_relay_ends_the_connection_with_the_number_that_the_server_names(loop)
         second = loop.start(attend(connect(relay, 0), 0))
         server.wait_for_clients(0)
         loop.start(attend(connect(server, 0), 0))
-        assert "only the newer one counts" in refused(second)
+        assert "the server keeps only the newest" in refused(second)
         server.wait_for_clients(0)
 
 
@@ -975,7 +977,7 @@ def test_failed_clients_do_not_delay_the_sum_of_the_others(loop):
 
 
 def test_a_report_that_does_not_answer_its_assignment_is_not_added(loop):
-    """The server rejects that report. In a sum, it would reject the whole sum or accept an update that it should reject."""
+    """The server rejects such a report. If the relay added it, the server would reject the whole sum, or accept the update."""
     wrong = [
         {"round": 9},
         {"phase": "other"},
@@ -1068,8 +1070,8 @@ def test_a_later_assignment_leaves_a_relay_less_time(loop):
         assert 80 >= waits_s[0] > waits_s[1] > 0
 
 
-def test_when_a_sum_is_rejected_all_its_updates_are(loop):
-    """Frames of codecs that add exactly cannot be told from sums, so the relay of this test sends one that is malformed."""
+def test_if_a_sum_is_rejected_all_its_updates_are_rejected(loop):
+    """With codecs that add exactly, any frame is a valid sum. The relay of this test therefore sends a malformed sum."""
 
     async def add(connection, messages):
         for client in range(3):
@@ -1115,13 +1117,13 @@ def test_a_relay_cannot_make_the_server_lose_the_sum_of_another(loop):
         server.transport.send([assignment(0), assignment(1)])
         server.wait_for(lambda: len(server.transport._deliveries) == 2)
         loop.start(script(server, interfere))
-        server.wait_for_clients(0, 1, 2)  # all that the other relay said has arrived
+        server.wait_for_clients(0, 1, 2)  # all messages of the other relay have arrived
         got = in_one_batch(server)
         assert torch.equal(summed(got[0].frame), vector(0) + vector(1)) and got[1].frame == b""
 
 
 @pytest.mark.parametrize("seen", [False, True])
-def test_a_sum_that_was_seen_before_one_of_its_assignments_is_cancelled_is_not_accepted(loop, seen):
+def test_a_sum_received_before_one_of_its_assignments_is_cancelled_is_not_accepted(loop, seen):
     with serving(3, relay_terms=terms(3, *ADDING)) as server:
         relay = RelayEnd(loop, server.target)
         for client in range(3):
@@ -1208,7 +1210,7 @@ def test_a_report_that_waits_to_be_added_can_be_withdrawn(loop):
 @pytest.mark.parametrize("arrived", [False, True], ids=["on its way", "arrived"])
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arrived):
-    """The clients of the sum are lost, so that their memories keep what they sent."""
+    """All updates of the sum count as lost, so that the clients' memories keep them."""
     asked, proceed = [], threading.Event()
 
     async def add_late(connection, messages):
@@ -1230,7 +1232,7 @@ def test_a_sum_that_contains_a_withdrawn_update_is_not_accepted(loop, gone, arri
         server.wait_for(lambda: len(asked) == 3)
         if arrived:
             proceed.set()
-            time.sleep(0.3)  # and the main thread has not looked
+            time.sleep(0.3)  # but the main thread has not read the answers
         server.transport.cancel([gone])
         proceed.set()
         got = in_one_batch(server)

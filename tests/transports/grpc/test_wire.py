@@ -66,7 +66,7 @@ def same(one: WireMessage, other: WireMessage) -> bool:
 
 
 @given(values(Invitation), st.data())
-def test_messages_about_a_run_come_back(invitation, data):
+def test_encoded_messages_about_a_run_are_decoded_unchanged(invitation, data):
     assert same(sent_as(wire.Kind.INVITATION, invitation), invitation)
     for kind, cls in ((wire.Kind.PRESENCE, Presence), (wire.Kind.FAREWELL, Farewell)):
         message = data.draw(values(cls))
@@ -74,14 +74,14 @@ def test_messages_about_a_run_come_back(invitation, data):
 
 
 @given(values(Assignment), st.integers(0, 1 << 40))
-def test_an_assignment_comes_back(sent, sequence):
+def test_an_encoded_assignment_is_decoded_unchanged(sent, sequence):
     _, reader = read(wire.encode_assignment(sequence, sent))
     got_sequence, got = wire.decode_assignment(reader, sent.client)
     assert got_sequence == sequence and same(got, sent)
 
 
 @given(values(Report), values(Assignment), st.booleans())
-def test_a_report_comes_back(sent, answered, usual_ticket):
+def test_an_encoded_report_is_decoded_unchanged(sent, answered, usual_ticket):
     if usual_ticket:
         sent = replace(sent, ticket=ticket(sent.round, sent.client, sent.frame))
     _, reader = read(wire.encode_report(5, sent, answered))
@@ -90,7 +90,7 @@ def test_a_report_comes_back(sent, answered, usual_ticket):
 
 
 @given(st.text(max_size=50), st.booleans())
-def test_hello_and_refused_come_back(text, again):
+def test_encoded_hello_and_refused_are_decoded_unchanged(text, again):
     hello = wire.Hello(7, text)
     assert wire.decode_hello(read([wire.encode_hello(hello)])[1]) == hello
     refused = Refused(text, again)
@@ -109,7 +109,7 @@ def test_large_frames_travel_in_parts(size):
     assert reader.varint() == 1 and wire.decode_report(reader, sent) == answer
 
 
-def test_heads_are_small():
+def test_an_assignment_or_report_adds_few_bytes_to_its_frame():
     frame = b"f" * 50
     sent = assignment(3, round=120, frames=[frame])
     assert sum(map(len, wire.encode_assignment(4000, sent))) - len(frame) <= 50
@@ -117,7 +117,7 @@ def test_heads_are_small():
 
 
 def everything(data: bytes) -> None:
-    """Decode bytes as whatever they claim to be, on both ends."""
+    """Decode bytes as the kind of message that their first byte names, on both ends."""
     whole = wire.Assembly(1 << 20).take(data)
     if whole is None:
         return
