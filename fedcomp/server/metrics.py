@@ -72,7 +72,7 @@ class Metrics(Callback, Collector):
         self.clients: dict[int, ClientCounters] = {}
         # The last values of each metric that clients reported, ordered by the round in which it was last reported.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.suspicion: Mapping[int, float] = {}  # as in the RoundRecord of the last round with votes
+        self.suspicion: Mapping[int, float] = {}  # that of the last RoundRecord with votes
         self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
             "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS

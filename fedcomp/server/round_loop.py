@@ -241,9 +241,9 @@ class RoundLoop:
             return aggregation, self.optimizer.step(update)
 
     def _move(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
-        """Broadcast a step and add it to the model. Return the broadcast. `update`: the step before --server-lr is applied; overwritten.
+        """Multiply the step `update` by --server-lr, in place, publish it as a broadcast, and return the broadcast.
 
-        Raises NonFiniteError, with the model unchanged, if the step is not finite.
+        Return None if there is nothing to send. Raises NonFiniteError, with the model unchanged, if the step is not finite.
         """
         with timed("downlink"):
             seed = seeds.key(self.config.seed, "downlink", round)
