@@ -253,7 +253,8 @@ class ReportedMetrics:
                 "the metrics have a duplicate name, or fewer training metrics than their header gives"
             )
         if not bool(metrics.evaluation) <= examples <= MAX_EXAMPLES * bool(metrics.evaluation):
-            raise ProtocolError(f"the metrics were evaluated on {examples} examples")
+            n = len(metrics.evaluation)
+            raise ProtocolError(f"there are {n} evaluation metrics, but {examples} examples")
         return metrics
 
 

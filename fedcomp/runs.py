@@ -200,7 +200,7 @@ def load(folder: str | Path) -> Run:
             f"{folder} is not a folder; give the folder of a run, such as {example}"
         )
     if not (path / RUN_FILE).is_file():
-        advice = "give the folder of a run, or remove it from the arguments"
+        advice = "give the folder of a run, or leave this folder out"
         raise RunFolderError(f"{folder} holds no run: it has no {RUN_FILE}; {advice}")
     try:
         options = inherited_options(path) | {"out": str(path)}

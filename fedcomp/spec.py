@@ -85,7 +85,9 @@ def parse_part(text: str, kind: str) -> SpecPart:
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
         article = "an" if kind[0] in "aeiou" else "a"
-        raise SpecError(f"{article} {kind} has no scope and no second part; name one {kind}")
+        raise SpecError(
+            f"{article} {kind} has no scope and no second part; leave out '@' and '+', and name one {kind}"
+        )
     return parsed.parts[0]
 
 

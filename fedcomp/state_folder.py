@@ -57,7 +57,7 @@ class StateFolder:
             durable_files.replace(self.path / name, packed(kept), 0o600)
         except OSError as error:
             found = f"--state-dir {self.path} cannot be written ({error.strerror})"
-            advice = "the last state is intact, make room and start again"
+            advice = "the last state is intact: free disk space and start again"
             raise CheckpointError(f"{found}; {advice}") from error
 
     def load(self, name: str = FILE) -> dict[str, Any]:
