@@ -20,7 +20,8 @@ class Header:
     memory: str
     partition: str
     device: str
-    engine: str  # engine of the virtual clients, and how many clients it trains at once; in a deployment, the address of the port
+    # Engine of the virtual clients, and how many clients it trains at once; in a deployment, the address of the server.
+    engine: str
     first_round: int  # 1, or the round after the checkpoint
     rounds: int
     out: str  # run folder
@@ -149,7 +150,7 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    reason: str  # reason of the first rejection; only numbers in it may differ in the others
+    reason: str  # reason of the first rejection; other reasons differ at most in numbers
     updates: int  # number of rejected updates
     clients: Sequence[int]  # ids, ascending; only the lowest ones if there are too many to list
     more_clients: int = 0  # number of clients that are not listed

@@ -2,8 +2,8 @@
 
 Each field has the metadata `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the option).
 Depending on the option, a field also has `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
-`choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises ValueError, the error message quotes
-`example`, a valid value.
+`choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises an error of `spec.MALFORMED`, the message
+quotes `example`, a valid value.
 """
 
 import dataclasses

@@ -110,7 +110,7 @@ class NonFiniteError(FedcompError):
     """NaN or infinity where a finite number is needed."""
 
     exit_status = 4
-    position: int  # of the value in its vector; set if a codec raised the error
+    position: int  # position of the value in its vector; set only if a codec raised the error
 
 
 class ProtocolError(FedcompError):

@@ -154,7 +154,7 @@ class Assignment(WireMessage):
     returned: bytes = b""
     steps: int = 0  # local steps in this round; 0 = as configured
     batch_size: int = 0  # examples in a local step of this round; 0 = as configured
-    evaluate: int = 0  # 1: the client evaluates the model that it received before it trains
+    evaluate: int = 0  # 1: before training, the client evaluates the model that it received
 
     @property
     def announcements(self) -> dict[str, bytes]:

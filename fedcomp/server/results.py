@@ -243,8 +243,8 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 class WarningLog:
     """The warnings of a run. Each warning is passed to `forward` at once, and collected for the record of its round.
 
-    Of the warnings with the same kind, only the first is used. This includes warnings before the run was resumed, because the kinds are
-    part of the checkpoint. Warnings without a kind are all used.
+    Of the warnings with the same kind, only the first one in the run is used, even if the run is resumed, because the kinds are part of the
+    checkpoint. Warnings without a kind are all used.
     """
 
     def __init__(self, forward: Callable[[str], None]):

@@ -2,8 +2,8 @@
 
 A running mean and variance describe the activations under one set of weights. Clients keep their running statistics and do not send them.
 The server therefore computes running statistics for the averaged weights by forward passes over a sample of examples, as in Izmailov,
-Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2. This costs
-no bytes. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify them.
+Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2. No messages
+are needed. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify the average.
 """
 
 from collections.abc import Callable, Iterable

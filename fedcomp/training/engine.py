@@ -160,8 +160,8 @@ def try_job(
 ) -> JobResult | Exception:
     """Train one job and write its update into `out` [n]. Return the exception if training fails.
 
-    If the user's code forks, an exception in the child process is raised again. It ends the child process, which would otherwise continue
-    as a second copy of this process.
+    If the user's code forks, an exception in the child process is raised again, so that it ends the child process. Otherwise the child
+    process would continue as a second copy of this process.
     """
     process = os.getpid()
     try:
