@@ -20,7 +20,8 @@ class Header:
     memory: str
     partition: str
     device: str
-    engine: str  # engine of the virtual clients, and how many clients it trains at once; in a deployment, the address of the port
+    # Engine of the virtual clients, and how many clients it trains at once; in a deployment, the address of the server.
+    engine: str
     first_round: int  # 1, or the round after the checkpoint
     rounds: int
     out: str  # run folder
@@ -30,31 +31,33 @@ class Header:
     notice: str = ""  # guarantee or advice of the strategy; "" = none
     metrics: str = ""  # URL of the metrics for Prometheus; "" = none
     network: str = ""  # virtual network; "" = none
-    residuals: str = ""  # where states of virtual clients are stored; "" = where they are trained
+    # Where the memories of virtual clients are stored; "" = on the device that trains the clients.
+    residuals: str = ""
     judged: str = "accuracy"  # main metric; "loss" if the task has no accuracy
-    measures: tuple[str, ...] = ()  # the task's own metrics
+    measures: tuple[str, ...] = ()  # names of the task's own metrics
     engine_reason: str = ""  # why --engine auto chose the engine; "" if --engine names one
     evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A client of a round whose update was not accepted."""
+    """A client whose update the server did not accept in a round."""
 
     client: int  # logical id
-    stage: str  # "phase", "download", "evaluate", "train", "encode", "relay", "send", "reply", "quorum", "deadline", "aggregate"
+    # Stage that failed: "phase", "download", "evaluate", "train", "encode", "relay", "send", "reply", "quorum", "deadline" or "aggregate".
+    stage: str
     reason: str  # one sentence
 
 
 @dataclass(frozen=True)
 class ClientMetric:
-    """A metric that the clients of a round reported."""
+    """Statistics of a metric over the clients of a round that reported it."""
 
-    mean: float | None  # weighted by examples
+    mean: float | None  # mean, in which each client is weighted by its number of examples
     # Mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
     worst_decile: float | None
-    clients: int  # clients that reported it
-    examples: int  # examples of these clients
+    clients: int  # number of clients that reported the metric
+    examples: int  # number of examples of these clients
 
 
 class EvaluatedRecord:
@@ -80,16 +83,18 @@ class EvaluatedRecord:
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """The part of one client in a round. A simulation has records only of clients that reported metrics."""
+    """The bytes, latency and metrics of one client in a round. A simulation has records only of clients that reported metrics."""
 
     client: int  # logical id
     uplink_bytes: int  # frames from the client
-    downlink_bytes: int  # frames to the client, and the announcements of the strategy
-    # TCP payload since the client's last record, with TLS, handshakes and keepalive; None if the platform does not count it.
+    downlink_bytes: int  # frames and announcements of the strategy to the client
+    # TCP payload since the client's last record, with TLS, handshakes and keepalive; None if it is not counted: in a simulation, behind a
+    # relay, or on a platform without such counters.
     wire_bytes_in: int | None  # received from the client
     wire_bytes_out: int | None  # sent to the client
-    latency_s: float | None  # seconds from assignment to answer, over all phases; None: no answer
-    # Number of versions of the model that the client had missed; None: unknown.
+    # Seconds from assignment to answer, summed over phases; None: no answer.
+    latency_s: float | None
+    # Number of versions of the model that the client had missed at its first assignment; None: unknown.
     versions_behind: int | None
     staleness: int = 0  # rounds by which the answer is late
     stage: str = ""  # stage at which the client was rejected; "" if it was not
@@ -99,12 +104,16 @@ class ClientRecord:
 
 @dataclass(frozen=True)
 class RoundRecord(EvaluatedRecord):
-    """A round, as a line of metrics.jsonl. Bytes are lengths of encoded frames. dense_* are bytes of the same exchanges in float32."""
+    """The results of a round, stored as a line of metrics.jsonl.
+
+    Byte counts are lengths of encoded frames. The fields dense_* are the bytes of the same exchanges with float32 models.
+    """
 
     round: int  # from 1
     accuracy: float | None  # accuracy on the test set, 0 to 1; None if the round was not evaluated
     loss: float | None  # mean loss on the test set
-    train_loss: float | None  # loss before each local step, averaged over the accepted clients
+    # Training loss before a local step, averaged over the steps of a client and then over the accepted clients.
+    train_loss: float | None
     cohort: int  # clients of the round
     accepted: int  # updates that the server accepted
     rejected: int  # clients without an accepted update
@@ -113,7 +122,8 @@ class RoundRecord(EvaluatedRecord):
     dense_uplink_bytes: int  # float32 models from all clients of the round
     dense_downlink_bytes: int  # a float32 model to each client that received a download
     seconds: float  # duration of the round
-    catch_up_bytes: int = 0  # part of downlink_bytes: broadcasts older than the newest
+    # Part of downlink_bytes: downloads of clients that missed rounds, beyond the size of the newest broadcast.
+    catch_up_bytes: int = 0
     first_download_bytes: int = 0  # part of downlink_bytes: downloads of new clients
     uplink_nonzeros: int = 0  # number of coordinates in the accepted updates
     skipped: int = 0  # part of accepted: clients that had nothing to send
@@ -124,9 +134,9 @@ class RoundRecord(EvaluatedRecord):
     wire_bytes_out: int | None = None  # sent from the port
     rejections: Sequence[Rejection] = ()  # one for each rejected client
     warnings: Sequence[str] = ()  # warnings of this round
-    # All clients of a deployment; in a simulation, only clients that reported metrics.
+    # In a deployment, all clients that took part in the round; in a simulation, only clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
-    # By client: fraction of its votes that lost by a wide margin.
+    # Client id → fraction of the client's votes that lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration on the virtual network; None without one
     simulated_hours: float | None = None  # virtual time since the start of the run
@@ -140,7 +150,7 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    reason: str  # reason of the first rejection; only numbers in it may differ in the others
+    reason: str  # reason of the first rejection; other reasons differ at most in numbers
     updates: int  # number of rejected updates
     clients: Sequence[int]  # ids, ascending; only the lowest ones if there are too many to list
     more_clients: int = 0  # number of clients that are not listed
@@ -177,7 +187,7 @@ class Summary(EvaluatedRecord):
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record for a file. Virtual times and metrics are left out if the record has none."""
+    """Return the fields of a record by name, to be written as JSON. Virtual times and metrics are omitted if the record has none."""
     values = asdict(record)
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -190,7 +200,10 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PortFigures:
-    """The traffic of a deployment's port since it was opened. Bytes are TCP payload, None if the platform does not count them."""
+    """The connections and traffic of a deployment's port since the port was opened.
+
+    Byte counts are TCP payload. They are None if the platform does not count TCP payload.
+    """
 
     connections: int  # open connections
     refused: Mapping[str, int]  # number of refused streams by reason
@@ -203,19 +216,19 @@ class Callback:
     """Base class of callbacks. Its hooks do nothing; override those that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Handle the opening of a deployment's port. `port()` returns its traffic and may be called in any thread."""
+        """Handle the opening of a deployment's port. `port()` returns the port's current traffic and may be called in any thread."""
 
     def on_run_start(self, header: Header) -> None:
         """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """Handle a wait for `wanted` clients. Called whenever the ids in `connected` change, and at the end of the wait."""
+        """Handle a change of the ids in `connected` while the run waits for `wanted` clients. Also called at the end of the wait."""
 
     def on_client_joined(self, client: int) -> None:
-        """Handle a client of a deployment that has connected."""
+        """Handle the connection of a client to a deployment's server."""
 
     def on_client_left(self, client: int) -> None:
-        """Handle a client of a deployment that has disconnected."""
+        """Handle the disconnection of a client from a deployment's server."""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
         """Handle an answer of a client. `answered` of the `cohort` clients in the current phase have answered so far."""
@@ -224,7 +237,7 @@ class Callback:
         """Handle the end of a round."""
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        """Handle the checkpoint after a round, which was written in `seconds`."""
+        """Handle the end of a checkpoint after a round. Writing the checkpoint took `seconds`."""
 
     def on_warning(self, sentence: str) -> None:
         """Handle a warning for the user."""
@@ -250,7 +263,7 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 
 
 class CallbackList(ForwardingCallback):
-    """Several callbacks as one. A failing callback in `others` does not end the run: it is reported and removed."""
+    """A callback that calls several callbacks. If one of `others` raises, it is reported and removed, and the run continues."""
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
         """`others`: callbacks by name; the warning about a failing callback starts with its name. `metrics`: URL of the metrics."""
@@ -280,7 +293,7 @@ def hears(callback: Callback, hook: str) -> bool:
 
 
 class LogMessage(str):
-    """A sentence to print, which also has the name and the values of an event for a JSON log."""
+    """A sentence to print, with the name and the values of the event for a JSON log."""
 
     event: str
     values: Mapping[str, Any]

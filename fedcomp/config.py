@@ -1,8 +1,9 @@
-"""The options of a run, with their types, defaults and help texts. Flags, TOML files and docs are generated from them.
+"""The options of a run, with their types, defaults and help texts. Command-line flags, keys of TOML files and docs are generated from them.
 
-A field's metadata holds `help` (the effect, with its unit) and `local` (a resumed run may change the option). Where they apply, the
-metadata also holds `low` and `high` (a closed range), `above` (an open lower end), `choices`, and `parse`, which parses the text. If
-`parse` raises ValueError, the error message quotes `example`.
+Each field has the metadata `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the option).
+Depending on the option, a field also has `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
+`choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises an error of `spec.MALFORMED`, the message
+quotes `example`, a valid value.
 """
 
 import dataclasses
@@ -66,7 +67,7 @@ class RunConfig:
     clients: int = count(10, "Number of clients.")
     rounds: int = count(50, "Number of rounds; a resumed run may raise it.", local=True)
     participation: float = fraction(
-        0.1, "Fraction of the clients that take part in a round, at least 2 clients."
+        0.1, "Fraction of the clients that take part in a round; at least 2 clients take part."
     )
     quorum: float = fraction(
         1.0,
@@ -111,7 +112,8 @@ class RunConfig:
     )
     step_schedule: str | None = option(
         None,
-        "Factor of the learning rate at each step of a round: cosine, linear:to=0.1, or values with their first steps (0.1,1@5).",
+        "Factor on the learning rate by step of a round: cosine, linear:to=0.1, or values, each with the step from which it applies "
+        "(0.1,1@5).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
@@ -132,7 +134,7 @@ class RunConfig:
     )
     augment: bool = option(
         False,
-        "Augment training examples as the task defines, for CIFAR-10 with random crops and flips.",
+        "Augment training examples as the task defines; CIFAR-10 tasks use random crops and flips.",
     )
     proximal: float = non_negative(
         0.0,
@@ -160,12 +162,12 @@ class RunConfig:
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "Memory in which each client keeps what the uplink codec did not send; auto = the memory that the strategy requires, else residual "
-        "(error feedback) for a lossy codec that is a contraction, else none.",
+        "Memory in which each client keeps the part of its update that the uplink codec did not send; auto = the memory that the strategy "
+        "requires, else residual (error feedback) for a lossy codec that is a contraction, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "Memory in which the server keeps what the downlink codec did not send; auto = as for --memory.",
+        "Memory in which the server keeps the part of its update that the downlink codec did not send; auto = as for --memory.",
     )
     density_warmup: int = zero_or_more(
         0,
@@ -176,7 +178,7 @@ class RunConfig:
     lr_schedule: str | None = option(
         None,
         "Learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
-        "step:every=30,factor=0.1, or values with their first rounds (0.1,0.01@30).",
+        "step:every=30,factor=0.1, or values, each with the round from which it applies (0.1,0.01@30).",
         parse=schedules.RATE.read,
     )
     local_steps_schedule: str | None = option(
@@ -197,8 +199,8 @@ class RunConfig:
     )
     horizon: int = zero_or_more(
         0,
-        "Round in which the curves of schedules end; 0 = the last round that was planned when the run was started, even if it is resumed "
-        "with more --rounds.",
+        "Round in which the curves of schedules, such as cosine, end; 0 = the value of --rounds when the run was started, even if the run "
+        "is resumed with more --rounds.",
         local=True,
     )
     budget: str | None = option(
@@ -287,7 +289,8 @@ class RunConfig:
     )
     checkpoint_every: str = option(
         AUTO,
-        "Rounds between checkpoints; auto = every round on a server; in a simulation, as often as takes at most a twentieth of the time.",
+        "Rounds between checkpoints; auto = every round on a server; in a simulation, so rarely that checkpoints take at most a twentieth "
+        "of the time.",
         local=True,
     )
     out: str | None = option(
@@ -432,7 +435,7 @@ ALTERNATIVE_OPTIONS = tuple(f.name for f in dataclasses.fields(RunConfig) if all
 def from_values(
     values: dict[str, Any], source: str, listable: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the values of a TOML table or of flags, converted to the types of the fields. Options named in `listable` may be lists.
+    """Convert the values of a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
     Raises ConfigError, whose message names `source` and, for an unknown key, the closest option.
     """
@@ -458,7 +461,7 @@ def from_values(
 
 
 def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options in a TOML file, such as a run folder's config.toml; those named in `listable` may be lists.
+    """Return the options in a TOML file, such as a run folder's config.toml. Options named in `listable` may have lists of values.
 
     Raises ConfigError if the file is absent, malformed or holds an unknown key.
     """
@@ -524,10 +527,10 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 
 
 def with_horizon(config: RunConfig) -> RunConfig:
-    """Return the options with a horizon if their schedules need one.
+    """Return the options, with `horizon` set if a schedule needs the horizon.
 
-    The horizon is taken from the options, else from the resumed run, else it is the last round. Raises RunFolderError if the resumed run
-    cannot be read.
+    The horizon is that of the options, else that of the resumed run, else the last round. Raises RunFolderError if the resumed run cannot
+    be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.needs_horizon, texts)):

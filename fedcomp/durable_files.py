@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
-    """Write a new file from parts and flush it to the disk. Its permissions are never wider than `mode`. Raises FileExistsError."""
+    """Write the parts in `data` to a new file and flush the file to the disk. Its permissions are never wider than `mode`.
+
+    Raises FileExistsError if the path exists.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path, flags, mode), "wb") as file:
         file.writelines(data)

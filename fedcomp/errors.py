@@ -37,7 +37,7 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string. `flag` and `spec`, if not "", are the option and its value, and precede the message."""
+    """An invalid spec string. If `flag` and `spec` are not "", the message begins with them: the option and its value."""
 
     flag = spec = ""
 
@@ -51,7 +51,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """A memory that does not suit its codec. In the message, `{memory}` and `{uplink}` stand for flags."""
+    """A memory that does not suit its codec. In the message, `{memory}` and `{uplink}` are replaced by the names of the options."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -110,7 +110,7 @@ class NonFiniteError(FedcompError):
     """NaN or infinity where a finite number is needed."""
 
     exit_status = 4
-    position: int  # of the value in its vector; set if a codec raised the error
+    position: int  # position of the value in its vector; set only if a codec raised the error
 
 
 class ProtocolError(FedcompError):

@@ -1,7 +1,8 @@
 """The layout of a model's trainable tensors in one vector.
 
 The tensors are in the order of `named_parameters()`. Frozen tensors are left out; tied tensors are included once, under their first name.
-Vectors are float32. `gather` converts tensors of other precisions, and `scatter` rounds to their precision.
+Vectors are float32. `Layout.gather` converts tensors of other precisions to float32, and `Layout.scatter` rounds values to the precision
+of their tensor.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the fingerprint of a model's layout. If the model has frozen parameters, a plus and 16 hex digits for their values follow.
+    """Return the fingerprint of a model's layout, followed by "+" and a hash of the frozen parameters (16 hex digits) if there are any.
 
     Frozen parameters are never sent, so the server and all clients must construct the same ones.
     """
@@ -125,6 +126,6 @@ class Layout:
                 parameters[e.name].copy_(vector[e.span].view(e.shape))
 
     def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
-        """Return views of the tensors of a vector [numel], or of a stack [m, numel] with m before each shape."""
+        """Return views of the tensors in a vector [numel], by name. In a stack [m, numel], the views have the shapes [m, *shape]."""
         lead = vector.shape[:-1]
         return {e.name: vector[..., e.span].view((*lead, *e.shape)) for e in self.entries}

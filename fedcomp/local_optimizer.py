@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SGD = "sgd"
 SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also flags
-DIFFERENTIABLE = "differentiable"  # not offered: it records the computation graph of a step, which training does not use
+# An argument that is not an option here: it records the computation graph of a step, which training does not use.
+DIFFERENTIABLE = "differentiable"
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -36,7 +37,7 @@ class LocalOptimizer:
 
     @cached_property
     def is_plain_sgd(self) -> bool:
-        """Whether this is SGD with no options but momentum and weight decay, which can train a stack of clients."""
+        """Whether this is SGD with no options other than momentum and weight decay. Such an optimizer can train a stack of clients."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property
@@ -65,7 +66,7 @@ class LocalOptimizer:
         return _classes()[self.name](parameters, lr=lr, **options)
 
 
-@cache  # the clients of every round read the same text
+@cache  # clients parse the same spec string in every round
 def read(text: str) -> LocalOptimizer:
     """Return the optimizer of a spec string. Raises SpecError for an unknown name or option."""
     part = spec.parse_part(text, "optimizer")

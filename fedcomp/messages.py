@@ -6,9 +6,10 @@
     Report       client → server   a frame or the reason why there is none, and the client's version
     Farewell     server → client   the end of the run
 
-Versions are names in a hash chain. The initial version is the hash of the initial weights. Each later version is the hash of its
-predecessor and the broadcast that was applied to it. A fingerprint is a hash of the weights themselves. A proposal is a frame that a
-client's memory has made, and a ticket is the name of a proposal.
+A version names a state of the model. Versions form a hash chain: the initial version is the hash of the model's layout and initial weights,
+and each later version is the hash of its predecessor and the broadcast that was applied to it. A fingerprint is a hash of the weights
+themselves. A proposal is a frame that a client's memory has made; the memory keeps its old state until it learns whether the server
+accepted the proposal. A ticket is a hash that identifies a proposal.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "den
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies with a single phase
 LENGTH = struct.Struct("<I")
-NOT_COMPUTED = "not computed"  # the fingerprint of weights that never leave this process
+NOT_COMPUTED = "not computed"  # stands for a fingerprint in messages that never leave this process
 _in_process: ContextVar[bool] = ContextVar("in_process", default=False)
 compact_json = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
 
@@ -41,9 +42,9 @@ compact_json = functools.partial(json.dumps, separators=(",", ":"))  # JSON with
 class WireMessage:
     """Base class of messages: dataclasses with fields of str, int, float, bytes or list[bytes].
 
-    The packed form is the length of the header (4 bytes, little-endian), the header, and the contents of all bytes fields, in order. The
-    header is a JSON list with the name of the message and its fields in order. In place of a bytes field it has the length of the field,
-    and in place of a list[bytes] field the list of the lengths.
+    The packed form is the length of the header (4 bytes, little-endian), the header, and the contents of all bytes and list[bytes] fields,
+    in order. The header is a JSON list with the name of the message and the values of its fields, in order. In the header, the value of a
+    bytes field is its length, and the value of a list[bytes] field is the list of the lengths.
     """
 
     def pack(self) -> bytes:
@@ -64,7 +65,7 @@ class WireMessage:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Parse one whole message. Raises ProtocolError for wrong fields or types."""
+        """Parse one whole message. Raises ProtocolError for another message, and for fields of wrong types or lengths."""
         fields, message = fields_of(cls), cls.__name__
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -126,7 +127,7 @@ class Presence(WireMessage):
 
 @dataclass
 class Farewell(WireMessage):
-    """The end of the run."""
+    """The notice that the run is over."""
 
     run: str  # name of the run, as in the invitation
     round: int  # the last round
@@ -153,7 +154,7 @@ class Assignment(WireMessage):
     returned: bytes = b""
     steps: int = 0  # local steps in this round; 0 = as configured
     batch_size: int = 0  # examples in a local step of this round; 0 = as configured
-    evaluate: int = 0  # 1: the client evaluates the model that it received before it trains
+    evaluate: int = 0  # 1: before training, the client evaluates the model that it received
 
     @property
     def announcements(self) -> dict[str, bytes]:
@@ -172,9 +173,10 @@ class Report(WireMessage):
     kind: str  # UPDATE, NEED_DENSE or FAILED
     version: str  # version of the client's weights, from which the update was computed
     fingerprint: str  # fingerprint of the client's weights
-    frame: bytes  # b"" when there is nothing to send
+    frame: bytes  # the encoded update; b"" if there is nothing to send
     ticket: str  # ticket of the proposal in `frame`
-    examples: int  # weight of the update: the number of the client's examples, or the number that its train_fn returned
+    # Number of the client's examples, or the number that the task's train_fn returned.
+    examples: int
     loss: float  # mean training loss before each local step
     stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
     reason: str  # why the client failed, one sentence
@@ -187,16 +189,17 @@ class Report(WireMessage):
 class ClientRoundConfig:
     """The settings of a client for one round, which its Assignment carries."""
 
-    density: float = 0.0  # of the uplink codec; 0: as configured
-    lr: float = 1.0  # multiple of the client's learning rate
+    density: float = 0.0  # density of the uplink codec; 0: as configured
+    lr: float = 1.0  # learning rate as a multiple of the client's
     steps: int = 0  # local steps; 0: as configured
-    batch_size: int = 0  # examples; 0: as configured
+    batch_size: int = 0  # examples in a local step; 0: as configured
 
 
-MAX_METRICS = 64  # of training, and as many of evaluation
-MAX_NAME_BYTES = 64  # of UTF-8
+MAX_METRICS = 64  # maximum number of training metrics, and of evaluation metrics
+MAX_NAME_BYTES = 64  # maximum length of a metric's name in UTF-8
 METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
-MAX_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
+# Maximum number of examples in a report. float64 holds every integer up to this one.
+MAX_EXAMPLES = 1 << 53
 MAX_METRICS_BYTES = METRICS_HEAD.size + 2 * MAX_METRICS * (1 + MAX_NAME_BYTES + DOUBLE.size)
 
 
@@ -250,7 +253,8 @@ class ReportedMetrics:
                 "the metrics have a duplicate name, or fewer training metrics than their header gives"
             )
         if not bool(metrics.evaluation) <= examples <= MAX_EXAMPLES * bool(metrics.evaluation):
-            raise ProtocolError(f"the metrics were evaluated on {examples} examples")
+            n = len(metrics.evaluation)
+            raise ProtocolError(f"there are {n} evaluation metrics, but {examples} examples")
         return metrics
 
 
@@ -285,7 +289,7 @@ def ticket(round: int, client: int, frame: bytes) -> str:
 
 @contextmanager
 def in_process() -> Iterator[None]:
-    """Return a context without checksums of frames and fingerprints of weights, for messages that never leave this process."""
+    """Omit checksums of frames and fingerprints of weights within a `with` block, for messages that never leave this process."""
     token = _in_process.set(True)
     try:
         yield
@@ -294,24 +298,24 @@ def in_process() -> Iterator[None]:
 
 
 def skips_checksums() -> bool:
-    """Return whether the caller runs inside the context of `in_process`."""
+    """Return whether the caller runs within a block of `in_process`."""
     return _in_process.get()
 
 
 def fingerprint(weights: Tensor) -> str:
-    """Return the hash of a float32 vector, 32 hex digits; a constant inside the context of `in_process`."""
+    """Return the hash of a float32 vector, 32 hex digits; NOT_COMPUTED within a block of `in_process`."""
     if skips_checksums():
         return NOT_COMPUTED
     return hashlib.sha256(weights.detach().cpu().contiguous().numpy().data).hexdigest()[:32]
 
 
 def initial_version(weights: Tensor, layout_fingerprint: str) -> str:
-    """Return the initial version of a run."""
+    """Return the initial version of a run, 32 hex digits."""
     return hashlib.sha256(f"{layout_fingerprint}:{fingerprint(weights)}".encode()).hexdigest()[:32]
 
 
 def next_version(version: str, frame: bytes) -> str:
-    """Return the version that follows `version` when `frame` is applied."""
+    """Return the version of the model after the broadcast `frame` is applied to `version`, 32 hex digits."""
     return _digest(version, frame)[:32]
 
 

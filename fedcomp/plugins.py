@@ -1,7 +1,7 @@
 """Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp and of other installed packages.
 
 A built-in plugin is a class or function with an attribute `name`, in a module of one package, such as `fedcomp/codecs/stc.py`.
-Other packages provide plugins as entry points, such as a codec named `mine`:
+Other packages declare plugins as entry points in their pyproject.toml, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
     mine = "my_package.my_module:MyCodec"
@@ -27,8 +27,9 @@ T = TypeVar("T")
 class PluginRegistry(Mapping[str, T], Generic[T]):
     """The plugins of one kind by name, sorted. Looking up a plugin imports it; iterating over the names imports no entry point.
 
-    `package`: the package of the built-in plugins. `group`: the group of the entry points. `accepts(value)`: return whether a class or
-    function is a plugin of this kind. `validate(name, plugin)`: raise SpecError for an invalid plugin; called before its first use.
+    `package`: the package of the built-in plugins. `group`: the group of the entry points. `accepts(value)` returns whether a class or
+    function is a plugin of this kind. `validate(name, plugin)` raises SpecError for an invalid plugin; it is called before the plugin's
+    first use.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         validate: Callable[[str, T], None] = lambda name, plugin: None,
     ):
         self.package, self.group, self.accepts, self.validate = package, group, accepts, validate
-        self._loaded: dict[str, T] = {}  # from entry points
+        self._loaded: dict[str, T] = {}  # plugins of other packages that are imported, by name
 
     def __getitem__(self, name: str) -> T:
         """Return a plugin. Raises KeyError for an unknown name, and SpecError for an entry point that cannot be used."""

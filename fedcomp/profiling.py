@@ -41,7 +41,10 @@ class Event:
 
 
 class Recorder:
-    """A recorder of the spans of its own thread. `synchronise`: called at the start and end of a span, to wait until the device is idle."""
+    """A recorder of the spans in the thread that created it.
+
+    `synchronise`: called at the start and end of a span, to wait until the device is idle.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class Recorder:
 
     @contextmanager
     def span(self, name: str, details: dict[str, Any]) -> Iterator[None]:
-        """Record the block as a span, even if it raises."""
+        """Record a `with` block as a span, even if the block raises an exception. In other threads, record nothing."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -78,7 +81,7 @@ class Recorder:
 
 
 def timed(name: str, **details: Any) -> AbstractContextManager[None]:
-    """Record the block as a span. Traces show the details."""
+    """Record a `with` block as a span. A trace shows `details` with the span."""
     return _OFF if _recorder is None else _recorder.span(name, details)
 
 
@@ -97,7 +100,7 @@ def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Record the spans of the block with `recorder`."""
+    """Record all spans within a `with` block with `recorder`."""
     global _recorder
     before, _recorder = _recorder, recorder
     try:

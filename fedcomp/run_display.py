@@ -1,4 +1,4 @@
-"""Base class and texts of displays, and the display that prints plain lines. Dashboards and notebooks have their own modules."""
+"""The base class of displays, the texts that they share, and the display that prints lines. Dashboards and notebooks have other modules."""
 
 import sys
 from collections import deque
@@ -30,7 +30,7 @@ class Column:
 
     title: str
     width: int
-    priority: int  # columns with the highest numbers are left out first if the table is too wide
+    priority: int  # if the table is too wide, columns with the highest numbers are left out first
     cell: Callable[[RoundRecord], str]  # text of the column in a round
 
 
@@ -60,14 +60,15 @@ VIRTUAL = Column(
 # Title of a column that is shown only if clients evaluate the model.
 WORST = "worst 10 %"
 GAP = 2  # blanks between columns
-# A client is shown as suspect if more than MIN_SUSPICION of its votes lost by a wide margin, and at least SUSPICION_RATIO times the median
-# fraction over the clients.
+# A client is shown as suspect if the fraction of its votes that lost by a wide margin is more than MIN_SUSPICION, and at least
+# SUSPICION_RATIO times the median of this fraction over the clients.
 MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
-MAX_LISTED = 8  # clients that a line names, and reasons for rejections that are shown for a round
+# Maximum number of clients named in a line, and of reasons for rejections shown for a round.
+MAX_LISTED = 8
 
 
 def columns_of(header: Header) -> tuple[Column, ...]:
-    """Return the columns of a run."""
+    """Return the columns of the table of rounds for a run."""
     judged = header.judged
     first, *others = [c for c in COLUMNS if c.title != "accuracy" or judged == "accuracy"]
 
@@ -130,10 +131,10 @@ class Totals:
 
 @dataclass
 class RunDisplay(Callback):
-    """Base class of displays, a context manager around the whole run. The time for a round does not grow with the number of rounds."""
+    """Base class of displays, each a context manager around the whole run. The cost per round does not grow with the number of rounds."""
 
     clock: Callable[[], float] = monotonic
-    header: Header = field(init=False, repr=False)  # from the start of the run on
+    header: Header = field(init=False, repr=False)  # set when the run starts
     last: RoundRecord | None = None
     summary: Summary | None = None  # None until the end of the run
     # The round with the highest accuracy, or with the lowest loss if the task has no accuracy.
@@ -245,7 +246,7 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """Return up to three clients that lose votes by a wide margin much more often than the median client; "" for none."""
+    """Return as text up to three clients that lose votes by a wide margin much more often than the median client; "" for none."""
     median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     suspects = [
         (fraction, client)
@@ -324,7 +325,7 @@ def waiting_text(connected: Sequence[int], wanted: int) -> str:
 
 
 class LineDisplay(RunDisplay):
-    """A run line by line on standard output, with warnings on standard error."""
+    """A display that prints a line for each round on standard output, and warnings on standard error."""
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)

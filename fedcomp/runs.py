@@ -51,7 +51,7 @@ class Run:
     resolved: dict[str, Any]  # choices that the run made for this machine: device, engine, …
     records: tuple[RoundRecord, ...]  # of all rounds, from round 1
     summary: Summary | None  # None: the run is not finished
-    # The task object, if this process simulated the run with one; None: the options name the task.
+    # The Task object with which this process simulated the run; None if the task was given by its name.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The columns of metrics.jsonl and the task's own metrics: float64 [rounds] each, NaN for rounds without a value.
+        """The numeric fields of metrics.jsonl and the task's own metrics, by name: float64 [rounds] each, NaN for rounds without a value.
 
         Metrics that clients reported are named client_NAME (the mean) and client_NAME_worst_decile.
         """
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The options, as `fedcomp.sim.simulate` takes them."""
+        """The options as a RunConfig, which `fedcomp.sim.simulate` takes."""
         return RunConfig(**self.options)
 
     @property
@@ -154,7 +154,10 @@ class Run:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """Return the first round with at least this accuracy (0 to 1) and the bytes sent up to its end; None if no round reaches it."""
+        """Return the first round with at least this accuracy (0 to 1), and the bytes sent both ways up to its end.
+
+        Return None if no round reaches the accuracy.
+        """
         sent = 0
         for record in self.records:
             sent += record.uplink_bytes + record.downlink_bytes
@@ -197,7 +200,7 @@ def load(folder: str | Path) -> Run:
             f"{folder} is not a folder; give the folder of a run, such as {example}"
         )
     if not (path / RUN_FILE).is_file():
-        advice = "give the folder of a run, or remove it from the arguments"
+        advice = "give the folder of a run, or leave this folder out"
         raise RunFolderError(f"{folder} holds no run: it has no {RUN_FILE}; {advice}")
     try:
         options = inherited_options(path) | {"out": str(path)}
@@ -238,7 +241,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ: over the groups `among` if the baseline overrides the option, else over all groups."""
+        """Return the options that differ between all groups, or for options that the baseline overrides, between the groups `among`."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -252,7 +255,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     in_others = different(compressed if len(compressed) > 1 else members)
     for name in CHOSEN_OPTIONS:
         if name == "uplink" and len(compressed) == 1:
-            break  # the codec is the name of the only line that compresses
+            break  # the only group that compresses is labelled with its codec
         if name in in_others and all(_is_chosen(runs[0], name) for runs in compressed or members):
             in_others.remove(name)
 

@@ -3,9 +3,9 @@
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
     piece    = value [ "@" round ]          this value from that round on; the first piece may omit the round, which is then 1
 
-`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the option without a schedule, such as --local-steps, in
-rounds 1 to 20, and 8 from round 21 on. A curve starts from this value v in the first round after the warm-up. In round r after the warm-up,
-with R rounds from the warm-up to the horizon, and p = min(1, (r − 1)/R), the value is:
+`1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the scheduled option, such as --local-steps, in rounds 1 to
+20, and 8 from round 21 on. A curve starts from the value v of the scheduled option in the first round after the warm-up. In round r after
+the warm-up, with R rounds from the warm-up to the horizon, and p = min(1, (r − 1)/R), the value is:
 
     cosine      e + (v − e)(1 + cos πp)/2       Loshchilov, Hutter: SGDR. ICLR 2017, without restarts
     linear      e + (v − e)(1 − p)
@@ -13,7 +13,7 @@ with R rounds from the warm-up to the horizon, and p = min(1, (r − 1)/R), the 
     geometric   v (e/v)^p
     step        v · factor^⌊(r − 1)/every⌋      needs no horizon
 
-e is the option `to`, in the unit of the value. Schedules of whole numbers round the value to the nearest integer, halves up.
+e is the option `to` of the curve, in the unit of the value. Schedules of whole numbers round the value to the nearest integer, halves up.
 """
 
 import bisect
@@ -138,7 +138,7 @@ class ValueRange:
     high: float = math.inf
 
     def read(self, text: str) -> Curve | PiecewiseConstant:
-        """Parse a schedule. Raises SpecError."""
+        """Parse a schedule. Raises SpecError for a malformed schedule, and for values outside of this range."""
         if text[:1].isalpha():
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
@@ -218,13 +218,16 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return the values in the first round after the warm-up, in round `rounds`, and in the first rounds of the pieces between them."""
+        """Return the values in the first round after the warm-up, in the first round of each piece, and in round `rounds`."""
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         first = self.warmup + 1
         return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds. Curves are monotonic: the last round decides."""
+        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds.
+
+        Only the last round is checked, because curves are monotonic.
+        """
         value = self.at(rounds)
         if isinstance(self.curve, Curve) and (correction := self.kind.correction(value)):
             is_short = self.curve.needs_horizon and rounds > self.horizon

@@ -31,7 +31,7 @@ def generator(seed: int, purpose: str, round: int = 0, index: int = 0) -> np.ran
 def generators(
     seed: int, purpose: str, rounds_and_indices: Iterable[tuple[int, int]]
 ) -> Iterator[np.random.Generator]:
-    """Yield `generator(seed, purpose, round, index)` for each pair. One object is reused, so use it before the next one is yielded."""
+    """Yield `generator(seed, purpose, round, index)` for each pair. The same object is yielded each time, with a new state."""
     bits = _philox(0)
     generator, state = np.random.Generator(bits), bits.state
     for new_key in [key(seed, purpose, round, index) for round, index in rounds_and_indices]:
@@ -41,7 +41,8 @@ def generators(
 
 
 def _philox(key: int) -> np.random.Philox:
-    seed_sequence: Any = _Key(key)  # NumPy accepts each ISeedSequence, its stubs only SeedSequence
+    # NumPy accepts any ISeedSequence, but its type stubs allow only SeedSequence.
+    seed_sequence: Any = _Key(key)
     return np.random.Philox(seed_sequence)
 
 

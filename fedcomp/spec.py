@@ -78,11 +78,16 @@ def parse(text: str) -> Spec:
 
 
 def parse_part(text: str, kind: str) -> SpecPart:
-    """Return the only part of a spec string without a scope. `kind`: its name in error messages. Raises SpecError for other strings."""
+    """Parse a spec string with one part and no scope. Raises SpecError for other strings.
+
+    `kind`: what the spec string names, such as "optimizer", for error messages.
+    """
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
         article = "an" if kind[0] in "aeiou" else "a"
-        raise SpecError(f"{article} {kind} has no scope and no second part; name one {kind}")
+        raise SpecError(
+            f"{article} {kind} has no scope and no second part; leave out '@' and '+', and name one {kind}"
+        )
     return parsed.parts[0]
 
 
@@ -230,12 +235,12 @@ def parse_budget(raw: str) -> tuple[int, float]:
 
 
 def parse_byte_list(raw: str) -> list[int]:
-    """Parse numbers of bytes, separated by commas."""
+    """Parse numbers of bytes, separated by commas: `10kB,1MB`. Raises ValueError for other text."""
     return [parse_bytes(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:
-    """Return `raw`. Raises ValueError for spellings that only Python accepts: digits of other scripts, and underscores as in 1_0."""
+    """Return `raw`. Raises ValueError for numbers that only Python accepts, with digits of other scripts or underscores (1_0)."""
     if "_" in raw or not raw.isascii():
         raise ValueError(raw)
     return raw

@@ -32,7 +32,7 @@ Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list: the parts of one by
 
 
 class StateFolder:
-    """A folder that one client process locks. Raises UserError if the folder cannot be used or is locked by another process."""
+    """The state folder of one client, locked by its process. Raises UserError if the folder cannot be used or another process locks it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -57,11 +57,14 @@ class StateFolder:
             durable_files.replace(self.path / name, packed(kept), 0o600)
         except OSError as error:
             found = f"--state-dir {self.path} cannot be written ({error.strerror})"
-            advice = "the last state is intact, make room and start again"
+            advice = "the last state is intact: free disk space and start again"
             raise CheckpointError(f"{found}; {advice}") from error
 
     def load(self, name: str = FILE) -> dict[str, Any]:
-        """Return the state as vectors and bytes; {} before the first `save`. Raises CheckpointError for a damaged file."""
+        """Return the vectors and byte strings of the state by name; {} before the first `save`.
+
+        Raises CheckpointError for a damaged file, and UserError for a file that cannot be read.
+        """
         path = self.path / name
         try:
             data = bytearray(path.read_bytes())
@@ -80,7 +83,7 @@ class StateFolder:
 
 
 def packed(kept: Kept) -> list[bytes | memoryview]:
-    """Return the parts of a file in the format above. Vectors are views, not copies."""
+    """Return the parts of a state file, in the format that the module's docstring defines. Vectors on the CPU are not copied."""
     crc, table = 0, []
     bodies: list[bytes | memoryview] = []
     for key, value in kept.items():
@@ -95,7 +98,7 @@ def packed(kept: Kept) -> list[bytes | memoryview]:
 
 
 def unpacked(data: bytearray) -> dict[str, Any]:
-    """Return the vectors and bytes that `packed` wrote. Raise ValueError for damaged data."""
+    """Return the vectors and byte strings in a state file. Raises ValueError for damaged data."""
     try:
         start = LENGTH.size + LENGTH.unpack_from(data)[0]
         header = json.loads(data[LENGTH.size : start])

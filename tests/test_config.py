@@ -305,8 +305,8 @@ def test_a_value_of_another_type_is_refused(name):
             RunConfig(**{name: value})
 
 
-def test_whole_numbers_are_accepted_for_lr_and_participation():
-    assert RunConfig(lr=1, participation=1).lr == 1
+def test_whole_numbers_are_accepted_for_options_with_fractions():
+    assert RunConfig(lr=1, participation=1, momentum=0).lr == 1
 
 
 @for_each("value", ["", " ", "a\nb", "a\x1b[2J", "a\0b", "\udcff"])
@@ -368,37 +368,9 @@ def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
         ({"clients": 2.5}, "--clients is 2.5, of type float"),
         ({"clients": True}, "--clients is True, of type bool"),
         ({"lr": "0.1"}, "--lr is '0.1'"),
-        ({"seed": 2**63}, "--seed"),
-        ({"cache": 1e308}, "--cache"),
-        ({"local_steps": 10**12}, "--local-steps"),
-        ({"out": "\udcff"}, "--out"),
-        ({"uplink": " "}, "--uplink"),
-        ({"task": "a\nb"}, "--task"),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_flag(values, says):
     with pytest.raises(ConfigError) as error:
         RunConfig(**values)
     assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_whole_numbers_are_accepted_for_lr_and_momentum():
-    assert RunConfig(lr=1, momentum=0).lr == 1
-
-
-def test_a_folder_of_an_unknown_user_is_refused():
-    with pytest.raises(ConfigError, match="without ~"):
-        config.data_folder("~nobody-of-this-name/x")
-
-
-def test_a_config_file_that_is_huge_or_endless_is_not_read(tmp_path):
-    (tmp_path / "huge.toml").write_bytes(b"#" * (1 << 21))
-    for path in ("/dev/zero", tmp_path / "huge.toml"):
-        with pytest.raises(ConfigError, match="--config"):
-            config.read_toml(path)
-
-
-def test_an_option_twice_in_two_spellings_is_refused(tmp_path):
-    (tmp_path / "twice.toml").write_text("local-steps = 1\nlocal_steps = 2\n")
-    with pytest.raises(ConfigError, match="given twice"):
-        config.read_toml(tmp_path / "twice.toml")

@@ -1,4 +1,4 @@
-"""`fedcomp bench codecs`: speed, frame size and error of codecs, and their time compared with copying the vector."""
+"""`fedcomp bench codecs`: speed, frame size and error of codecs, and their time as a multiple of the time to copy the vector."""
 
 import json
 import math
@@ -55,13 +55,14 @@ class CodecMeasurement:
     decode_copies: float  # decode_s as a multiple of this time
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values; None for a codec with a seed, and for mostly nonzero values that are not quantization levels.
+    # Entropy of the decoded values. None for a codec that draws random numbers from the seed, and for decoded values that are mostly
+    # nonzero and not quantization levels.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖²
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
-    """Return standard normal values. Their layout is a square matrix, and the remainder as a vector."""
+    """Return a vector of standard normal values. Its layout is a square matrix, followed by the remaining values as a vector."""
     side = math.isqrt(numel)
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
     if rest := numel - side * side:
@@ -113,7 +114,7 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
 def _seconds(
     functions: Sequence[Callable[[], object]], repeats: int, device: torch.device
 ) -> list[float]:
-    """Return the median time of each function in seconds. The functions take turns."""
+    """Return the median time of each function in seconds. The functions are called in turn, `repeats` times each."""
     measured = [[seconds_of(function, device) for function in functions] for _ in range(repeats)]
     return [max(statistics.median(times), 1e-9) for times in zip(*measured, strict=True)]
 
@@ -129,7 +130,11 @@ def _error(x: Tensor, y: Tensor) -> float:
 
 
 def _bound_bits(y: Tensor) -> float | None:
-    """Return the entropy of `y` in bits: of quantization levels, or of sparse positions plus 32 bits per value. None for other vectors."""
+    """Return the entropy of `y` in bits; None for a vector that is neither quantized nor sparse.
+
+    For quantized values, this is the entropy of the levels. For sparse values, it is the entropy of the positions, plus 32 bits for each
+    nonzero value.
+    """
     nonzero = int(y.count_nonzero())
     if y[y != 0][: MIN_REPEATS * MAX_LEVELS].unique().numel() <= MAX_LEVELS:
         counts = y.unique(return_counts=True)[1].cpu().numpy()
@@ -196,7 +201,7 @@ def _cells(row: CodecMeasurement) -> list[str]:
 
 
 def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG of error against bits per parameter, both logarithmic. Lossless codecs are at the bottom, on a line labelled 0."""
+    """Return an SVG chart of error against bits per parameter, with logarithmic axes. Lossless codecs are on a line labelled 0."""
     smallest = min([row.error for row in rows if row.error > 0], default=1e-9)
     zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]

@@ -1,4 +1,4 @@
-"""`fedcomp bench sim`: the time of each part of a simulated round, compared with PyTorch loops that train the same clients.
+"""`fedcomp bench sim`: the time of each part of a simulated round, and the time of PyTorch loops that train as many clients.
 
 Rounds and loops alternate in one process. The run folder is temporary.
 """
@@ -38,7 +38,7 @@ PARTS = (
 MESSAGES = {"round": "messages", "clients": "messages"}
 OTHER = "rest"  # time outside of the profiled events, such as writing metrics to disk
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
-LARGEST_COSTS = 3  # parts besides training that are named below the tables
+LARGEST_COSTS = 3  # number of parts besides training that are named below the tables
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "local SGD in them"
 LEAN, MATRIX_PRODUCT = "lean loop", "matrix product"
@@ -48,7 +48,7 @@ NO_LOOPS = "none"
 LEGENDS = {
     "lean": "lean loop: PyTorch, one model, examples by index",
     "usual": "usual loop: PyTorch, a copy of the model, a DataLoader and torch.optim for each client",
-    BIG_BATCH: "one big batch: one model on the same examples, all clients in one batch per step, as an upper bound",
+    BIG_BATCH: "one big batch: one model, whose step takes a batch with the examples of all clients; an upper bound of speed",
 }
 DEVICE_FRACTION_LEGEND = (
     "of the device: arithmetic operations per second of the forward and backward passes, as a fraction of those of a large matrix "
@@ -91,8 +91,8 @@ def parse_loops(text: str) -> list[str]:
 class RoundMeasurement(Callback):
     """A callback that measures every other round, and runs each of `loops` after a measured round.
 
-    A measured round never directly follows a loop, because the loop leaves the caches cold. Measuring starts when the engine has settled:
-    its workers run, and its kernels are compiled.
+    A measured round never directly follows a loop, because the loop has filled the CPU's caches with other data. Measuring starts when the
+    engine has settled: its workers run, and its kernels are compiled.
     """
 
     def __init__(self, rounds: int):
@@ -146,7 +146,10 @@ class MeasurementComplete(Exception):
 def measure(
     config: RunConfig, rounds: int, loops: Sequence[str]
 ) -> tuple[dict[str, Any], list[Event]]:
-    """Simulate until `rounds` rounds are measured. Return the results for --json, times in seconds, and the profile. Raises UserError."""
+    """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds, and the events of the profile.
+
+    Raises UserError.
+    """
     measurement = RoundMeasurement(rounds)
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
         out: dict[str, Any] = {"out": str(Path(folder) / "run"), "resume": False, "log_json": None}
@@ -198,7 +201,10 @@ def measure(
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return loops that train a random cohort, and the arithmetic operations of one client's update (0 for a task with a `train_fn`)."""
+    """Return loops that train a random cohort, and the number of floating-point operations for one client's update.
+
+    The number is 0 for a task with a `train_fn`.
+    """
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     if task.train_fn is not None and BIG_BATCH in loops:
         raise ConfigError(
@@ -230,7 +236,10 @@ def _cohort_loops(
 def _rate(
     name: str, seconds: Sequence[float], updates: float, client_flops: float, peak: float
 ) -> dict[str, Any]:
-    """Return the median time to train a cohort, and the rates. Rates of operations are None if torch cannot count the operations."""
+    """Return the median time to train a cohort, and the rates of updates and operations.
+
+    Rates of operations are None if torch cannot count the operations.
+    """
     median = max(statistics.median(seconds), 1e-9)
     flops = updates * client_flops / median if client_flops else None
     return {

@@ -44,7 +44,7 @@ from .screen import (
     progress_bar,
 )
 
-SLOW_ROUND_S = 2.0  # rounds that take longer show the number of clients that have answered
+SLOW_ROUND_S = 2.0  # if rounds take longer, the number of clients that have answered is shown
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal cuts the picture off
 MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
 
@@ -52,8 +52,8 @@ MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
 class Dashboard(RunDisplay):
     """A dashboard on the terminal's alternate screen while its context is open.
 
-    On exit, the last picture and the results are printed on the main screen. Other output is buffered until then. Outside of its context,
-    the dashboard only records the run, so that `picture` can draw it.
+    On exit, the last picture and the results are printed on the main screen. Other output of the process is buffered until then. Outside of
+    its context, the dashboard only records the run, so that `picture` can draw it.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -64,7 +64,7 @@ class Dashboard(RunDisplay):
         self._curve = CurvePlot()
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
-        self._warnings: deque[Text] = deque(maxlen=100)  # each warning once
+        self._warnings: deque[Text] = deque(maxlen=100)  # warnings without repetitions
         # Clients that have answered in the current round, and its cohort size.
         self._running = (0, 0)
         self._waiting = ""  # text about the connected clients while a round waits for more

@@ -1,4 +1,4 @@
-"""The commands `fedcomp server start`, `fedcomp client` and `fedcomp relay`: options, identities of clients and relays, and messages."""
+"""The commands `fedcomp client` and `fedcomp relay`, and the part of `fedcomp server start` that serves a run."""
 
 import math
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
-TRANSPORT_HELP = "gRPC, or stock flower-superlink and flower-supernode processes"
+TRANSPORT_HELP = "gRPC, or unmodified flower-superlink and flower-supernode processes"
 
 SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment.")
 INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
@@ -133,8 +133,8 @@ def client(
     stay: bool = STAY,
     count: int | None = option(
         "N",
-        "Run N clients in this process: those of the first N enrolments in the folder --enrolment, or with --insecure those with the ids "
-        "from --client-id on. They use the partitions from --partition-id on.",
+        "Run N clients in this process: the clients of the first N enrolments in the folder --enrolment, or with --insecure, the N clients "
+        "with ids from --client-id on. The clients use the partitions from --partition-id on.",
         min=1,
     ),
     roster: Path | None = option(
@@ -151,7 +151,7 @@ def client(
     """Take part in a federation until its run is over. The client executes no code that the server sends."""
 
     def stop_message(cause: str) -> str:
-        return f"{cause}; the state of this client is in its state folder, and the same command continues"
+        return f"{cause}; the state of this client is in its state folder; repeat the command to continue"
 
     with stoppable(stop_message), message_log(log_json) as report, ExitStack() as stack:
         clients = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
@@ -235,12 +235,12 @@ def relay(
     stay: bool = STAY,
     log_json: str | None = LOG_JSON,
 ) -> None:
-    """Run a relay between clients and a server. Each broadcast crosses the server's link once, and reports are sent together."""
+    """Run a relay between clients and a server. The server sends each broadcast to the relay once, and the relay bundles the reports."""
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
 
     def stop_message(cause: str) -> str:
-        return f"{cause}; the same command continues, and clients reconnect to it"
+        return f"{cause}; repeat the command to continue; clients then reconnect to the relay"
 
     with stoppable(stop_message), message_log(log_json) as report:
         target = relay_target(server, enrolment, insecure)
@@ -330,7 +330,7 @@ def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
 def _target(
     server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
 ) -> "Target":
-    """Return the server in --server, or else in the enrolment. Raises UserError if both are missing, or if the enrolment has expired."""
+    """Return the server that --server names, or else the enrolment. Raises UserError if neither does, or if the enrolment has expired."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
 
@@ -386,7 +386,7 @@ def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolmen
         )
     if len(enrolments) < (count or 1):
         raise UserError(
-            f"--enrolment {path} holds {len(enrolments)} enrolments, ID.toml; copy {count or 'some'} there, or give a lower --count"
+            f"--enrolment {path} holds {len(enrolments)} enrolment files (ID.toml); copy {count or 'some'} there, or give a lower --count"
         )
     return enrolments[:count]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
-WIDTH = 18  # width of the column with the subjects of the checks
+WIDTH = 18  # characters of the column with the subjects of the checks
 MIN_FREE_BYTES = 10**9  # on the disk of the run folders
 RENEW_TIME = timedelta(days=30)  # certificates that end within this time should be renewed
 TIMEOUT_S = 5.0
@@ -239,7 +239,7 @@ def listening(port: int) -> Check:
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as trial:
-                # A port that was closed just now counts as free, as for servers.
+                # Servers also set SO_REUSEADDR: a port that was closed just now counts as free.
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -258,7 +258,10 @@ def listening(port: int) -> Check:
 
 
 def data_folder(folder: Path) -> Iterator[Check]:
-    """Load each built-in task with its data in a folder. A missing data set is skipped if the folder has another data set."""
+    """Check that each built-in task can be loaded with its data in a folder.
+
+    If at least one task can be loaded, a task whose data set has no folder is skipped.
+    """
     from ..tasks import available_tasks, load
 
     checks: dict[str, Check] = {}
@@ -290,7 +293,7 @@ def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iter
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
-    """Check the CA, the server's certificate, the registry and its enrolment files, and whether the registry accepts `enrolment`."""
+    """Check the CA, the server's certificate, the registry and the enrolment files, and that the registry accepts `enrolment`."""
     from ..keys import key_folder as keys
     from ..keys.certificates import hosts_of, parse_certificate, read_certificate
     from ..keys.enrolment import utc_now

@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-Dry rounds use the strategy, codecs and memories of the run, but random updates: one client trains the initial model, and the coordinates of
-its update are multiplied by standard normal values. Lengths of frames that do not depend on their content are exact; other lengths are
-estimates.
+Dry rounds use the strategy, codecs and memories of the run, but random updates. To draw them, one client trains the initial model, and the
+coordinates of its update are multiplied by standard normal values. The length of a frame is exact if it does not depend on the values, else
+an estimate.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-MAX_COORDINATES = 100_000_000  # of all random updates; remaining rounds are extrapolated
+# Maximum number of coordinates in all random updates. The bytes of the remaining rounds are extrapolated.
+MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS = 3
 COLUMNS = (
     *("", "frame up", "longest", "frame down"),
@@ -44,17 +45,17 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """The estimated bytes of an alternative. Sizes of frames are (shortest, longest) in the dry rounds, in bytes."""
+    """The estimated bytes of an alternative. `frame_up` and `frame_down`: bytes of the shortest and longest frame in the dry rounds."""
 
     name: str
     parameters: int
     tensors: int
     rounds: int
     dry_rounds: int
-    frame_up: tuple[int, int]  # of one client in a round
-    longest_up: int | None  # upper bound of the codec; None if it has none
-    frame_down: tuple[int, int]  # of the broadcast of a round
-    longest_down: int | None  # upper bound of the codec; None if it has none
+    frame_up: tuple[int, int]  # frame of one client in a round
+    longest_up: int | None  # upper bound that the codec guarantees; None if it guarantees none
+    frame_down: tuple[int, int]  # broadcast of a round
+    longest_down: int | None  # upper bound that the codec guarantees; None if it guarantees none
     uplink_bytes: int  # sum over all rounds
     downlink_bytes: int  # sum over all rounds
     dense_bytes: int  # the same exchanges in float32, both ways
@@ -111,7 +112,7 @@ class DryRun(Simulation):
 
 
 def forecast(alternative: Alternative) -> Forecast:
-    """Run the dry rounds of an alternative. Raises UserError if its options cannot work."""
+    """Run the dry rounds of an alternative and return the estimates. Raises UserError if its options cannot work."""
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
@@ -151,7 +152,7 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of all rounds. Each remaining round counts as the mean of the second half of the dry rounds."""
+    """Return the bytes of all rounds. For each round after the dry rounds, add the mean of the second half of the dry rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
@@ -175,7 +176,7 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
     print(RATIO_TO_DENSE if any(baselines) else RATIO_TO_FLOAT32)
     if not all(f.exact for f in forecasts):
         print(
-            "~: an estimate from random updates; the length of these frames depends on the values"
+            "~: an estimate from random updates, because the lengths of frames depend on the values"
         )
     if any(f.dry_rounds < f.rounds for f in forecasts):
         dry_rounds = min(f.dry_rounds for f in forecasts)

@@ -21,7 +21,8 @@ from ..formatting import one_line
 UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # a full disk, or a pipe without a reader
 OUTPUT_LOST = 1  # exit status if standard output cannot be written
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal closes
-BURST_S = 0.5  # further signals within this time are ignored, since the clean-up has begun
+# Further signals within this time are ignored, so that they do not interrupt the clean-up.
+BURST_S = 0.5
 
 
 def print_error(message: str) -> None:
@@ -31,9 +32,9 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, given `error` or the error of a flush; None if it can be written.
+    """Return why standard output cannot be written; None if it can be written. The reason is `error` or the error of a flush.
 
-    Unwritten output is discarded, because the interpreter would try to write it again at exit.
+    If there is a reason, discard unwritten output, because the interpreter would try to write it again at exit.
     """
     try:
         sys.stdout.flush()
@@ -48,7 +49,7 @@ def output_lost(error: BaseException | None = None) -> str | None:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands that reports expected errors as one line and an exit status. Other errors keep their traceback."""
+    """A group of commands. Expected errors are reported as one line and an exit status; other errors show their traceback."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
         options = kwargs | {"standalone_mode": False}
@@ -105,7 +106,10 @@ def _usage(error: click.UsageError) -> str:
 
 
 class Signals:
-    """A context in which END_SIGNALS raise KeyboardInterrupt. `received`: number of the signal. Signals that nohup ignores stay ignored."""
+    """A context in which END_SIGNALS raise KeyboardInterrupt. Signals that are already ignored, as under nohup, stay ignored.
+
+    `received`: the number of the last signal; None if there was none.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -125,7 +129,7 @@ class Signals:
 
     @contextmanager
     def ignored_afterwards(self) -> Iterator[None]:
-        """Ignore signals after this block, so that they do not interrupt the clean-up that follows."""
+        """Ignore signals after the `with` block, so that they do not interrupt the clean-up that follows."""
         try:
             yield
         finally:

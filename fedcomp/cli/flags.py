@@ -38,7 +38,7 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return an option of a command. `panel`: its panel in the help; `shown`: the default that the help shows, if it is not `default`."""
+    """Return an option of a command. `panel`: heading of its group in the help. `shown`: default that the help shows, if not `default`."""
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
@@ -59,9 +59,9 @@ Device = Annotated[
 
 
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that gives `command(…, **flags)` an option for each field of RunConfig except those in `without`, and --config.
+    """Return a decorator that gives `command(…, **flags)` the option --config, and one for each field of RunConfig except `without`.
 
-    The value of each option, except for switches, is a list of values. `run_values` decides which options may have more than one value.
+    The value of an option is a list of values, except for switches. `run_values` decides which options may have more than one value.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)

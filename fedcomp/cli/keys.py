@@ -234,7 +234,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client's id as a number, or a text in `others` unchanged. "relay-0" in `others` allows any relay. Raises UserError."""
+    """Return a client's id as a number, or a text in `others` unchanged. "relay-0" in `others` stands for any relay. Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

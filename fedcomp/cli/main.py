@@ -26,7 +26,7 @@ from .comparison.alternatives import (
 from .exits import command_group, print_help, stoppable
 from .flags import option, switch
 
-COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # of the help
+COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # headings in the help
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
 NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
@@ -55,7 +55,7 @@ def fedcomp(
 def simulation(
     target_accuracy: str | None = option(
         "ACCURACY",
-        "Report rounds and bytes needed to reach this accuracy, such as 90%, in table and report.",
+        "Report rounds and bytes needed to reach this accuracy, such as 90%, in the table and the report.",
         panel=COMPARISON_PANEL,
     ),
     side_by_side: str | None = option(
@@ -81,9 +81,9 @@ def simulation(
     """Simulate a federation of virtual clients on this machine.
 
     Numbers may be written 0.01, 1% or 1/100. Flags override the --config file, the file overrides the options of the run that --resume
-    continues, and these override the defaults. If an option of the experiment, such as --uplink or --seed, is given more than once, each
-    combination of values is an alternative. The alternatives are run and compared. If they differ in their compression, a run named
-    dense, which compresses nothing, is added.
+    continues, and the options of that run override the defaults. If an option of the experiment, such as --uplink or --seed, is given
+    more than once, each combination of values is an alternative. The alternatives are run and compared. If they differ in their
+    compression, a run named dense, which compresses nothing, is added.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
@@ -122,7 +122,11 @@ def _run(
     command: Sequence[str],
     target: float | None = None,
 ) -> None:
-    """Run `run`, show its progress, and write the report. Exit with status 1 if no client's update was accepted in any round."""
+    """Call `run(display)`, and write the report. Exit with status 1 if no client's update was accepted in any round.
+
+    `target`: accuracy for which the report has rounds and bytes; None: none. `command` and `run_flags`: the words and the flags of the
+    command, to print how to continue an interrupted run.
+    """
     display = _display(config)
 
     def stop_message(cause: str) -> str:
@@ -229,7 +233,7 @@ def report(
     folders: list[Path] = typer.Argument(
         ...,
         metavar="RUN...",
-        help="Folders of runs, finished or not, or of comparisons. Runs that differ only in their seeds become one line.",
+        help="Folders of runs, finished or not, or of comparisons. Runs that differ only in their seeds share a line of the report.",
     ),
     out: Path | None = option(
         "DIR",

@@ -1,4 +1,4 @@
-"""PyTorch loops that train the clients of a simulation without federation, and a measure of the device's peak arithmetic."""
+"""PyTorch loops that train the clients of a simulation without federation, and a matrix product to measure the device's peak speed."""
 
 import copy
 import itertools
@@ -30,7 +30,8 @@ def usual_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return the loop of common tutorials: a deep copy of the model, a shuffling DataLoader and an optimizer for each client.
 
-    The loop takes only the number of batches from a client's plan. A task's `train_fn` replaces the steps. The loop returns the updates.
+    The DataLoader draws the batches; only their number is taken from a client's plan. If the task has a `train_fn`, it replaces the steps.
+    The loop returns the updates.
     """
     model = initial_model(task, 0).to(data.device)
     names = _trained(model)
@@ -63,7 +64,7 @@ def lean_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return a loop with little overhead: one model that stays on the device, examples by index, and an optimizer of torch.
 
-    A task's `train_fn` replaces the steps. The loop returns the updates.
+    If the task has a `train_fn`, it replaces the steps. The loop returns the updates.
     """
     model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}

@@ -10,7 +10,7 @@ import typer
 from ..errors import UserError
 from .flags import DATA, Device, option, switch
 
-PACKAGE = "reproductions"  # a folder next to that of the package
+PACKAGE = "reproductions"  # folder of the reproductions, beside the folder of the package
 
 
 def reproduce(
@@ -19,7 +19,7 @@ def reproduce(
     ),
     full: bool = switch(
         "--full",
-        "Use the setting of the paper, or a similar one; takes hours, preferably on a GPU.",
+        "Use the setting of the paper, or a similar one. This takes hours, preferably on a GPU.",
     ),
     seeds: int | None = option(
         "N",
@@ -43,7 +43,7 @@ def reproduce(
 
 
 def _command() -> ModuleType:
-    """Return the module that runs reproductions. Raises UserError outside of a checkout."""
+    """Return the module that runs reproductions. Raises UserError if fedcomp does not run from a checkout."""
     folder = Path(__file__).parents[2] / PACKAGE
     if PACKAGE not in sys.modules:
         if not (folder / "command.py").is_file():

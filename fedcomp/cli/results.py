@@ -1,4 +1,4 @@
-"""The results of runs, for tables, reports and JSON. Runs that differ only in their seeds are summarized in one line."""
+"""The results of runs, for tables, reports and JSON. One line summarizes runs that differ only in their seeds."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 FRONT = "*"
 FRONT_LEGEND = (
-    "* on the Pareto front: no other line with the same task, partition, clients and attack is as accurate "
-    "for fewer bytes both ways, or more accurate for as many"
+    "* on the Pareto front: no other line with the same task, partition, clients and attack is at least as accurate "
+    "with fewer bytes both ways, or more accurate with at most as many bytes"
 )
 SPREAD_LEGEND = "±: half of the difference between the best and the worst seed"
 RATIO_TO_DENSE = "ratio: bytes that the line named dense sent, both ways, divided by those of this line, over the same rounds"
@@ -208,7 +208,7 @@ def _problem(run: "Run", error: str) -> str:
 
 
 def column_titles(target: float | None) -> list[str]:
-    """Return the titles of `cells`."""
+    """Return the titles of the columns whose texts `cells` returns."""
     titles = ["accuracy", "up", "down", "ratio", "rounds", "time"]
     return titles + ([] if target is None else [f"rounds to {100 * target:g} %", "bytes to it"])
 

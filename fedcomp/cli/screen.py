@@ -23,13 +23,13 @@ WARNING = "dark_orange3"
 REJECTED = "red3"
 # Beyond this number of points, every other point is dropped, so that drawing a long run stays cheap.
 MAX_POINTS = 1024
-MIN_ROUNDS = 10  # smallest length of the axis, so that the first points do not jump
+MIN_ROUNDS = 10  # minimum length of the axis of rounds, so that the first points do not jump
 # Bits of a braille character, by column and row within it.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 class Screen:
-    """A screen that shows a spinner from `open` to `draw`, then `picture(width, height)` on the alternate screen until `close`."""
+    """A terminal screen. It shows a spinner from `open` to `draw`, then `picture(width, height)` on the alternate screen until `close`."""
 
     def __init__(
         self, console: Console | None, picture: Callable[[int, int], RenderableType], spinner: str
@@ -94,7 +94,7 @@ def facts_panel(
     path: str,
     note: Sequence[str] = (),
 ) -> Panel:
-    """Return a frame with labels and values in as many columns as fit, in at most `max_rows` rows, and a note below them."""
+    """Return a frame with labels and values in up to four columns and at most `max_rows` rows, and a note below them."""
     indent = 1 + max(len(label) for label, _ in pairs)
     cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
     for columns in (4, 3, 2, 1):
@@ -113,7 +113,7 @@ def facts_panel(
 
 
 def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
-    """Return the first cells, as many as fit into `max_rows` rows, arranged column by column."""
+    """Return the rows of a table with the cells arranged column by column. Cells that do not fit into `max_rows` rows are left out."""
     rows = min(-(-len(cells) // columns), max_rows)
     lines = [Text() for _ in range(rows)]
     for first in range(0, rows * columns, rows):
@@ -175,7 +175,10 @@ class CurvePlot:
 
 
 def _bounds(values: list[float]) -> tuple[float, float, int]:
-    """Return the limits of an axis, round numbers that enclose all values, and the decimals to print the limits as percentages."""
+    """Return the limits of an axis, and the number of decimals to print the limits as percentages.
+
+    The limits are round numbers, and all values are between them.
+    """
     low, high = min(values), max(values)
     raw = max((high - low) / 10, 0.001)
     power = 10.0 ** math.floor(math.log10(raw))

@@ -1,4 +1,4 @@
-"""Tables of text on standard output."""
+"""Text tables on standard output."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -18,8 +18,8 @@ def print_table(
 ) -> None:
     """Print a table that fits the terminal, or lines with tabs if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and `styles` (of the rows),
-    and shows the columns in `below` as text below the first cell of a row.
+    Columns in `left` are aligned to the left, others to the right. Only on a terminal, `title`, `legend` and the `styles` of the rows are
+    shown, and the columns in `below` become text below the first cell of a row.
     """
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [head, *rows]))

@@ -1,4 +1,4 @@
-"""`fedcomp.simulate`: run a simulation by a function call, and return the run. Options may be Python objects."""
+"""`fedcomp.simulate`: run a simulation by a function call, and return its result. Options may be Python objects."""
 
 import dataclasses
 import os
@@ -40,14 +40,14 @@ if hasattr(os, "register_at_fork"):  # Unix
 def simulate(
     task: str | Task | None = None, *, progress: bool | Callback | None = None, **options: Any
 ) -> Run:
-    """Run a simulation, or continue the run in `out` if `resume=True`, and return the run.
+    """Run a simulation, or continue the run in the folder `out` if `resume=True`. Return the run.
 
     `task` is a Task, a built-in name, or path/file.py:name. None means digits, or the task of the resumed run. `options` are the fields of
     RunConfig by name, which are also the options of `fedcomp sim`. Values may be Python objects, such as a codec, a Path or a torch.device.
-    None means the default, or the value of the resumed run. `optimizer` may also be a function, like `Task.optimizer`. `progress`: None for
-    a display that suits the terminal, log or notebook, False for no display, or a Callback of your own.
+    None means the default, or the value of the resumed run. `optimizer` may also be a function, like `Task.optimizer`. `progress`: None or
+    True for a display that suits the terminal, log or notebook, False for no display, or a Callback of your own.
 
-    May be called in a running event loop and in any thread; runs in several threads wait for each other. Raises UserError for invalid
+    May be called in a running event loop and in any thread. If several threads call it, their runs take turns. Raises UserError for invalid
     options, and other FedcompErrors for failures. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
     """
     if callable(options.get("optimizer")):

@@ -1,4 +1,4 @@
-"""Displays of a simulation that is called from Python: a progress bar in a terminal, ten lines in a log, a picture in a notebook."""
+"""Displays of a simulation that Python code starts: a progress bar in a terminal, ten lines in a log, a picture in a notebook."""
 
 import math
 import os
@@ -31,7 +31,7 @@ MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays. It records the progress of a run, and shows nothing."""
+    """Base class of the displays, which records the progress of a run and shows nothing."""
 
     _has_rejections = False
 
@@ -133,10 +133,11 @@ class TerminalDisplay(ProgressDisplay):
 
 
 class NotebookDisplay(ProgressDisplay):
-    """The run as a picture in a notebook.
+    """A display that shows the run as a picture in a notebook.
 
-    `display(bundle, raw=True, display_id=True)` shows a bundle and returns a handle. The default is `IPython.display.display`. A bundle has
-    the picture as HTML, and a line of text for front ends without HTML. The picture has the colours of the notebook.
+    `display(bundle, raw=True, display_id=True)` shows a bundle and returns a handle, through which the bundle can be updated. The default
+    is `IPython.display.display`. A bundle contains the picture as HTML, and a line of text for front ends that do not show HTML. The text
+    of the picture has the colour of the notebook's text.
     """
 
     def __init__(

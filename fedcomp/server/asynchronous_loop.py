@@ -1,9 +1,9 @@
 """The round loop of asynchronous strategies: a round ends with the first answers, and the other clients continue their work.
 
-A round is one step of the model. Its cohort consists of the clients whose answers the round takes and of the clients that are too late. Its
-downlink bytes are those of the clients that start work in the round. In virtual time, answers are taken in the order of their virtual
-arrival. In real time, they are taken as they arrive. Answers that no round has taken are part of the checkpoint. A client whose answer
-had not arrived when the server stopped has no assignment after the restart.
+A round is one step of the model. The cohort of a round consists of the clients whose answers the round takes, and of the clients that are
+too late. The downlink bytes of a round are those of the clients that start work in the round. In virtual time, answers are taken in the
+order of their virtual arrival; in real time, in the order of their arrival. Answers that no round has taken are part of the checkpoint. If
+a client's answer had not arrived when the server stopped, the client has no assignment after the restart.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Answer:
 
     round: int  # round in which the client started work
     arrival_s: float  # time of arrival, in seconds
-    report: Report | None  # None: no report, or an unreadable one
+    report: Report | None  # None: no report, or a report that cannot be read
     result: AcceptedUpdate | Rejection
 
     @property
@@ -52,7 +52,8 @@ class Answer:
 class AsynchronousLoop(RoundLoop):
     """The rounds of an asynchronous strategy.
 
-    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round. Without it, time is real.
+    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round. If it is None, time is
+    real.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class AsynchronousLoop(RoundLoop):
         self._reports[report.client] = report
 
     def _collect(self) -> None:
-        """Store the new results of the exchanges as answers."""
+        """Convert the new results of the exchanges to answers that a round can take."""
         for started_in, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
                 work_s = self.work_s

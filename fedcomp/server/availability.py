@@ -1,15 +1,15 @@
 """The clients that a round waits for, and the clients from which its cohort is drawn.
 
-A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or any of its answers arrives,
+A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or one of its answers arrives,
 however late. A round does not wait for silent clients, and no cohort is drawn from them while enough other clients are connected. A client
 that has crashed or lost its network therefore costs a run one deadline, not one deadline per round. A client that is only slower than the
 deadline is drawn again once its late answer has arrived.
 
-A round needs at least the quorum's fraction of a whole cohort, and at least two clients. If fewer clients are connected, the round waits;
-after another deadline, its cohort may be drawn from silent clients as well.
+In a run with a deadline, a round needs at least two clients, and with --quorum below 1, at least this fraction of a whole cohort. If fewer
+clients are connected, the round waits; after another deadline, its cohort may be drawn from silent clients as well.
 
 A client that loses its connection during a round has GRACE_S to reconnect. A run that needs all clients in every round waits for the client
-without limit, as it does between rounds.
+without limit, during a round and between rounds.
 """
 
 import math
@@ -44,7 +44,7 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota of later rounds: with a deadline, a cohort until the deadline; else as many clients as complete a round."""
+        """Return the quota of later rounds: a whole cohort until the deadline, or without a deadline, the clients that end a round."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
@@ -56,13 +56,13 @@ class Quota:
         )
 
     def grace_s(self, clients: int) -> float:
-        """Return how long a round waits for a client that lost its connection, in seconds; inf: no limit. `clients`: clients of the run."""
+        """Return how many seconds a round waits for a client that lost its connection; inf: no limit. `clients`: number in the run."""
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: at least two, and the quorum if `quorum` is below 1."""
+    """Return how many clients a round needs after the deadline: two, or the quorum if it is larger and `config.quorum` is below 1."""
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
@@ -97,7 +97,7 @@ class Availability:
     ) -> Sequence[int] | None:
         """Return the clients from which a cohort may be drawn now, or None if the round has to wait.
 
-        `connected`: the clients that can be reached. `waited_s`: seconds that the round has waited so far.
+        `connected`: the clients that can be reached now. `waited_s`: seconds that the round has waited so far.
         """
         responsive = [client for client in connected if client not in self.silent]
         chosen: Sequence[int]

@@ -45,11 +45,12 @@ INITIAL_BUFFERS = (
 
 
 class Evaluator:
-    """Evaluation and export of the weights of a run.
+    """The model in which the server evaluates and exports the weights of a run.
 
-    First, running statistics such as those of BatchNorm are recalibrated for the weights (tasks/running_statistics.py), always on the same
-    sample of up to 2,000 training examples, so that evaluation and export see the same model. All other buffers are as `task.model()` made
-    them. Models without running statistics skip this pass. Between evaluations, the large parameters of `model` are not in memory.
+    Before an evaluation or export, running statistics such as those of BatchNorm are recalibrated for the weights
+    (tasks/running_statistics.py), always on the same sample of up to 2,000 training examples, so that evaluation and export use the same
+    model. All other buffers keep the values that `task.model()` gave them. Between evaluations, the large parameters of `model` take no
+    memory.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Evaluator:
         self._freed: Freed = free_parameters(self.model)
 
     def _prepare(self, data: Examples, is_training_data: bool) -> None:
-        """Draw the examples for recalibration, and warn about buffers that differ from those of the trained model."""
+        """Draw the examples for recalibration, and warn if the evaluated model has other buffers than a trained model."""
         if self.calibrates and self.task.evaluate_fn is not None:
             if why := recalibration_error(self.task, self.model, data, self.device):
                 self.calibrates = False
@@ -93,7 +94,7 @@ class Evaluator:
             )
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
-        """Evaluate `weights` [n] after a round; NOT_EVALUATED if the options skip the round. Raises TaskError."""
+        """Evaluate `weights` [n] after a round. Return NOT_EVALUATED if the options skip the round. Raises TaskError."""
         if self.test is None or not self.config.evaluates("server", round):
             return NOT_EVALUATED
         with timed("evaluation"), self._task_errors(), self._parameters():
@@ -113,7 +114,8 @@ class Evaluator:
     def export(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the tensors of model.safetensors: the trained parameters, or the `state_dict()` of a model with persistent buffers.
 
-        They may be views of the weights. Complex buffers are left out: safetensors cannot hold them in every version.
+        The parameters are views of the weights where possible. Complex buffers are left out, because some versions of safetensors cannot
+        store them.
         """
         trained = {
             name: view.contiguous() for name, view in self.layout.views(weights.cpu()).items()

@@ -30,12 +30,15 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
-MAX_REASON_CHARS = 1000  # length of a reason from a client or a relay
+MAX_REASON_CHARS = 1000  # maximum length of a reason from a client or a relay
 POLL_S = 0.1  # longest wait before the phase checks again whether it is complete
 
 
 def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> AcceptedUpdate:
-    """Return the accepted update of a report whose frame holds `update`, made at the learning rate `rate`."""
+    """Return the accepted update of a report whose frame contains `update`.
+
+    `rate`: learning rate of the client, divided by that of the run.
+    """
     return AcceptedUpdate(
         report.client,
         update,
@@ -57,7 +60,7 @@ class Traffic:
     downlink: Counter[int] = field(default_factory=Counter)
     # Seconds from assignment to answer, summed over phases; no entry: no answer.
     seconds: dict[int, float] = field(default_factory=dict, compare=False)
-    # Number of versions that the client had missed at its first assignment; None: unknown.
+    # Number of versions of the model that the client had missed at its first assignment; None: unknown.
     behind: dict[int, int | None] = field(default_factory=dict)
     # Rounds by which the client's answer is late; no entry: not late.
     staleness: dict[int, int] = field(default_factory=dict)
@@ -68,7 +71,11 @@ class Traffic:
     def sent(
         self, client: int, download: Download, attached: list[bytes], first: bool, newest: int
     ) -> None:
-        """Count a download. `attached`: announcements and returned frames that are sent with it."""
+        """Count a download of a client.
+
+        `attached`: announcements and returned frames that are sent with the download. `first`: whether the client has not reported a
+        version yet. `newest`: size of the newest broadcast in bytes.
+        """
         size = download.bytes
         self.downlink[client] += size + sum(map(len, attached))
         if first:
@@ -144,7 +151,7 @@ class Exchange:
             self._reject(client, stage, reason)
 
     def take(self) -> dict[int, AcceptedUpdate | Rejection]:
-        """Return the results since the last call, accepted or rejected, by client."""
+        """Return the accepted and rejected updates since the last call, by client."""
         taken = self.accepted | self.rejected
         self.accepted, self.rejected = {}, {}
         return taken
@@ -176,7 +183,7 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """Reject the updates that a relay may have added to a rejected update."""
+        """If a delivery was rejected, reject the other updates that a relay may have added to its frame."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:

@@ -18,7 +18,8 @@ from .run_folder import CHECKPOINT, RunFolder
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the tensors of a safetensors file into a model. The file may lack frozen parameters and buffers.
 
-    Raises ValueError, whose message continues a sentence that begins with the path.
+    Raises ValueError for a file that cannot be read or does not fit the model. The message is the predicate of a sentence whose subject is
+    the path, such as "has no tensor 'weight', a parameter of the model".
     """
     try:
         tensors = load_file(path)
@@ -47,7 +48,8 @@ def start_from(
 ) -> None:
     """Start a run from the weights of `--init`, unless the run has a checkpoint with newer weights. Call this before round 1.
 
-    Buffers keep the values of the task's model. Raises ConfigError for weights of another model, and for different frozen parameters.
+    Only trainable parameters are taken from the file. Raises ConfigError for weights of another model, and for other values of frozen
+    parameters.
     """
     if config.init is None or (folder.resumed and (folder.path / CHECKPOINT).exists()):
         return

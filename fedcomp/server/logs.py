@@ -2,7 +2,8 @@
 
     {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 
-The events of a run are named after the hooks of `Callback`, and have the fields of callbacks.py. There is at most one `progress` a second.
+The events of a run correspond to the hooks of `Callback`, and have the fields of the dataclasses in callbacks.py. At most one `progress`
+event is logged per second.
 """
 
 import dataclasses
@@ -116,7 +117,7 @@ class JsonLog(Callback):
         self.write("finished", out=out, **values_of(summary))
 
     def write_message(self, sentence: str) -> None:
-        """Log a sentence that a client prints. A LogMessage also has an event and values."""
+        """Log a sentence that a client prints. The event of a LogMessage is logged with its name and values."""
         if isinstance(sentence, LogMessage):
             self.write(sentence.event, sentence=str(sentence), **sentence.values)
         else:

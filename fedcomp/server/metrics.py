@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus. docs/reference/metrics.md lists the families. Counters start at 0 with the process."""
+"""Metrics of a run for Prometheus. docs/reference/metrics.md lists the metric families. Counters start at 0 when the process starts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,9 +28,9 @@ TOTALS = {  # fields of RoundRecord
     "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
     "relayed_bytes": "Bytes of frames from relays.",
 }
-MAX_CLIENT_METRICS = 128  # number of client metrics; the most recently reported ones are kept
-MEAN_HELP = "Last mean of a metric that clients reported."
-WORST_HELP = "Last mean of a metric over the worst tenth of the clients."
+MAX_CLIENT_METRICS = 128  # if clients report more metrics, the least recently reported are dropped
+MEAN_HELP = "Mean of a metric over the clients, as last reported."
+WORST_HELP = "Mean of a metric over the worst tenth of the clients, as last reported."
 CLIENT_TOTALS = {  # fields of ClientCounters
     "uplink_bytes": "Bytes of frames from the client.",
     "downlink_bytes": "Bytes of frames to the client.",
@@ -45,9 +45,9 @@ class ClientCounters:
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     rejected: int = 0
-    latency_s: float | None = None  # of its last answer
-    versions_behind: int | None = None  # at its last assignment
-    staleness: int = 0  # of its last answer
+    latency_s: float | None = None  # seconds from assignment to the last answer
+    versions_behind: int | None = None  # versions that the client had missed at its last assignment
+    staleness: int = 0  # rounds by which the last answer was late
 
     def add(self, record: ClientRecord) -> None:
         self.uplink_bytes += record.uplink_bytes
@@ -68,11 +68,11 @@ class Metrics(Callback, Collector):
         self.connected: set[int] = set()
         self.wanted = self.answered = self.warnings = 0
         self.totals: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()  # by stage
+        self.rejected: Counter[str] = Counter()  # number of rejections by stage
         self.clients: dict[int, ClientCounters] = {}
-        # The last values of each metric that clients reported; the most recently reported metric is last.
+        # The last values of each metric that clients reported, ordered by the round in which it was last reported.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.suspicion: Mapping[int, float] = {}  # of the last round with votes
+        self.suspicion: Mapping[int, float] = {}  # that of the last RoundRecord with votes
         self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
             "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS
@@ -217,7 +217,7 @@ def _family(
     values: float | Mapping[Any, float | None] | None,
     label: str = "",
 ) -> Metric:
-    """Return a metric family. `values`: a number, or numbers by the value of the label; None has no sample."""
+    """Return a metric family. `values`: a number, or label value → number. A value of None gives no sample."""
     if not isinstance(values, Mapping):
         return kind(f"fedcomp_{name}", help, values)
     family = kind(f"fedcomp_{name}", help, labels=[label])
@@ -235,7 +235,7 @@ def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
 
 
 def _without_created(histogram: Histogram) -> Metric:
-    """Return the family of a histogram without its time of creation, which would be a family of its own."""
+    """Return the family of a histogram without the time of its creation, which Prometheus would show as another family."""
     (family,) = histogram.collect()
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return family

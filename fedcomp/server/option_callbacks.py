@@ -19,9 +19,9 @@ RATIO = "ratio"  # bytes of float32 models over bytes of frames
 
 @contextmanager
 def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
-    """Yield one callback that combines `callback` with the callbacks that the options add, and close these on exit.
+    """Yield one callback that calls `callback` and the callbacks that the options add. Close the added callbacks on exit.
 
-    Raises ConfigError, with nothing written, if a port is in use, a file cannot be written, or a package is not installed.
+    Raises ConfigError, before anything is written, if a port is in use, a file cannot be written, or a package is not installed.
     """
     with ExitStack() as exit_stack:
         others: dict[str, Callback] = {}
@@ -64,7 +64,7 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        """Open the event file. In a resumed run, hide the points that were written after its checkpoint."""
+        """Open the event file. In a resumed run, hide the points that earlier processes wrote after the checkpoint."""
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,

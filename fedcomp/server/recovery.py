@@ -28,13 +28,13 @@ class Clients(Protocol):
     """The virtual clients of a run, whose state is part of the checkpoint."""
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Set the checkpoint from which the states of clients are read, and in which states that do not fit into memory are staged."""
+        """Set the checkpoint from which clients' states are read, and to which states that do not fit into memory are moved."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the state of the checkpoint. `past_versions`: versions that the cached broadcasts start from."""
+        """Restore the clients from the checkpoint. `past_versions`: for each cached broadcast, the version to which it is applied."""
 
 
 class Stateful(Protocol):
@@ -60,8 +60,8 @@ class Recovery:
         clients: Clients | None = None,
     ):
         """`data`: the training data, which must not change when the run is resumed; None: the server has no data. `others`: further
-        objects with their own state, by the prefix of their names in the checkpoint. `clients`: None if they keep their state on their own
-        machines.
+        objects with their own state, by the prefix of their names in the checkpoint. `clients`: the virtual clients; None in a deployment,
+        where clients keep their state on their own machines.
         """
         self.folder, self.loop, self.data, self.rounds = folder, loop, data, rounds
         self.others, self.clients = others, clients
@@ -76,7 +76,7 @@ class Recovery:
         self.checkpoint.close()
 
     def restore(self) -> int:
-        """Restore loop, clients and metrics from the checkpoint, or save a new run. Return the round of the checkpoint, 0 for a new run.
+        """Restore the run from the checkpoint, or save a new run as round 0. Return the round of the checkpoint.
 
         Raises RunFolderError if the task's model or data are not those of the run, or if the run has done more than `rounds` rounds. Raises
         CheckpointError if the checkpoint is damaged.
@@ -200,7 +200,7 @@ class Recovery:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """Fingerprints of the model and the data, which must not change. The keys are the phrases of error messages about a difference."""
+        """Fingerprints of the model and the data, which must not change. If one differs, the error message names its key."""
         return {
             "another model": self.loop.broadcasts.layout.fingerprint,
             "other examples": self.data.digest if self.data is not None else "none",

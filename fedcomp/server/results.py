@@ -1,4 +1,4 @@
-"""The strategy, the round records, the summary and the warnings of a run, simulated or deployed."""
+"""The strategy, the round records, the summary and the warnings of a simulated or deployed run."""
 
 import dataclasses
 import json
@@ -26,11 +26,12 @@ from ..strategies.base import AcceptedUpdate, cohort_size
 from ..tasks.data import Examples, describe_non_finite
 from .round_loop import RoundResult
 
-MAX_REASONS, MAX_CLIENTS = 16, 16  # limits of a summary; metrics.jsonl has all
+# Maximum number of rejection reasons in a summary, and of clients for each. metrics.jsonl has all of them.
+MAX_REASONS, MAX_CLIENTS = 16, 16
 # Fields of Summary:
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
-TRAIN = "train_"  # prefix of metrics from training
+TRAIN = "train_"  # prefix of the names of metrics from training
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # metrics with a worst decile
 KINDS = "kinds"  # name in a checkpoint
 # Kinds of warnings:
@@ -70,7 +71,7 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
 
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
-    """Return the options that clients train with."""
+    """Return the options with which clients train: without weight decay if the strategy's server step applies it."""
     return (
         dataclasses.replace(config, weight_decay=0.0) if strategy.decays_in_server_step else config
     )
@@ -81,7 +82,8 @@ def bandwidths_of(
 ) -> dict[int, float]:
     """Return the uplink bandwidth of each client in bytes per second, from --bandwidths or the virtual network; {} without a budget.
 
-    Raises ConfigError for a budget that is too small.
+    `uplinks`: bandwidths of the virtual network, assigned to the clients in turn; None without a network. Raises ConfigError for a budget
+    that is too small.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -132,7 +134,7 @@ def round_record(
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # A client whose frame a relay has added to another frame has no update but a ticket. It is not skipped.
+        # If a relay has added a client's frame to another frame, the client has a ticket but no update. Such a client is not counted.
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),
@@ -159,7 +161,7 @@ def round_record(
 
 
 def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
-    """Return a client's metrics and their numbers of examples, by name. Names of metrics from training begin with "train_"."""
+    """Return the metrics of a client: name → (value, number of examples). Names of metrics from training begin with "train_"."""
     m = accepted.metrics
     return {
         name if name.startswith(TRAIN) else TRAIN + name: (value, accepted.examples)
@@ -170,7 +172,7 @@ def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
 def summarize_client_metrics(
     round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
-    """Return the mean and worst decile of each metric over the clients, and each client's values. Non-finite values are left out."""
+    """Return the statistics of each metric over the clients, and the metrics of each client. Omit non-finite values with a warning."""
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:
@@ -239,10 +241,10 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 class WarningLog:
-    """The warnings of a run. Each warning is forwarded at once, and collected for the record of its round.
+    """The warnings of a run. Each warning is passed to `forward` at once, and collected for the record of its round.
 
-    Only the first warning of each kind is shown, even if the run is resumed, since the kinds are part of the checkpoint. Warnings without a
-    kind are all shown.
+    Of the warnings with the same kind, only the first one in the run is used, even if the run is resumed, because the kinds are part of the
+    checkpoint. Warnings without a kind are all used.
     """
 
     def __init__(self, forward: Callable[[str], None]):
@@ -271,7 +273,7 @@ class WarningLog:
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn once in a run about a test loss that is not finite. metrics.jsonl has null in its place, as for a round without evaluation.
+    """Warn once in a run about a test loss that is not finite. metrics.jsonl stores null for it, as for a round without evaluation.
 
     `loss`: the loss of the round on `test`; None if the round was not evaluated.
     """

@@ -1,7 +1,7 @@
-"""The round loop: sample, exchange, aggregate, broadcast.
+"""The round loop: draw a cohort, exchange messages with it, aggregate the updates, broadcast the new model.
 
 A strategy chooses the cohort and the phases, and aggregates the accepted updates. The loop does the rest: it chooses the cheapest download
-for each client, checks every report as it arrives, closes phases, applies the server optimizer, and creates the broadcast.
+for each client, checks every report as it arrives, ends the phases, applies the server optimizer, and creates the broadcast.
 """
 
 import math
@@ -40,7 +40,7 @@ LARGE_BYTES = 1 << 20  # dense updates of at least this size are freed after the
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round. Large dense updates in `accepted` have no values and no frames any more, to save memory."""
+    """The outcome of a round. To save memory, large dense updates in `accepted` no longer have values and frames."""
 
     round: int
     cohort: list[int]
@@ -62,10 +62,11 @@ class RoundResult:
 class RoundLoop:
     """The rounds of a strategy over a transport, with the server's record of each client.
 
-    `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for them. By default
-    it returns all connected clients. The cohort and the order of sums depend on the ids, not on the order of answers.
-    `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: uplink speeds by client, in bytes per second, if known.
-    `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
+    `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By
+    default it returns all connected clients. `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: uplink speeds by
+    client, in bytes per second, if known. `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
+
+    The cohort and the order in which updates are summed depend on the ids, not on the order of answers.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class RoundLoop:
 
     @property
     def model(self) -> Tensor:
-        """The weights of the model, not copied."""
+        """A view of the model's weights."""
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
     def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
-        """Run rounds and yield the result of each. Save the state between two rounds, since the next round sends the broadcast."""
+        """Run rounds and yield the result of each. Callers save the state between two rounds, before the next one sends the broadcast."""
         for round in rounds:
             yield self.run_round(round)
 
@@ -178,7 +179,10 @@ class RoundLoop:
         rejected: Mapping[int, Rejection],
         traffic: Traffic,
     ) -> RoundResult:
-        """Aggregate the updates of the last phase and remove it from `phases`, move the model, and record the accepted proposals."""
+        """Aggregate the updates of the last phase, change the model by their aggregate, and record the accepted proposals.
+
+        The last phase is removed from `phases`, so that its updates can be freed.
+        """
         strategy, counterpart = self.strategy, self.strategy.counterpart
         name, last = phases.popitem()
         refused = dict(strategy.reject(last))
@@ -219,25 +223,28 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's version, and that it has received its dropped entries."""
+        """Record the client's version, and that the client has received the entries dropped from its last accepted proposal."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
             self.dropped.pop(report.client, None)
 
     def _aggregate(self, round: int, phases: AcceptedByPhase) -> tuple[Aggregation, Tensor]:
-        """Return the result of the strategy, and the step of the server optimizer [numel]."""
+        """Return the strategy's aggregation, and the step of the server optimizer [numel]."""
         self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
         estimated, weights = self._estimated(phases), self.broadcasts.weights
         updates = RoundUpdates(round, estimated, weights, self.examples, len(self.versions))
-        # `prepare` detects values outside of float32.
+        # Overflow is ignored here: `Broadcasts.prepare` detects values that are not finite.
         with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
             return aggregation, self.optimizer.step(update)
 
     def _move(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
-        """Move the model by the step `update`, which is overwritten. Raises NonFiniteError with the model unchanged."""
+        """Multiply the step `update` by --server-lr, in place, publish it as a broadcast, and return the broadcast.
+
+        Return None if there is nothing to send. Raises NonFiniteError, with the model unchanged, if the step is not finite.
+        """
         with timed("downlink"):
             seed = seeds.key(self.config.seed, "downlink", round)
             update.mul_(self.config.server_lr)
@@ -248,7 +255,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the updates of the last phase by the counterpart's estimates, and add estimates for absent clients."""
+        """Replace the updates of the last phase by the estimates of the memory's counterpart, and add its estimates for absent clients."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
@@ -263,7 +270,7 @@ class RoundLoop:
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step of the model in a round‖² divided by server_lr², which makes it comparable to the clients' updates."""
+        """Return ‖step‖² / server_lr² for the model's step in a round. Without the factor server_lr, it is comparable to client updates."""
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout
@@ -273,7 +280,7 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return an accepted update. If it is dense and large, drop its frame, and replace its values by NaN that take no memory."""
+    """Return an accepted update; if it is dense and large, without its frame, and with NaN that take no memory in place of its values."""
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:
         return accepted

@@ -52,9 +52,10 @@ CHECKPOINT = "checkpoint"
 
 
 class RunFolder:
-    """The folder of one run. Raises RunFolderError, with nothing written, if --out exists or holds no run to resume with these options.
+    """The folder of one run.
 
-    Without --out, `path` is final only after `open()`, which chooses a name that no other run has.
+    Raises RunFolderError, before anything is written, if --out exists, or with --resume, if --out holds no run with these options. Without
+    --out, `path` is final only after `open()`, which chooses a name that no other run has.
     """
 
     def __init__(self, config: RunConfig):
@@ -159,9 +160,9 @@ class RunFolder:
 
 
 def read_records(path: Path) -> list[RoundRecord]:
-    """Return the records of a metrics.jsonl, none if there is no such file. Raises RunFolderError for a damaged file.
+    """Return the records of a metrics.jsonl; [] if there is no such file. Raises RunFolderError for a damaged file.
 
-    A last line without a newline is still being written, and is left out.
+    A last line without a newline is left out, because it may still be written.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -173,7 +174,7 @@ def read_records(path: Path) -> list[RoundRecord]:
 
 
 def read_summary(path: Path) -> Summary | None:
-    """Return the content of a summary.json, None if there is no such file. Raises RunFolderError for a damaged file."""
+    """Return the content of a summary.json; None if there is no such file. Raises RunFolderError for a damaged file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         lists = {
@@ -216,7 +217,7 @@ def client_metrics_of(values: dict[str, Any]) -> dict[str, ClientMetric]:
 
 
 def _folder_label(task: str) -> str:
-    """Return the task's part of a default folder's name."""
+    """Return the part of a default folder's name that describes the task."""
     if task.startswith(OBJECT):
         return re.sub(r"\W+", "-", task.removeprefix(OBJECT)).strip("-") or "task"
     return Path(task.partition(":")[0]).stem.strip("-") or "task"

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-GRACE_S = 5.0  # if a client disconnects without an answer and reconnects within this time, its assignment is sent again
+# Time for a client that disconnected without an answer to reconnect. Its assignment is then sent again.
+GRACE_S = 5.0
 NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
 
 
@@ -30,7 +31,7 @@ class Delivery:
 
 
 class Clock:
-    """The clock of a round: real time, unless a simulation has a virtual network."""
+    """The clock of a run: real time. A simulation with a virtual network has a clock with virtual time."""
 
     time_s: float = 0.0  # virtual seconds since the run began
     started_s: float = 0.0  # result of `now` at the start of the last exchange
@@ -41,22 +42,22 @@ class Clock:
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
-        """Allow at most this many answers before the exchange checks again whether it is complete."""
+        """Set how many answers the transport may deliver before the exchange checks again whether it is complete."""
 
     def now(self) -> float:
         """Return the time in seconds. Only differences between times of the same exchange have a meaning."""
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time. It replaces the sum of the durations of the exchanges since the last round."""
+        """Set the virtual time since the run began, in place of the sum of the durations of the exchanges."""
 
     def take(self) -> float | None:
-        """Return the virtual seconds since the last call; None if time is real."""
+        """Return the virtual seconds that have passed since the last call; None if time is real."""
         return None
 
 
 class Transport(Protocol):
-    """The interface that sends assignments to clients and receives their reports. Clients are named by their logical ids.
+    """The interface of transports, which send assignments to clients and receive their reports. Clients are named by their logical ids.
 
     A client has at most one open assignment. A newer assignment replaces it, `cancel` withdraws it, and its report or loss closes it.
     Reports on assignments that are no longer open are not delivered.

@@ -42,7 +42,7 @@ def _draw_crops_and_flips(generator: np.random.Generator, count: int) -> np.ndar
 
 
 def _crop_and_flip(images: Tensor, drawn: Tensor) -> Tensor:
-    """Pad images [b, c, h, w] with zeros, and return a crop of each, some flipped horizontally. Uses a single gather."""
+    """Pad images [b, c, h, w] with zeros, crop each to [h, w], and flip some horizontally. Uses a single gather."""
     channels, height, width = images.shape[1:]
     row, column, flip = drawn.unsqueeze(-1).unbind(1)  # [b, 1] each
     rows = row + torch.arange(height, device=images.device)

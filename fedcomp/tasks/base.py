@@ -24,7 +24,7 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a sc
 TaskFunction = TypeVar("TaskFunction", bound=Callable[..., Any])
 
 
-CALLS = {  # functions of a task and their arguments
+CALLS = {  # name of a task's function → its arguments
     "collate": "items",
     "optimizer": "parameters",
     "train_fn": "model, data, round",
@@ -39,22 +39,22 @@ def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """A model with its data, its loss and its metrics. Its functions are called when a run needs their results.
+    """A model with its data, its loss and its metrics. A run calls the functions of the task when it needs their results.
 
     `model()` may draw from the global generators of torch, numpy and random, which fedcomp seeds. `model` may also be a module. The
     initial model is then a copy of this module with its current weights.
 
     `train` and `test` are a fedcomp Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset (both
     are read batch by batch), a list or dict with one of these for each client, or a function that returns one of these. `test` may be
-    None: the model can then be evaluated on clients only (--evaluate clients). The inputs of a batch that is a tuple are passed to the
-    model by position, those of a dict by keyword. `target` is the key of the targets in a dict. `collate(items) → batch` is the
-    `collate_fn` of `torch.utils.data.DataLoader`.
+    None: the model can then be evaluated on clients only (--evaluate clients). If a batch is a tuple, its inputs are passed to the model
+    by position; if it is a dict, by keyword. `target` is the key of the targets in a dict. `collate(items) → batch` is the `collate_fn` of
+    `torch.utils.data.DataLoader`.
 
-    `loss(outputs, targets)` is a scalar, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the model's
-    output if there is one, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive the logits
-    as outputs. `accuracy(outputs, targets)` is a fraction in 0..1; `accuracy` is None for a regression. `metrics` are further metrics of
-    the test data, by name. Each metric is called once per evaluation, with the outputs and targets of the whole test set on the CPU, and
-    returns a number. Loss and accuracy are averaged over batches.
+    `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
+    model's output if there is one, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive
+    the logits as outputs. `accuracy(outputs, targets)` returns a fraction in 0..1; `accuracy` is None for a regression. `metrics` maps
+    names to functions that compute further metrics. Each of these functions is called once per evaluation, with the outputs and targets of
+    the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
     training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. Both return a dict of numbers with
@@ -146,7 +146,7 @@ def forward_takes(model: Any, name: str) -> bool:
 
 
 def _accepts(function: Callable[..., Any], count: int) -> bool:
-    """Return whether a function can be called with this number of positional arguments, as far as its signature is known."""
+    """Return whether a function accepts `count` positional arguments. Return True if its signature is unknown."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except ValueError:  # a built-in function without a signature
@@ -200,7 +200,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files that `find` returns for `folder / name`, or for `folder` itself if there are none in the first.
+    """Return the files `find(folder / name)`, or `find(folder)` if the first call finds none.
 
     Raises DataError, which names --data, if there are no files or they cannot be read. `missing`: names of the files, for this error.
     `contents`: description of a complete folder, for this error.

@@ -42,12 +42,12 @@ def check(
     test: Examples | None = None,
     augment: bool = False,
 ) -> Layout:
-    """Check model, data, loss, accuracy and metrics on two examples, or on one with a batch size of 1. Return the layout of the model.
+    """Check model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1. Return the layout of the model.
 
-    A metric that fails on two examples is called again on the whole test set. `train` and `test`: the data; by default the task's own.
-    Without test data, pass the training data for `test`. Raises TaskError, which names the task, the value that it returned and the
-    expected value. Raises ConfigError if `augment` is True and the task has no augmentation. Errors of fedcomp in the task's code, such as
-    DataError, are raised unchanged. The state of torch's global generator does not change.
+    A metric that fails on two examples is called again on the whole test set. `train` and `test`: the data; None: the task's own. If there
+    is no test data, pass the training data as `test`. Raises TaskError, which names the task, the value that its code returned and the
+    expected value. Raises ConfigError if `augment` is True and the task has no augmentation. A FedcompError that the task's code raises,
+    such as DataError, is passed on unchanged. The state of torch's global generator does not change.
     """
     if augment and task.augment is None:
         raise ConfigError(
@@ -285,7 +285,7 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     shapes = ", ".join(map(_describe, tensors(batch.inputs)))
     if unknown := _unknown_keywords(task, model, batch):
         raise TaskError(
-            f"task '{task.name}': forward of the model has no argument '{unknown[0]}', a key of the batch; rename or drop it, or, if "
+            f"task '{task.name}': forward of the model has no argument '{unknown[0]}', a key of the batch; rename or drop this key, or, if "
             f"it holds the targets, give Task(target='{unknown[0]}')"
         )
     outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch))
@@ -307,7 +307,7 @@ def _unknown_keywords(task: Task, model: nn.Module, batch: Batch) -> list[str]:
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
-    """Raise TaskError for labels that are not the index of an output. The cross-entropy would fail in the first round with such a label."""
+    """Raise TaskError if a label is not the index of an output. With such a label, the cross-entropy would fail in the first round."""
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets

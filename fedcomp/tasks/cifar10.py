@@ -1,12 +1,12 @@
 """CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, 32x32 in colour.
 
-VGG11* is the network of Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from
-non-i.i.d. data. IEEE TNNLS 2019: VGG11 (Simonyan & Zisserman 2015) narrowed, without BatchNorm or dropout.
+VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. Source: Sattler, Wiedemann, Müller, Samek: Robust
+and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
 
 ResNet-18: He, Zhang, Ren, Sun: Deep residual learning for image recognition. CVPR 2016. The stem for CIFAR-10 is one 3x3 convolution.
-GroupNorm (Wu & He: Group normalization. ECCV 2018) has no running statistics, which differ between clients with different data: Hsieh,
-Phanishayee, Mutlu, Gibbons: The non-IID data quagmire of decentralized machine learning. ICML 2020. It has 2 groups, as in Reddi et al.:
-Adaptive federated optimization. ICLR 2021.
+GroupNorm (Wu & He: Group normalization. ECCV 2018) replaces BatchNorm, whose running statistics differ between clients with different data:
+Hsieh, Phanishayee, Mutlu, Gibbons: The non-IID data quagmire of decentralized machine learning. ICML 2020. Each GroupNorm has 2 groups, as
+in Reddi et al.: Adaptive federated optimization. ICLR 2021.
 """
 
 from functools import partial
@@ -78,14 +78,14 @@ WIDTHS = (32, "pool", 64, "pool", 128, 128, "pool", 128, 128, "pool", 128, 128, 
 
 
 def images(data: Path | None) -> ImageDataset:
-    """Return the images in a data folder."""
+    """Return the CIFAR-10 images in a data folder, read on first use."""
     return ImageDataset(data, "cifar10", "img", (3, 32, 32))
 
 
 def network() -> nn.Module:
     """Return VGG11* with 865,482 parameters, for inputs [B, 3, 32, 32].
 
-    Convolutions are initialised as in the authors' code: as in He et al. 2015, by fan-out.
+    As in the code of Sattler et al., convolutions have the initialisation of He et al. 2015, by fan-out.
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -112,7 +112,7 @@ def network() -> nn.Module:
 
 @builtin_task("cifar10-vgg11s")
 def vgg11s(data: Path | None) -> Task:
-    """VGG11*. Each channel is standardised by its mean and standard deviation."""
+    """Return the task of VGG11*. Each channel is standardised by its mean and standard deviation."""
     read = images(data).per_channel
     return Task(
         "cifar10-vgg11s",
@@ -125,7 +125,7 @@ def vgg11s(data: Path | None) -> Task:
 
 @builtin_task("cifar10-resnet18")
 def resnet18(data: Path | None) -> Task:
-    """ResNet-18 with GroupNorm. Each channel is standardised by its mean and standard deviation."""
+    """Return the task of ResNet-18 with GroupNorm. Each channel is standardised by its mean and standard deviation."""
     read = images(data).per_channel
     return Task(
         "cifar10-resnet18",

@@ -1,7 +1,7 @@
 """Examples of a task: `Data` in memory, or `LazyData` read from a dataset batch by batch.
 
-Both return a batch for given row numbers. The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the model) or a
-dict of tensors (keyword arguments).
+Both classes return a batch for given row numbers. The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the
+model) or a dict of tensors (keyword arguments).
 """
 
 import hashlib
@@ -81,7 +81,7 @@ class Data:
         return self.inputs
 
     def batch(self, rows: Tensor) -> Batch:
-        """Return the examples of `rows`, int64 [b] on the device of the data."""
+        """Return the examples at the positions `rows`, int64 [b] on the device of the data."""
         return Batch(
             map_tensors(self.inputs, lambda t: t.index_select(0, rows)),
             self.targets.index_select(0, rows),
@@ -94,7 +94,7 @@ class Data:
             yield whole._part(rows)
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
-        """Return the examples of `rows`, or all, as a torch Dataset of pairs (input, target)."""
+        """Return the examples at the positions `rows`, or all examples, as a torch Dataset of pairs (input, target)."""
         pairs = _Pairs(self)
         return pairs if rows is None else Subset(pairs, rows.tolist())
 
@@ -169,7 +169,7 @@ class LazyData:
             yield self.batch(torch.arange(rows.start, rows.stop))
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
-        """Return the examples of `rows`, or all, as a dataset with unchanged items."""
+        """Return the examples at the positions `rows`, or all examples, as a dataset with unchanged items."""
         if rows is None:
             return self.dataset
         if _is_hugging_face(self.dataset):
@@ -220,9 +220,10 @@ Examples = Data | LazyData
 
 
 class DataSource:
-    """The `train` or `test` of a Task: one of DATA_FORMS, or a function that returns one of them. A call returns Data or LazyData.
+    """The `train` or `test` of a Task: data in one of DATA_FORMS, or a function that returns such data.
 
-    Any other value is returned unchanged, and the check of the task reports it.
+    Calling a DataSource returns the data as Data or LazyData. A value that is not in one of these forms is returned unchanged, and the
+    check of the task reports it.
     """
 
     def __init__(
@@ -243,9 +244,9 @@ def data_from(
 ) -> Any:
     """Convert one of DATA_FORMS to Data or LazyData. Any other value is returned unchanged.
 
-    float64 arrays become tensors of torch's default type, and integer arrays int64 tensors, as layers and losses require. The data of
-    clients is concatenated. The groups are the keys of the dict or the positions in the list. Raises ValueError for a client without
-    examples.
+    float64 arrays become tensors of torch's default type, and integer arrays int64 tensors, as layers and losses require. If the data is a
+    dict or list with the data of each client, it is concatenated, and the keys of the dict or the positions in the list become the groups.
+    Raises ValueError for a client without examples.
     """
     if isinstance(value, Data | LazyData):
         return value
@@ -336,9 +337,9 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
-    """Describe the non-finite examples among `rows`, or among all examples. Return "" if all are finite, or for LazyData.
+    """Return a text such as "NaN or infinity in 7 of 400 examples", about the examples `rows` or all examples.
 
-    The result is a text such as "NaN or infinity in 7 of 400 examples".
+    Return "" if all values are finite. LazyData is not examined: the result is "".
     """
     if not isinstance(data, Data):
         return ""
@@ -365,7 +366,7 @@ class _Pairs(Dataset[Any]):
 
 
 def _concatenate(parts: dict[Any, Any]) -> Any:
-    """Concatenate the data of clients (client → data). A value that is not data is returned unchanged, for the check of the task."""
+    """Concatenate the data of clients. `parts`: client → data. If one value is not data, return this value, for the check of the task."""
     by_client = list(parts.values())
     if not by_client or not all(isinstance(part, Data | LazyData) for part in by_client):
         return next((part for part in by_client if not isinstance(part, Data | LazyData)), parts)

@@ -1,4 +1,4 @@
-"""A task of your own: classify points in the plane by which of three spirals they lie on.
+"""A task of your own: predict on which of three spirals a point in the plane lies.
 
 Replace the model and the data with your own. Run it with:
 

@@ -1,8 +1,8 @@
 """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28.
 
 The linear model is that of Sattler et al. 2019. The network is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas:
-Communication-efficient learning of deep networks from decentralized data. AISTATS 2017. With padding, its number of parameters is the
-paper's 1,663,370.
+Communication-efficient learning of deep networks from decentralized data. AISTATS 2017. With padded convolutions, the network has 1,663,370
+parameters, as stated in the paper.
 """
 
 from functools import partial
@@ -15,14 +15,14 @@ from .parquet import ImageDataset
 
 
 def images(data: Path | None) -> ImageDataset:
-    """Return the images in a data folder."""
+    """Return the MNIST images in a data folder, read on first use."""
     return ImageDataset(data, "mnist", "image", (1, 28, 28))
 
 
 def linear() -> nn.Module:
     """Return a linear model with 7,850 parameters, for inputs [B, 784].
 
-    Its initial weights are zero: with sparse updates, random initial weights would remain at the coordinates that are never sent.
+    The initial weights are zero. With sparse updates, random initial weights would remain at the coordinates that are never sent.
     """
     model = nn.Linear(784, 10)
     nn.init.zeros_(model.weight)
@@ -48,14 +48,14 @@ def network() -> nn.Module:
 
 @builtin_task("mnist-logreg")
 def logreg(data: Path | None) -> Task:
-    """Logistic regression. Each pixel is standardised by its own mean and standard deviation."""
+    """Return the task of logistic regression. Each pixel is standardised by its own mean and standard deviation."""
     read = images(data).per_pixel
     return Task("mnist-logreg", linear, partial(read, "train"), partial(read, "test"))
 
 
 @builtin_task("mnist-logreg-global")
 def logreg_global(data: Path | None) -> Task:
-    """Logistic regression. All pixels are standardised by one mean and standard deviation."""
+    """Return the task of logistic regression. All pixels are standardised by one mean and standard deviation."""
     read = images(data).per_dataset
     return Task("mnist-logreg-global", linear, partial(read, "train"), partial(read, "test"))
 

@@ -47,9 +47,10 @@ def cached_arrays(
     decode: Callable[[], Arrays],
     is_valid: Callable[[Arrays], bool],
 ) -> Arrays:
-    """Return the arrays of `decode()`, one per name. Cached arrays are mapped read-only from disk if `is_valid` returns True for them.
+    """Return the arrays of `decode()`, one per name, from the cache if it has them and `is_valid` accepts them, else by a call of `decode`.
 
-    `key`: the options of `decode`, which are part of the hash in the names of the cached files.
+    Arrays from the cache are mapped read-only from disk. `key`: the options of `decode`, which are part of the hash in the names of the
+    cached files.
     """
     folder = cache_folder()
     if folder is None:
@@ -103,7 +104,7 @@ MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """The images of a data set, read on first use. Methods raise DataError, which names --data, if the files cannot be read."""
+    """The images and labels of a data set, read on first use. Methods raise DataError, which names --data, if files cannot be read."""
 
     folder: Path | None  # the folder of --data
     dataset: str  # name of the data set in messages, and of its folder inside `folder`
@@ -194,7 +195,7 @@ class ImageDataset:
     def _decode_file(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         encoded, labels = self._columns(file)
         images = np.empty((len(encoded), *self.shape), np.uint8)
-        # On images of this size, several threads would wait for the interpreter's lock.
+        # One thread, because several threads would wait for the interpreter's lock with images of this size.
         for i, data in enumerate(encoded):
             images[i] = self._image(data, f"--data {file}: image {i}")
         return images, labels

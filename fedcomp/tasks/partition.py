@@ -33,7 +33,7 @@ class IID:
 
 @dataclass(frozen=True)
 class Classes:
-    """Each client has examples of exactly N = `per_client` random classes, about the same number of each.
+    """Give each client examples of exactly N = `per_client` random classes, about as many of each class.
 
     Similar to Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining examples. Here each class is
     split into near-equal parts. There are clients × N parts, and larger classes are split into more parts, so that all parts have similar
@@ -128,7 +128,7 @@ class Dirichlet:
         labels = _classes(data, f"dirichlet:{self.alpha:g}")
         owners = np.empty(len(labels), np.int64)
         for label, size in enumerate(np.bincount(labels)):
-            # The random offset makes rounding fair to all clients.
+            # With the random offset, rounding favours no client.
             ends = np.floor(np.cumsum(self._proportions(clients, rng)) * size + rng.random())
             owners[rng.permutation(np.flatnonzero(labels == label))] = np.searchsorted(
                 ends[:-1], np.arange(size), side="right"
@@ -150,7 +150,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """Partition by the groups of the data. In sorted order, the g-th group belongs to client g mod clients.
+    """Partition by the groups of the data. Group g in sorted order, counted from 0, belongs to client g mod clients.
 
     `column`: the column with the group of each example, such as a user id. None: the groups are `Data.groups`, or the clients if the data
     is a list or dict with the data of each client.
@@ -194,7 +194,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if data that was given for each client is divided in another way; "" if it is not."""
+    """Return a warning if the data was given for each client, but the options divide it in another way; otherwise ""."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""
@@ -228,10 +228,10 @@ def partition(
 def hold_out(
     shards: Sequence[np.ndarray], fraction: float, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the examples on which each client trains, and the examples on which it evaluates, as increasing indices.
+    """Split the examples of each client. Return the training examples and the evaluation examples of each client, as increasing indices.
 
-    Of a client's n examples, `fraction` × n are held out for evaluation, rounded to at least 1 and at most n − 1. A single example is not
-    held out. The draw depends on (seed, "holdout", position of the client in `shards`).
+    Of a client's n examples, `fraction` × n are held out for evaluation, rounded to at least 1 and at most n − 1. If n is 1, the example is
+    not held out. The draw depends on (seed, "holdout", position of the client in `shards`).
     """
     training, held_out = [], []
     generators = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])

@@ -1,9 +1,9 @@
 """Recalibration of running statistics such as those of BatchNorm, for the evaluation of averaged weights.
 
-Running mean and variance describe the activations under one set of weights. Clients keep their own statistics and do not send them. The
-server therefore computes its own by forward passes over a sample of examples, as in Izmailov, Podoprikhin, Garipov, Vetrov, Wilson:
-Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2. This costs no bytes, and a Byzantine client
-cannot falsify the statistics. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify them.
+A running mean and variance describe the activations under one set of weights. Clients keep their running statistics and do not send them.
+The server therefore computes running statistics for the averaged weights by forward passes over a sample of examples, as in Izmailov,
+Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2. No messages
+are needed. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify the average.
 """
 
 from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ NORMALIZATION = (
 
 
 def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers with running statistics, by name. Leaves the model in eval mode.
+    """Return the layers whose running statistics change during training, by name. Leaves the model in eval mode.
 
     Layers that the model keeps in eval mode during training (a frozen BatchNorm) are excluded, since their statistics are constants.
     """
@@ -54,10 +54,9 @@ def recalibrate(
 ) -> None:
     """Set running statistics to their averages over the batches. Leaves the model in eval mode.
 
-    `forward(batch)` runs the forward pass of a batch; by default it is the model itself.
-
-    During the forward passes, only the recalibrated layers are in training mode, so that dropout is off and other buffers do not change. A
-    BatchNorm layer raises ValueError for a batch with one value per channel.
+    `forward(batch)` runs the forward pass of a batch; by default, the model is called with the batch. During the forward passes, only the
+    recalibrated layers are in training mode, so that dropout is off and other buffers do not change. A BatchNorm layer raises ValueError
+    for a batch with one value per channel.
     """
     layers: list[Any] = [*recalibrated_layers(model).values()]
     with ExitStack() as restored:
@@ -97,7 +96,7 @@ def recalibration_error(task: Task, model: nn.Module, data: Examples, device: to
 
 
 def _average(layer: nn.Module) -> RemovableHandle:
-    """Make a layer average the statistics of all forward passes. momentum=None does so for BatchNorm, but freezes InstanceNorm."""
+    """Make a layer average the statistics of all forward passes. With momentum=None, BatchNorm would average, but not InstanceNorm."""
     passes = count(1)
     return layer.register_forward_pre_hook(
         lambda layer, _inputs: setattr(layer, "momentum", 1 / next(passes))

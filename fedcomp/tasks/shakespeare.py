@@ -1,9 +1,9 @@
 """Tiny Shakespeare: prediction of the next character in 40,000 lines of the plays, spoken by about 300 roles.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS
-2017. Caldas et al.: LEAF. 2018 made it a benchmark with a client for each role. The model has an embedding of 8 dimensions and two LSTM
-layers of 256 units. It predicts the next character after each of 80 characters, as in McMahan et al. and Reddi et al. 2021. LEAF predicts
-only the 81st character.
+The task is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
+data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of this task with a client for each role. The model has an embedding of 8
+dimensions and two LSTM layers of 256 units. It predicts the next character after each of 80 characters, as in McMahan et al. and Reddi et
+al. 2021. In LEAF, the model predicts only the 81st character.
 
     DIR/shakespeare/input.txt, or DIR/input.txt        First Citizen:
     speeches, a blank line between them;               Before we proceed any further, hear me speak.
@@ -32,7 +32,7 @@ from .data import Data
 
 WINDOW = 80  # characters
 TEST_FRACTION = 10  # 1 in 10 windows of a role is test data
-# Printable ASCII, so that the table does not depend on the text.
+# A newline and printable ASCII, so that the number of a character does not depend on the text.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 UNKNOWN = len(ALPHABET)  # the number that stands for each other character
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
@@ -79,7 +79,7 @@ class Text:
 
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
-        """Return the windows int64 [N, 81] of each role with at least two. The last character of a window is the first of the next."""
+        """Return the windows int64 [N, 81] of each role, N ≥ 2. The last character of a window is also the first of the next."""
         path = self._path()
         try:
             text = path.read_text(encoding="utf-8-sig")
@@ -138,7 +138,7 @@ def _split_windows(windows: np.ndarray, split: str) -> np.ndarray:
 
 @builtin_task("shakespeare-lstm")
 def lstm(data: Path | None) -> Task:
-    """Prediction of the next character in the speeches of each role."""
+    """Return the task of predicting the next character in the speeches of each role."""
     read = Text(data).read
     return Task(
         "shakespeare-lstm", CharacterLSTM, partial(read, "train"), partial(read, "test"), loss

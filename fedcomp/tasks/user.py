@@ -1,8 +1,9 @@
 """A user's own task, named as path/file.py:name.
 
-The folder of the file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. A task file is
-executed again whenever it is loaded, but Python imports the other modules only once in a process. `load` therefore raises TaskError if
-the folder of a second task file contains a module with the name of a module that an earlier task file imported from its own folder.
+The folder of the file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call of
+`load` executes the task file again, but Python imports another module only once in a process. `load` therefore raises TaskError if two task
+files in different folders need modules of the same name: if the first has imported the module from its folder, and the folder of the second
+contains one as well.
 """
 
 import hashlib
@@ -46,7 +47,10 @@ def load(text: str, data: Path | None) -> Task:
 
 
 def as_task(value: Any, data: Path | None, text: str) -> Task:
-    """Return `value` if it is a Task, else the result of calling it. `text` names the value in errors. Raises TaskError like `load`."""
+    """Return `value` if it is a Task, else the Task that it returns when called. `text` names `value` in errors.
+
+    Raises TaskError like `load`.
+    """
     task = value if isinstance(value, Task) else _call(value, data, text)
     if not isinstance(task, Task):
         raise TaskError(

@@ -30,8 +30,8 @@ MAX_MESSAGE_CHARS = 200  # characters of the allocator's message
 def describe(error: BaseException) -> str:
     """Return a sentence such as "my_task.py, line 12, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied".
 
-    The place is that of the innermost frame outside of fedcomp and installed packages. Without such a frame, the sentence names no place.
-    Only the first line of the error's message is included. If FEDCOMP_TRACEBACK is set, also print the traceback to standard error.
+    File, line and function are those of the innermost frame outside of fedcomp and installed packages, and are omitted if there is no such
+    frame. Of the error's message, only the first line is included. If FEDCOMP_TRACEBACK is set, also print the traceback to standard error.
     """
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
@@ -47,7 +47,7 @@ def describe(error: BaseException) -> str:
 
 
 def client_error(error: BaseException) -> FedcompError:
-    """Return the error of a client as a FedcompError. It has no traceback, whose frames would keep tensors in memory."""
+    """Return the error of a client as a FedcompError. A new error has no traceback, because its frames would keep tensors in memory."""
     if isinstance(error, FedcompError):
         return error
     return out_of_memory(error) or TaskError(describe(error))

@@ -3,8 +3,8 @@
     max(relu(x)) = relu(max(x)):  the maximum is computed first, since the ReLU then has fewer elements
     relu(max(conv(x))):           most outputs of the convolution have no gradient, and the backward pass skips them
 
-The first change leaves every bit of the result the same. The second is used for large convolutions (kernels/pooled.py) and sums gradients
-in another order.
+Computing the maximum first leaves every bit of the result the same. The shorter backward pass is used for large convolutions
+(kernels/pooled.py) and sums gradients in another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ LAYERS = [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
 
 
 class PooledConvolution(nn.Module):
-    """The function relu(maximum(convolution(x))) of two layers of a model."""
+    """A layer that computes relu(maximum(convolution(x))) with the convolution and max-pooling layers of a model."""
 
     def __init__(self, convolution: nn.Conv2d, maximum: nn.MaxPool2d):
         super().__init__()
@@ -75,7 +75,7 @@ class PooledConvolution(nn.Module):
 
 
 class _PooledFunction(torch.autograd.Function):
-    """The ReLU of the maxima of a convolution's outputs, and its gradient."""
+    """The forward and backward passes of relu(maximum(convolution(x)))."""
 
     @staticmethod
     def forward(
@@ -106,7 +106,7 @@ class _PooledFunction(torch.autograd.Function):
 
 
 def fused(model: nn.Module) -> nn.Module:
-    """Return an nn.Sequential with the layers of `model`, in which each sequence of convolution, ReLU and max-pooling is one layer.
+    """Return an nn.Sequential with the layers of `model`. A PooledConvolution replaces each sequence of convolution, ReLU, max-pooling.
 
     Return `model` itself if it is not an nn.Sequential, if it has no such sequence, or if a layer has hooks.
     """
@@ -129,7 +129,7 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def flat_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of nested nn.Sequentials."""
+    """Yield the layers of nested nn.Sequentials in order; any other module is one layer."""
     if type(model) is nn.Sequential:
         for layer in model:
             yield from flat_layers(layer)

@@ -13,11 +13,11 @@ MAX_KEPT_BYTES = 32 << 20  # larger allocations are always returned to the syste
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
-    """Let the C library keep freed memory instead of returning it to the system, which would map it again for the next step.
+    """Let the C library keep freed memory, so that the next step does not have to request it from the system again.
 
-    `threads`: the process trains in several threads, one at a time. The threads then share one arena, so that each can use memory that
-    another freed. `vector_bytes`: size of the run's vectors. Large vectors each get a memory mapping of their own, which is returned to the
-    system when the vector is freed. Otherwise small allocations between large vectors would fragment the heap.
+    `threads`: whether the process trains in several threads, one at a time. The threads then share one arena, so that each can use memory
+    that another freed. `vector_bytes`: size of the run's vectors. Each large vector gets a memory mapping of its own, which is returned to
+    the system when the vector is freed; otherwise small allocations between large vectors would fragment the heap.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -59,7 +59,7 @@ def parse_device(text: str) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return a device with the model of the GPU or the number of CPU threads, for a run's header."""
+    """Return a text for a run's header: the device, and the model of the GPU or the number of CPU threads."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
@@ -67,7 +67,7 @@ def describe(device: torch.device) -> str:
 
 
 def slow_precision_warning(precision: str, device: torch.device) -> str:
-    """Return a warning if the device has to emulate arithmetic of this precision, else ""."""
+    """Return a warning if the device lacks arithmetic of this precision and emulates it slowly, else ""."""
     if (
         precision == "bfloat16"
         and device.type == "cpu"

@@ -27,9 +27,9 @@ class Job(NamedTuple):
     """The local training of one client in a round."""
 
     round: int
-    client: int  # logical id, or the number of a data partition; random draws depend on it
+    client: int  # logical id, or the number of a data partition; a key of random draws
     batches: Sequence[np.ndarray]  # for each step, the positions of its examples in the data
-    buffers: dict[str, Tensor] | None = None  # buffers of the client after its last round
+    buffers: dict[str, Tensor] | None = None  # the client's buffers after its last round
     traces: Traces = NO_TRACES  # float32 [n], changed in place
     rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
     # State of the optimizer or the train_fn after the last round.
@@ -37,14 +37,14 @@ class Job(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """The results of a job besides its update."""
+    """The results of a job except its update."""
 
-    loss: float  # mean over the steps of the loss before each step
+    loss: float  # loss before each step, averaged over the steps
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed, or None
     # State of the optimizer or train_fn, if the client keeps it.
     state: dict[str, Any] | None = None
     metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned
-    examples: int | None = None  # number returned by the train_fn; None: all the client's examples
+    examples: int | None = None  # number from the train_fn; None: all examples of the client
 
 
 class LocalUpdate(NamedTuple):
@@ -55,7 +55,7 @@ class LocalUpdate(NamedTuple):
 
 
 class ClientEngine(ABC):
-    """Base class of engines that train one client at a time, all in the same model. Moves `model` to `device`."""
+    """Base class of engines that train one client at a time, each in the same model object. Moves `model` to `device`."""
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
         self.task, self.layout, self.device = task, layout, torch.device(device)
@@ -74,8 +74,8 @@ class ClientEngine(ABC):
     ) -> LocalUpdate:
         """Train a client from `start` (float32 [n]) on `data`, both on the engine's device.
 
-        The update is written into `out` (float32 [n]) if it is given. Buffers that the job does not give have their initial values. Random
-        draws of the model depend on the seed, the round and the client only. The states of torch's generators do not change.
+        The update is written into `out` (float32 [n]) if it is given. Buffers that `job.buffers` lacks start with their initial values.
+        Random draws of the model depend on the seed, the round and the client only. The states of torch's generators do not change.
         """
 
     def train(
@@ -109,7 +109,7 @@ class ClientEngine(ABC):
 
 
 class Engine(ABC):
-    """Base class of engines, which train clients on a device. Except for rounding, an update does not depend on other clients."""
+    """Base class of engines, which train clients on a device. Except for rounding, a client's update does not depend on other clients."""
 
     device: torch.device
 
@@ -160,8 +160,8 @@ def try_job(
 ) -> JobResult | Exception:
     """Train one job and write its update into `out` [n]. Return the exception if training fails.
 
-    If the user's code forks, an exception in the child process is raised and ends that process, which would otherwise continue as a second
-    copy of this one.
+    If the user's code forks, an exception in the child process is raised again, so that it ends the child process. Otherwise the child
+    process would continue as a second copy of this process.
     """
     process = os.getpid()
     try:
@@ -196,7 +196,7 @@ LossFunction = Callable[[Batch], Tensor]  # returns the mean loss of a batch
 
 
 class SGDSteps:
-    """Steps of SGD by `Descent`, which can also train a stack of clients."""
+    """The steps of one client with plain SGD, by `Descent`."""
 
     def __init__(self, descent: Descent):
         self.descent = descent
@@ -219,10 +219,11 @@ class SGDSteps:
 
 
 class OptimizerSteps:
-    """Steps of a torch optimizer: the task's own, or the optimizer of --optimizer.
+    """The steps of one client with a torch optimizer: the task's own, or that of --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
-    is the optimizer's state after the client's last round. Learning rates and other settings are always those of this round.
+    is the optimizer's state after the client's last round, without learning rates and other settings: these are always those of this
+    round.
     """
 
     def __init__(self, task: Task, descent: Descent, state: dict[str, Any] | None, n_steps: int):
@@ -296,7 +297,7 @@ class SerialEngine(ClientEngine):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Make parameters views of `weights`, except those that need a memory layout or a precision of their own."""
+        """Make parameters views of `weights`, except parameters that need another memory layout or precision."""
         separate = _with_own_layout(self.model, self.device, self.channels_last)
         # Parameters that are not views, each with its slice of `weights`. They are copied before and after training.
         self.copied: list[tuple[nn.Parameter, Tensor]] = []
@@ -320,8 +321,8 @@ class SerialEngine(ClientEngine):
     ) -> LocalUpdate:
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
-        A parameter that the loss does not depend on has a zero gradient. The weights of a tensor with lower precision than float32 are
-        rounded before the first step, and the update is the difference from the rounded weights.
+        A parameter on which the loss does not depend has a zero gradient. If a parameter has another precision than float32, its weights
+        are rounded to that precision before the first step, and the update is the difference from the rounded weights.
         """
         base = self._load(start, job.buffers)
         self.model.train()
@@ -390,7 +391,7 @@ class SerialEngine(ClientEngine):
 def _with_own_layout(
     model: nn.Module, device: torch.device, channels_last: bool
 ) -> set[nn.Parameter]:
-    """Return the parameters that need a memory layout of their own, for cuDNN or for the channels_last format."""
+    """Return the parameters that cannot be views of one vector, because cuDNN or the channels_last format needs another memory layout."""
     cudnn = (
         {p for m in model.modules() if isinstance(m, nn.RNNBase) for p in m.parameters()}
         if device.type == "cuda"

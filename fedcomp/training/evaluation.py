@@ -42,8 +42,8 @@ def evaluate(
     Writes the weights into `model`, moves the model to `device` and leaves it in eval mode. The model's buffers do not change. A forward
     pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last
     format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an `evaluate_fn`,
-    only this function is called. `lenient`: the value of a metric that raises an exception is NaN, for example of a metric that needs
-    examples of every class.
+    only this function is called. `lenient`: if a metric raises an exception, for example because it needs examples of every class, its
+    value is NaN.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)
@@ -62,7 +62,8 @@ def evaluate(
     except RuntimeError as error:
         if not images or NOT_CONTIGUOUS not in str(error):
             raise
-        set_memory_format(model, channels_last=False)  # the forward pass needs it for a `view`
+        # A `view` in the forward pass needs contiguous activations.
+        set_memory_format(model, channels_last=False)
         return _evaluate_batches(task, model, data, batch_size or default, rows, lenient)
 
 

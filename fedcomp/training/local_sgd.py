@@ -8,10 +8,10 @@ efficient momentum SGD. ICML 2019.
 
 L_B is the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. ρ is `proximal`, the weight of the proximal term
 of FedProx, which keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous
-networks. MLSys 2020. c is a correction that some strategies give, else 0.
+networks. MLSys 2020. c is the gradient correction of strategies such as SCAFFOLD, else 0.
 
-With `keep_momentum`, a client keeps u between rounds. At coordinates whose update was sent and accepted, u starts from zero: the momentum
-masking of Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
+With `keep_momentum`, a client keeps u between rounds, except at coordinates whose update was sent and accepted: there u starts from zero.
+This is the momentum masking of Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math
@@ -37,7 +37,7 @@ Tensors = list[Tensor] | tuple[Tensor, ...]  # as the functions torch._foreach_*
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """The options of local training. Momentum and weight decay are those of torch.optim.SGD, clipping that of clip_grad_norm_."""
+    """The options of local training. Momentum and weight decay work as in torch.optim.SGD, clipping as in torch's clip_grad_norm_."""
 
     steps: int = 5
     epochs: int = 0  # passes over the client's data, instead of steps; 0 = off
@@ -89,7 +89,7 @@ class LocalSGD:
 
     @property
     def uses_descend(self) -> bool:
-        """Whether steps are those of `Descent`, which can also train a stack of clients."""
+        """Whether `Descent` takes the steps; else a torch optimizer does. `Descent` can also train a stack of clients."""
         return (
             read_optimizer(self.optimizer).is_plain_sgd
             and self.accumulate == 1
@@ -98,10 +98,11 @@ class LocalSGD:
         )
 
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
-        """Return these options with an assignment's changes for a round.
+        """Return these options with the changes that the server assigned for a round.
 
-        `lr` is a multiple of the learning rate. `steps` and `batch_size` of 0 change nothing. Any other `steps` also replaces `epochs`.
-        Raises ProtocolError unless the multiple is positive and finite, or if a value exceeds the limits of a run.
+        `lr` is a multiple of the learning rate. If `steps` or `batch_size` is 0, that option does not change. If `steps` is not 0, it
+        replaces both `steps` and `epochs`. Raises ProtocolError if the multiple is not positive and finite, or if a value exceeds the
+        limits of a run.
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
@@ -126,7 +127,7 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class Traces:
-    """Vectors that steps update or use besides the weights: float32 [n], or [m, n] for a stack of m clients. Updated in place."""
+    """The vectors besides the weights that local steps use or update in place: float32 [n], or [m, n] for a stack of m clients."""
 
     momentum: Tensor | None = None  # momentum before the first step, then after the last step
     moments: tuple[Tensor, Tensor] | None = None  # sums of clipped gradients, and of their squares
@@ -178,7 +179,7 @@ class Traces:
         return Traces(momentum, moments, correction)
 
     def copy_from(self, source: "Traces") -> None:
-        """Copy momentum and moments, which training updates, from other traces, which may be on another device."""
+        """Copy the momentum and the moments of `source`, which may be on another device. Training does not change corrections."""
         for own, new in zip(self._updated(), source._updated(), strict=True):
             if own is not new:
                 own.copy_(new)
@@ -192,7 +193,7 @@ NO_TRACES = Traces()
 
 
 class Descent:
-    """Steps of SGD, in place, on the weights of one client, or of a stack of clients.
+    """Steps of SGD that change the weights of one client, or of a stack of clients, in place.
 
     `weights`: a tensor for each entry of the layout, in the model's precision. In a stack, the first axis is that of the clients. `base`
     [n]: the weights before the first step.
@@ -215,7 +216,7 @@ class Descent:
 
     @torch.no_grad()  # in torch 2.4, weights require gradients under vmap
     def step(self, gradients: Tensors) -> None:
-        """Take a step with clipped gradients."""
+        """Take a step with gradients that are already clipped."""
         gradients = self.adjusted(gradients, self.sgd.weight_decay)
         if self.sgd.momentum and self.momenta is not None:
             gradients = torch._foreach_add(gradients, self.momenta, alpha=self.sgd.momentum)
@@ -224,7 +225,7 @@ class Descent:
             self.momenta = gradients
 
     def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
-        """Add clipped gradients to the moments. Return the gradients plus correction, weight decay and proximal term."""
+        """Add clipped gradients to the moments. Return these gradients plus correction, weight decay and proximal term."""
         if self.traces.moments is not None:
             sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
             for total, square, gradient in zip(sums, squares, gradients, strict=True):
@@ -265,7 +266,7 @@ def plan_all_batches(
     seed: int,
     rounds_and_clients: Sequence[tuple[int, int]],
 ) -> list[list[np.ndarray]]:
-    """Return the result of `plan_batches` for each client. Faster than one call per client."""
+    """Return the result of `plan_batches` for each client, faster than by one call per client."""
     plans = []
     generators = seeds.generators(seed, "batches", rounds_and_clients)
     for shard, generator, (_, client) in zip(shards, generators, rounds_and_clients, strict=True):

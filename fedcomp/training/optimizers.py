@@ -13,7 +13,11 @@ from .local_sgd import LocalSGD
 
 
 def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> Optimizer:
-    """Return the task's own optimizer, its learning rate times the server's multiple of this round, or the optimizer of --optimizer."""
+    """Return the task's own optimizer if it has one, else the optimizer of --optimizer.
+
+    The learning rate of the task's optimizer is multiplied by the server's factor for this round, `sgd.lr_multiple`. `sgd.lr` already
+    contains this factor.
+    """
     if task.optimizer is None:
         chosen = read_optimizer(sgd.optimizer)
         return chosen.make(parameters, sgd.lr, sgd.momentum, sgd.weight_decay)

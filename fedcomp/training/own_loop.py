@@ -25,8 +25,8 @@ from .local_sgd import LocalSGD
 class LocalRound:
     """The round, options and state that a client's `train_fn` receives.
 
-    `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the schedules of the server applied. A loop may
-    ignore them. `state` is kept from one round of the client to the next. It may hold tensors, numbers, strings, and lists and dicts of
+    `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the schedules of the server applied. A `train_fn` may
+    ignore them. `state` is kept from one round of the client to the next. It may contain tensors, numbers, strings, and lists and dicts of
     these, such as the `state_dict()` of an optimizer.
     """
 
@@ -38,7 +38,7 @@ class LocalRound:
     batch_size: int
     precision: str
     device: torch.device
-    seed: int  # seed of this client in this round, with which torch's global generators are seeded
+    seed: int  # seed of torch's global generators for this client in this round
     state: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -69,7 +69,7 @@ class LocalRound:
 class OwnLoopEngine(ClientEngine):
     """An engine that trains one client at a time by the task's `train_fn`.
 
-    If `train_fn` freezes, converts or replaces parameters, they are restored for the next client.
+    If `train_fn` freezes, converts or replaces parameters, the engine restores them for the next client.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -99,8 +99,8 @@ class OwnLoopEngine(ClientEngine):
     ) -> LocalUpdate:
         """Train by the task's `train_fn` on the rows of the job; see `ClientEngine.train_job`.
 
-        The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if it
-        leaves values in its state that cannot be stored.
+        The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if its
+        state contains values that cannot be stored.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
@@ -128,7 +128,7 @@ class OwnLoopEngine(ClientEngine):
 
 
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
-    """Convert the result of a task's function to name → float. Raises TaskError unless the result is a dict of numbers with a loss."""
+    """Convert the dict that a task's function returned to name → float. Raises TaskError for other values and for a dict without "loss"."""
     if not isinstance(returned, Mapping) or "loss" not in returned:
         description = (
             f"a dict with the keys [{', '.join(map(str, returned))}]"

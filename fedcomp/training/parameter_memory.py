@@ -11,7 +11,7 @@ Freed = list[tuple[torch.UntypedStorage, int]]  # storages, and their sizes in b
 
 
 def free_parameters(model: nn.Module) -> Freed:
-    """Free the large trainable parameters on the CPU. Their values are lost, and the model must not be used before `allocate`.
+    """Free the large trainable parameters of a model on the CPU. Their values are lost. Call `allocate` before the model is used again.
 
     Storages that also hold other values, or that torch has not allocated, are not freed.
     """
@@ -30,6 +30,6 @@ def free_parameters(model: nn.Module) -> Freed:
 
 
 def allocate(freed: Freed) -> None:
-    """Allocate the storages that `free_parameters` freed. Their values are undefined."""
+    """Allocate the storages that `free_parameters` freed. Their values are undefined until they are written."""
     for storage, size in freed:
         storage.resize_(size)

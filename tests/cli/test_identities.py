@@ -94,10 +94,11 @@ def test_errors_name_missing_options(monkeypatch, given, error, sentence):
 
 def test_a_folder_with_too_few_or_duplicate_enrolments_is_refused(keys, tmp_path):
     with pytest.raises(
-        UserError, match="holds 3 enrolments, ID.toml; copy 4 there, or give a lower --count"
+        UserError,
+        match=r"holds 3 enrolment files \(ID.toml\); copy 4 there, or give a lower --count",
     ):
         of(enrolment=keys, partition_id=0, count=4)
-    with pytest.raises(UserError, match="holds 0 enrolments"):
+    with pytest.raises(UserError, match="holds 0 enrolment files"):
         of(enrolment=tmp_path, partition_id=0)
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text((keys / "0.toml").read_text())

@@ -278,7 +278,7 @@ def test_a_vector_without_elements(name):
         ("residual@layer", "a memory has no scope"),
         (
             "none+residual",
-            "a memory has no scope and no second part; name one memory",
+            "a memory has no scope and no second part; leave out '@' and '+', and name one memory",
         ),
     ],
 )

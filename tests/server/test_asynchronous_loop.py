@@ -28,7 +28,7 @@ def asynchronous(**options) -> partial:
 def virtual(
     rules: StrategyConfig = HALF, kind: type = Federation, at_once: int = 4, **options
 ) -> Federation:
-    """A federation in virtual time."""
+    """Return a federation with an asynchronous strategy in virtual time."""
     federation = kind(rules, clients=CLIENTS, strategy=asynchronous(**options), at_once=at_once)
     federation.loop.work_s = random_work_s(rules.seed)
     return federation
@@ -38,7 +38,7 @@ def run(federation: Federation, rounds: int, first: int = 1) -> list:
     return list(federation.loop.rounds(range(first, first + rounds)))
 
 
-def test_a_server_that_waits_for_all_is_the_average():
+def test_waiting_for_all_clients_is_equivalent_to_the_strategy_average():
     average = Federation(HALF, clients=CLIENTS)
     waits = virtual(wait=1.0)
     for mine, other in zip(run(average, 6), run(waits, 6), strict=True):
@@ -80,7 +80,7 @@ def test_a_client_that_is_training_gets_no_new_assignment():
         asked.clear()
 
 
-def test_a_late_update_has_less_weight_and_the_others_do_not_gain_it():
+def test_a_late_update_has_less_weight_and_other_updates_do_not_have_more():
     rules = replace(
         HALF, uplink="identity", downlink="identity", memory="none", downlink_memory="none"
     )
@@ -107,7 +107,7 @@ def test_without_decay_all_updates_have_the_same_weight():
     assert federation.strategy.discount(AcceptedUpdate(0, None, 1, 0.0, "", staleness=3)) == 1.0
 
 
-def test_a_client_that_is_too_late_is_given_up_and_keeps_its_update():
+def test_a_client_that_is_too_late_is_rejected_and_keeps_its_update():
     federation = virtual(wait=0.0, staleness=3)
     accounts = Accounts(federation)
     given_up = 0
@@ -156,7 +156,7 @@ def test_results_do_not_depend_on_the_order_in_which_clients_are_simulated():
     assert same_bits(together.loop.broadcasts.weights, one_by_one.loop.broadcasts.weights)
 
 
-def test_some_clients_are_always_slow_and_all_are_sometimes():
+def test_some_clients_are_slow_in_all_rounds_and_every_client_varies():
     seconds = random_work_s(1)
     times = torch.tensor(
         [[seconds(round, client) for round in range(200)] for client in range(20)],
@@ -174,7 +174,7 @@ def test_some_clients_are_always_slow_and_all_are_sometimes():
 
 
 @pytest.mark.parametrize("slow", [30, None])
-def test_a_slow_client_delays_no_round_and_is_given_up_in_the_end(slow):
+def test_a_slow_client_delays_no_round_and_is_finally_rejected(slow):
     federation = Federation(
         replace(HALF, participation=1.0), clients=4, strategy=asynchronous(wait=0.5, staleness=5)
     )
@@ -196,7 +196,7 @@ def test_a_slow_client_delays_no_round_and_is_given_up_in_the_end(slow):
     accounts.settle_and_check()
     if slow is None:
         transport.takes[1] = (
-            0  # it is there again, and is asked with the news that nothing of it was taken
+            0  # the client is back; its assignment says that no proposal of it was accepted
         )
         more = run(federation, 8, 15)
         assert any(a.client == 1 for outcome in more for a in outcome.accepted)
@@ -239,7 +239,7 @@ def test_a_client_that_lost_its_state_gets_the_current_model():
     assert sum(o.traffic.downlink.get(lost, 0) for o in outcomes) > 4 * federation.layout.numel
 
 
-def test_a_phase_that_takes_too_long_ends_with_the_answers_so_far():
+def test_a_phase_ends_at_the_time_limit_with_the_answers_so_far():
     federation = Federation(
         replace(HALF, participation=1.0, timeout_s=0.01), clients=4, strategy=asynchronous(wait=1.0)
     )

@@ -1,4 +1,4 @@
-"""The clients that a round awaits and draws: a client that does not answer costs a run one deadline, and returns with its next answer."""
+"""The clients that a round waits for and draws: a silent client costs a run one deadline, and is drawn again after its next answer."""
 
 import math
 
@@ -23,13 +23,13 @@ def begun():
     return availability
 
 
-def test_a_run_begins_with_all_its_clients_however_long_that_takes():
+def test_the_first_round_of_a_new_run_waits_for_all_clients_without_limit():
     first = Quota.first(WITH_DEADLINE, resumed=False)
     assert Availability().cohort_of(here(0, 1, 2), first, 1e9) is None
     assert Availability().cohort_of(here(0, 1, 2, 3), first, 0.0) == here(0, 1, 2, 3)
 
 
-def test_a_resumed_run_with_a_deadline_does_not_wait_for_ever():
+def test_the_first_round_of_a_resumed_run_with_a_deadline_has_a_time_limit():
     first = Quota.first(WITH_DEADLINE, resumed=True)
     assert Availability().cohort_of(here(0, 1), first, 29.0) is None
     assert Availability().cohort_of(here(0, 1), first, 30.0) == here(0, 1)
@@ -39,7 +39,7 @@ def test_a_resumed_run_with_a_deadline_does_not_wait_for_ever():
 
 
 @for_each("quorum, wanted", [(1.0, 10), (0.75, 8), (0.01, 1)])
-def test_without_a_deadline_a_round_needs_as_many_as_may_close_it(quorum, wanted):
+def test_without_a_deadline_a_round_needs_the_quorum_of_a_cohort(quorum, wanted):
     quota = Quota.later(RunConfig(clients=40, quorum=quorum), 10)
     assert Availability().cohort_of(here(*range(wanted - 1)), quota, 1e9) is None
     assert Availability().cohort_of(here(*range(wanted)), quota, 0.0) == here(*range(wanted))
@@ -54,13 +54,13 @@ def test_without_a_deadline_a_round_needs_as_many_as_may_close_it(quorum, wanted
         ({"participation": 0.9}, True),
     ],
 )
-def test_a_round_waits_without_limit_for_a_lost_client_if_every_round_needs_all(options, limited):
+def test_a_round_waits_without_limit_for_a_lost_client_if_it_needs_all_clients(options, limited):
     config = RunConfig(clients=10, **{"participation": 1.0} | options)
     later = Quota.later(config, cohort_size(config.participation, config.clients))
     assert later.grace_s(10) == (GRACE_S if limited else math.inf)
 
 
-def test_a_silent_client_is_neither_drawn_nor_awaited_until_it_answers():
+def test_a_silent_client_is_neither_drawn_nor_waited_for_until_it_answers():
     availability = begun()
     availability.mark_silent([2])
     for _ in range(3):
@@ -70,29 +70,30 @@ def test_a_silent_client_is_neither_drawn_nor_awaited_until_it_answers():
     assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
 
 
-def test_a_client_that_left_is_waited_for_once():
+def test_a_round_waits_once_for_a_client_that_left():
     availability = begun()
     assert availability.cohort_of(here(0, 1, 3), LATER, 29.0) is None
     assert availability.cohort_of(here(0, 1, 3), LATER, 30.0) == here(0, 1, 3)
     assert availability.cohort_of(here(0, 1, 3), LATER, 0.0) == here(0, 1, 3)
     assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(0, 1, 2, 3)
-    assert availability.cohort_of(here(0, 1, 3), LATER, 0.0) is None  # it came back, and left again
+    # Client 2 came back, and has left again.
+    assert availability.cohort_of(here(0, 1, 3), LATER, 0.0) is None
 
 
-def test_when_all_are_silent_they_are_asked_again_after_a_deadline_and_no_sooner():
+def test_if_all_clients_are_silent_they_are_drawn_again_after_a_deadline():
     availability = begun()
     availability.mark_silent(range(4))
     assert availability.cohort_of(here(0, 1, 2, 3), LATER, 29.0) is None
     assert availability.cohort_of(here(0, 1, 2, 3), LATER, 30.0) == here(0, 1, 2, 3)
     assert availability.cohort_of(here(), LATER, 1e9) is None
     availability.mark_responsive(1)
-    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) is None  # one client is no round
+    assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) is None  # a round needs two clients
     availability.mark_responsive(3)
     assert availability.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(1, 3)
 
 
 @for_each("quorum, fewest", [(1.0, 2), (0.6, 3), (0.1, 2)])
-def test_a_round_is_never_of_fewer_than_the_quorum_of_a_whole_cohort_nor_of_one(quorum, fewest):
+def test_with_a_deadline_a_round_needs_two_clients_or_a_larger_quorum_below_1(quorum, fewest):
     later = Quota.later(RunConfig(clients=4, participation=1.0, deadline=30.0, quorum=quorum), 4)
     availability = Availability()
     assert availability.cohort_of(here(0, 1, 2, 3), later, 0.0) == here(0, 1, 2, 3)
@@ -102,18 +103,18 @@ def test_a_round_is_never_of_fewer_than_the_quorum_of_a_whole_cohort_nor_of_one(
     assert availability.cohort_of(here(*range(fewest - 1)), later, 1e9) is None
 
 
-def test_a_run_of_one_client_has_rounds_of_one():
+def test_a_run_with_one_client_has_rounds_with_one_client():
     assert Quota.later(RunConfig(clients=1, deadline=30.0), 1).min_clients == 1
 
 
-def test_silent_clients_are_drawn_where_there_is_no_deadline_and_others_are_too_few():
+def test_without_a_deadline_silent_clients_are_drawn_if_others_are_too_few():
     availability, quota = Availability(), Quota(3, 3)
     availability.mark_silent([0])
     assert availability.cohort_of(here(0, 1, 2), quota, 0.0) == here(0, 1, 2)
     assert availability.cohort_of(here(0, 1, 2, 3), quota, 0.0) == here(1, 2, 3)
 
 
-def test_a_strategy_that_has_no_use_for_fewer_waits_for_more():
+def test_a_strategy_may_raise_the_number_of_clients_that_a_round_needs():
     assert Quota(4, 1, 2.0).at_least(3) == Quota(4, 3, 2.0) and Quota(4, 4).at_least(1) == Quota(
         4, 4
     )

@@ -1,4 +1,4 @@
-"""Errors before the first round: nothing is written."""
+"""Errors of a deployment before the first round, which write no files, and a warning about missing keys."""
 
 import socket
 from dataclasses import replace
@@ -27,7 +27,7 @@ def test_a_port_in_use_is_an_error_before_anything_is_written(tmp_path, taken):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_port_is_not_for_two_things(tmp_path):
+def test_port_and_metrics_port_must_differ(tmp_path):
     with pytest.raises(UserError, match="--metrics-port and --port are both 18999"):
         Deployment(
             replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999),

@@ -1,4 +1,4 @@
-"""A client that missed rounds downloads the cheapest form and ends with the weights of the server, bit for bit."""
+"""A client that missed rounds downloads the cheapest form, and then has bit-identical weights to the server's."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def broadcasts(spec: str, cache_bytes: int = 4 * NUMEL) -> Broadcasts:
 
 
 def advance(b: Broadcasts, rounds: int, spread: int = NUMEL) -> list[torch.Tensor]:
-    """Publish updates in the first `spread` coordinates; the weights after each."""
+    """Publish updates of the first `spread` coordinates. Return the weights after each update."""
     weights = []
     for round in range(rounds):
         update = torch.zeros(NUMEL)
@@ -59,7 +59,7 @@ def test_weights_are_bit_identical_after_any_absence(spec, missed):
 
 
 def test_weights_that_decay_are_bit_identical_after_an_absence():
-    """Every coordinate changes, also those that no broadcast touches."""
+    """Decay changes every coordinate, also those that no broadcast contains."""
     b = broadcasts("topk:density=1%", cache_bytes=10**6)
     away = replica(b)
     for factor in (1.0, 0.5, *[1.0] * 8):
@@ -68,7 +68,7 @@ def test_weights_that_decay_are_bit_identical_after_an_absence():
     assert torch.equal(away.weights, b.weights)
 
 
-def test_few_missed_frames_are_sent_as_they_were():
+def test_a_few_missed_frames_are_sent_unchanged():
     b = broadcasts("stc:density=1%")
     advance(b, 3)
     download = b.download(b.first)
@@ -76,7 +76,7 @@ def test_few_missed_frames_are_sent_as_they_were():
     assert download.frames == [entry.frame for entry in b.cache]
 
 
-def test_many_frames_at_the_same_places_are_overwritten_at_once():
+def test_many_frames_with_the_same_coordinates_are_sent_as_one_overwrite():
     b = broadcasts("topk:density=1%")
     advance(b, 12, spread=20)
     download = b.download(b.first)
@@ -84,7 +84,7 @@ def test_many_frames_at_the_same_places_are_overwritten_at_once():
     assert download.bytes < sum(len(entry.frame) for entry in b.cache)
 
 
-def test_the_dense_model_is_sent_when_it_is_cheapest():
+def test_the_dense_model_is_sent_if_it_is_cheapest():
     b = broadcasts("identity", cache_bytes=10**6)
     advance(b, 2)
     assert b.download(b.first).form == DENSE
@@ -102,7 +102,7 @@ def test_the_cheapest_of_the_three_forms_is_chosen():
         assert b.download(b.first).bytes <= min(frames, b.dense().bytes)
 
 
-def test_past_the_cache_the_dense_model_is_sent():
+def test_a_client_older_than_the_cache_gets_the_dense_model():
     b = broadcasts("stc:density=1%", cache_bytes=60)
     advance(b, 5)
     assert len(b.cache) < 5
@@ -128,7 +128,7 @@ def test_downloads_do_not_depend_on_earlier_requests(spec, spread):
     assert forms == {FRAMES, OVERWRITE} or spec != "topk:density=1%"
 
 
-def test_a_broadcast_is_opened_once_in_a_round_however_many_clients_missed_it(monkeypatch):
+def test_a_broadcast_is_decoded_only_once_in_a_round(monkeypatch):
     b = broadcasts("topk:density=1%", cache_bytes=1000)
     advance(b, 12, spread=20)
     opened, open = [], type(b.codec).open
@@ -142,7 +142,7 @@ def test_a_broadcast_is_opened_once_in_a_round_however_many_clients_missed_it(mo
     assert sorted(opened) == sorted(entry.frame for entry in b.cache)
 
 
-def test_who_is_up_to_date_downloads_nothing():
+def test_a_client_that_is_up_to_date_downloads_nothing():
     b = broadcasts("stc")
     advance(b, 2)
     assert (b.download(b.version).form, b.download(b.version).bytes) == (UP_TO_DATE, 0)
@@ -158,7 +158,7 @@ def test_versions_are_a_chain_over_the_initial_weights_and_every_broadcast():
     assert b.version == version
 
 
-def test_the_server_memory_keeps_what_a_broadcast_leaves_out():
+def test_the_downlink_memory_keeps_the_part_that_a_broadcast_omits():
     b = broadcasts("stc:density=1%")
     start, total = b.weights.clone(), torch.zeros(NUMEL)
     for round in range(5):
@@ -179,7 +179,7 @@ def test_a_download_from_an_older_version_is_correct():
         assert torch.equal(copy.weights, b.weights)
 
 
-def test_a_copy_that_the_download_does_not_pass_asks_for_the_dense_model():
+def test_a_client_whose_version_is_not_in_the_download_asks_for_the_dense_model():
     b = broadcasts("stc:density=1%")
     advance(b, 1)
     later = b.version
@@ -194,10 +194,10 @@ def test_a_copy_that_the_download_does_not_pass_asks_for_the_dense_model():
     assert torch.equal(copy.weights, b.weights)
 
 
-def test_a_wrong_fingerprint_is_noticed_and_mended_by_the_dense_model():
+def test_a_wrong_fingerprint_is_detected_and_the_dense_model_repairs_the_weights():
     b = broadcasts("stc:density=1%")
     copy = replica(b)
-    copy.weights[3] += 1  # a bit of memory that went bad
+    copy.weights[3] += 1  # an error of the client's memory
     advance(b, 1)
     with pytest.raises(NeedDense, match="fingerprint"):
         copy.move(assignment(b, b.first))

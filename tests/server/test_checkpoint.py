@@ -47,7 +47,7 @@ def full(*arguments):
 
 
 @pytest.mark.parametrize("numel", [0, *SIZES])
-def test_vectors_values_and_broadcasts_come_back(store, numel):
+def test_vectors_values_and_broadcasts_can_be_read_after_a_restart(store, numel):
     vector = torch.randn(numel)
     cache = [
         Broadcast(round, f"v{round - 1}", f"v{round}", bytes([round]) * (4 * numel + round))
@@ -64,7 +64,7 @@ def test_vectors_values_and_broadcasts_come_back(store, numel):
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_replaced_and_removed_entries_use_no_disk_space(store, numel):
+def test_replaced_and_removed_entries_leave_no_files(store, numel):
     for round in range(20):
         broadcast = Broadcast(round, f"{round}", f"{round + 1}", bytes(4 * numel))
         store.save({"a": row(round, numel)}, {"b": bytes(4 * numel)}, [broadcast], oldest=round)
@@ -74,7 +74,7 @@ def test_replaced_and_removed_entries_use_no_disk_space(store, numel):
     assert len(files(store)) == (numel == SIZES[1])
 
 
-def test_vectors_that_did_not_change_are_not_written_again(store):
+def test_unchanged_vectors_are_not_written_again(store):
     store.save({"a": row(1.0, SIZES[1]), "b": row(2.0, SIZES[1])}, {})
     before = files(store)
     store.save({"b": row(3.0, SIZES[1])}, {})
@@ -97,7 +97,7 @@ def test_a_save_that_fails_leaves_the_previous_checkpoint(tmp_path, monkeypatch,
 
 
 def test_a_copy_made_at_any_moment_of_a_save_holds_the_old_state_or_the_new(tmp_path, monkeypatch):
-    """A copy is the folder after a kill or a power failure at that step of the save."""
+    """A copy of the folder at a step of the save is its state after a kill or a power failure at this step."""
     store, copies = Checkpoint(tmp_path / "store"), []
     store.save({"a": row(1.0, SIZES[1])}, {"round": b"1"}, [Broadcast(1, "x", "y", b"1")])
 
@@ -136,7 +136,7 @@ def test_staged_entries_are_read_at_once_and_lost_after_a_kill(store, numel):
 
 
 @pytest.mark.parametrize("numel", SIZES)
-def test_staged_vectors_leave_memory(store, numel):
+def test_staged_vectors_are_freed_from_memory(store, numel):
     vector = row(1.0, numel)
     freed = weakref.ref(vector)
     store.stage({"a": vector}, {})
@@ -151,7 +151,7 @@ def test_the_next_save_makes_staged_entries_part_of_the_checkpoint(store, numel,
     store.save({"a": row(1.0, numel)}, {})
     store.stage({"a": row(2.0, numel), "b": row(3.0, numel)}, {"client/a": b"2"})
     store.stage({"a": row(4.0, numel)}, {"client/a": b"4"})
-    assert store.vector("a")[0] == 4.0  # it is written
+    assert store.vector("a")[0] == 4.0  # waits until the staged entries are written
     with monkeypatch.context() as patched:
         patched.setattr(module, "save_file", full)  # nothing large is written again
         store.save({"weights": row(5.0)}, {"run": b"{}"})
@@ -170,7 +170,7 @@ def test_a_saved_entry_replaces_a_staged_one(store, numel):
     assert store.value("client/a") == b"2" and store.value("client/b") == b"1"
 
 
-def test_after_a_full_disk_while_staging_the_checkpoint_is_the_previous_one(store, monkeypatch):
+def test_a_full_disk_while_staging_leaves_the_previous_checkpoint(store, monkeypatch):
     numel = SIZES[1]
     store.save({"a": row(1.0, numel)}, {"client/a": b"1"})
     with monkeypatch.context() as patched:
@@ -187,7 +187,7 @@ def test_after_a_full_disk_while_staging_the_checkpoint_is_the_previous_one(stor
     assert store.vector("a")[0] == 1.0 and store.value("client/a") == b"1"
 
 
-def test_vectors_are_read_while_others_are_written(store):
+def test_vectors_can_be_read_while_others_are_written(store):
     """A simulation prefetches clients in a thread."""
     numel, wrong, over = SIZES[1], [], threading.Event()
     store.save({f"{i}": row(i, numel) for i in range(4)}, {})

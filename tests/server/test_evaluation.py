@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def digits() -> tuple[Data, Data]:
-    """Unscaled digits of scikit-learn for training, and others for testing, sorted by class."""
+    """Return digits of scikit-learn, not scaled: training data, and test data that is sorted by class."""
     datasets = pytest.importorskip("sklearn.datasets")
     pixels, labels = datasets.load_digits(return_X_y=True)
     first, rest = np.arange(400), np.arange(400, len(labels))
@@ -74,8 +74,8 @@ def test_an_exported_model_with_batchnorm_scores_what_the_run_reported(tmp_path)
 
 
 @pytest.mark.slow
-def test_metrics_are_those_of_the_whole_test_set(tmp_path):
-    """In a test set that is sorted by class, no batch has the score of the whole."""
+def test_metrics_are_computed_on_the_whole_test_set(tmp_path):
+    """The test set is sorted by class, so that the metrics of a batch differ from those of the whole set."""
     scores = pytest.importorskip("sklearn.metrics")
     train, test = digits()
 
@@ -108,8 +108,8 @@ def test_metrics_are_those_of_the_whole_test_set(tmp_path):
     ],
     ids=["batch", "instance"],
 )
-def test_running_statistics_are_averages_over_the_training_examples(normalization):
-    """The module stands twice in the model, is used in both places, and dropout is off."""
+def test_running_statistics_are_averages_over_training_examples(normalization):
+    """A module that occurs twice in the model averages the inputs of both places. Dropout is off."""
     inputs = 5 + 3 * torch.randn(500, 3, 4)
 
     def make():
@@ -128,7 +128,7 @@ def test_running_statistics_are_averages_over_the_training_examples(normalizatio
 
 
 class Unusual(nn.Module):
-    """Buffers of every kind, frozen and tied parameters, and a BatchNorm layer that stays in eval mode."""
+    """A model with buffers of every kind, frozen and tied parameters, and a BatchNorm layer that stays in eval mode."""
 
     def __init__(self):
         super().__init__()
@@ -163,8 +163,8 @@ def test_other_buffers_are_exported_with_their_initial_values(tmp_path):
     assert len(made.warnings) == 1 and "buffers of the model (passes)" in made.warnings[0]
 
 
-def test_an_accuracy_that_is_not_a_number_does_not_end_the_run():
-    """A model that diverged may have none; a share outside of 0 to 1 is a mistake of the task."""
+def test_an_accuracy_may_be_nan_but_not_above_1():
+    """The accuracy of a diverged model may be NaN; an accuracy outside of 0 to 1 is an error of the task."""
     data = Data(torch.randn(20, 3), torch.arange(20) % 2)
     for value in (math.nan, 1.5):
         made, weights = evaluator(
@@ -191,7 +191,7 @@ def test_an_evaluate_fn_gets_the_statistics_that_are_exported():
     assert made.export(weights)["0.running_mean"].sum().item() == found
 
 
-def test_initial_statistics_are_warned_about_if_the_forward_pass_fails():
+def test_there_is_a_warning_about_initial_statistics_if_the_forward_pass_fails():
     class Parts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -216,7 +216,7 @@ def test_a_model_without_buffers_is_exported_as_its_trained_parameters():
     assert not made.calibrates and not made.warnings
 
 
-def test_without_training_data_the_test_inputs_are_used_with_a_warning():
+def test_without_training_data_the_statistics_are_those_of_the_test_inputs():
     test = Data(3 + torch.randn(50, 4), torch.arange(50) % 2)
     made, weights = evaluator(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), None, test)
     exported = made.export(weights)
@@ -224,7 +224,7 @@ def test_without_training_data_the_test_inputs_are_used_with_a_warning():
     assert made.warnings == [NO_TRAINING_DATA]
 
 
-def test_a_metric_that_fails_on_two_examples_is_tried_on_all():
+def test_a_metric_that_fails_on_two_examples_is_checked_on_all():
     def needs_both_classes(outputs, targets):
         if len(targets.unique()) < 2:
             raise ValueError("only one class is present")

@@ -12,7 +12,7 @@ from fedcomp.server import transport as clocks
 
 
 class Clock:
-    """Stands still but for `now += seconds`."""
+    """A clock whose time changes only by `now += seconds` and `sleep`."""
 
     now = 100.0
 
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 
 def slowly(federation, clock, takes):
-    """Its clients work one after the other, each for so many seconds."""
+    """Let the clients of a federation work one after the other, each for `takes(client)` seconds."""
     handle, federation.at_once = federation.handle, 1
 
     def working(assignments):
@@ -40,14 +40,14 @@ def slowly(federation, clock, takes):
     federation.handle = working
 
 
-def test_an_answer_takes_from_question_to_answer(clock):
+def test_latency_is_the_time_from_assignment_to_answer(clock):
     federation = Federation(replace(HALF, participation=1.0), clients=3)
     slowly(federation, clock, lambda client: 2.0**client)
     for outcome in run(federation, 3):
         assert outcome.traffic.seconds == {0: 1.0, 1: 3.0, 2: 7.0}
 
 
-def test_who_needs_the_model_first_takes_for_both_answers_and_how_far_behind_it_was_is_not_known(
+def test_if_a_client_needs_the_dense_model_latency_covers_both_answers_and_its_version_is_unknown(
     clock,
 ):
     federation = Federation(replace(HALF, participation=1.0), clients=2)
@@ -62,10 +62,10 @@ def test_who_needs_the_model_first_takes_for_both_answers_and_how_far_behind_it_
     assert outcome.traffic.seconds == {
         0: 1.0 + 2.0,
         1: 2.0,
-    }  # asked again at 1 s, answered after client 1
+    }  # client 0 gets the dense model at 1 s, and answers after client 1
 
 
-def test_a_client_is_behind_by_the_versions_that_it_has_missed():
+def test_versions_behind_is_the_number_of_versions_that_a_client_missed():
     federation = Federation(HALF, clients=10)
     versions, seen = [federation.loop.broadcasts.first], set()
     for round in range(1, 13):
@@ -80,7 +80,7 @@ def test_a_client_is_behind_by_the_versions_that_it_has_missed():
     assert {0, 1, 2, 3} <= seen
 
 
-def test_how_old_a_version_is_is_known_for_those_in_the_cache_after_a_restart():
+def test_after_a_restart_versions_behind_is_known_for_versions_in_the_cache():
     b = broadcasts("stc:density=1%")
     advance(b, 8)
     b.cache.popleft()
@@ -96,14 +96,14 @@ def test_how_old_a_version_is_is_known_for_those_in_the_cache_after_a_restart():
     assert b.behind(b.version) == 0 and b.behind(names[-1]) is None
 
 
-def test_only_so_many_versions_are_numbered(monkeypatch):
+def test_the_number_of_remembered_versions_is_bounded(monkeypatch):
     monkeypatch.setattr(made, "MAX_NUMBERED_VERSIONS", 4)
     b = broadcasts("identity")
     advance(b, 20)
     assert len(b._numbers) == 4 and b.behind(b.version) == 0 and b.behind(b.first) is None
 
 
-def test_what_comes_in_a_later_round_is_that_late():
+def test_staleness_is_the_number_of_rounds_since_the_client_started():
     federation = virtual(wait=0.4)
     late = set()
     for round in range(1, 10):
@@ -112,13 +112,13 @@ def test_what_comes_in_a_later_round_is_that_late():
         expected = {client: round - began[client] for client in outcome.cohort if client in began}
         assert outcome.traffic.staleness == expected
         assert outcome.traffic.seconds.keys() == set(outcome.cohort), (
-            "also of answers that came before they were taken"
+            "answers that arrived before the round also have a latency"
         )
         late |= set(expected.values())
     assert len(late) > 1
 
 
-def test_where_time_is_real_an_answer_that_waits_its_turn_keeps_its_seconds():
+def test_in_real_time_an_answer_keeps_its_latency_until_a_round_takes_it():
     federation = Federation(HALF, clients=4, strategy=asynchronous(wait=0.5))
     federation.use(SlowTransport(federation, {0: 3, 1: 0, 2: 5, 3: 2}))
     for outcome in run(federation, 6):

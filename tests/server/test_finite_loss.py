@@ -1,4 +1,4 @@
-"""A test loss that is not finite is null in files, and one warning in a run, interrupted or not."""
+"""A test loss that is not finite is null in files, and causes one warning in a run, even if the run is resumed."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ class Warnings(Records):
         ),
     ],
 )
-def test_the_first_round_is_named_with_a_remedy(test, remedy):
+def test_one_warning_names_the_first_round_and_a_remedy(test, remedy):
     warnings = []
     warn = WarningLog(warnings.append)
     for round, loss in enumerate([0.5, None, float("inf"), float("nan"), 0.5, float("nan")], 1):
@@ -71,7 +71,7 @@ def test_a_resumed_run_does_not_repeat_warnings(tmp_path):
     )
 
 
-def test_a_diverging_model_is_warned_about(tmp_path):
+def test_there_is_a_warning_if_the_model_diverges(tmp_path):
     watched = Warnings()
     raw = {"uplink": "identity", "memory": "none", "downlink": "identity"}
     simulate(replace(TINY, lr=1e30, local_steps=1, **raw, out=out(tmp_path, "run")), watched)
@@ -92,7 +92,7 @@ def test_a_finite_loss_gives_no_warning(tmp_path):
     assert not watched.warnings
 
 
-def test_a_deployment_tells_as_well(tmp_path):
+def test_a_deployment_also_warns_once(tmp_path):
     watched = Warnings()
     deployed = Deployment(
         replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Endpoint(0), watched

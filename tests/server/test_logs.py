@@ -1,4 +1,4 @@
-"""The JSON log: one object for each event with its time in UTC; a log that cannot be written is an error."""
+"""The JSON log: one object for each event, with its time in UTC. A log that cannot be written is an error."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def lines(path):
     ]
 
 
-def test_everything_that_an_observer_hears_is_a_line(tmp_path):
+def test_every_hook_writes_a_line(tmp_path):
     path = tmp_path / "log.jsonl"
     with JsonLog(str(path), now=lambda: MOMENT) as log:
         log.on_run_start(HEADER)
@@ -122,14 +122,14 @@ def test_a_resumed_run_appends_to_its_log(tmp_path):
 @pytest.mark.parametrize(
     ("error", "event"), [(KeyboardInterrupt(), "interrupted"), (ConfigError("--x is y"), "failed")]
 )
-def test_the_last_event_of_a_log_is_the_error(tmp_path, error, event):
+def test_the_last_event_of_a_log_is_the_error_that_ended_the_run(tmp_path, error, event):
     with pytest.raises(type(error)), JsonLog(str(tmp_path / "log")):
         raise error
     (line,) = lines(tmp_path / "log")
     assert line["event"] == event and line.get("reason", "--x is y") == "--x is y"
 
 
-def test_times_are_of_now(tmp_path):
+def test_events_have_the_current_time(tmp_path):
     before = datetime.now(UTC).replace(microsecond=0)
     with JsonLog(str(tmp_path / "log")) as log:
         log.on_warning("now")
@@ -157,7 +157,7 @@ def test_only_the_log_is_written_to_standard_output(capsys):
 
 
 @pytest.mark.parametrize("where", [".", "absent/log", "~nosuch/log"])
-def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, where):
+def test_a_file_that_cannot_be_written_is_one_error_message(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"^--log-json {where}") as raised, JsonLog(where):
         pass
@@ -165,6 +165,6 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, wh
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-def test_a_full_disk_is_an_error_of_the_line_and_not_of_the_end():
+def test_a_full_disk_is_an_error_when_a_line_is_written_but_not_on_exit():
     with JsonLog("/dev/full") as log, pytest.raises(OSError, match="No space left"):
         log.on_round_end(replace(RECORD, rejections=()))

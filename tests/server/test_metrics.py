@@ -1,4 +1,4 @@
-"""The metrics page: the sums of the records of a run, and no other samples."""
+"""The metrics page has the sums over the round records of a run, and no other samples."""
 
 import re
 from dataclasses import replace
@@ -72,7 +72,7 @@ def of(client):
     return (("client", str(client)),)
 
 
-def test_before_anything_there_is_a_page():
+def test_the_page_is_valid_before_the_run_starts():
     samples = parsed(Metrics().text())
     assert samples["fedcomp_round", ()] == 0 and not {
         "fedcomp_accuracy",
@@ -97,7 +97,7 @@ def test_a_task_whose_name_is_not_utf_8_does_not_break_the_page():
     assert info["task"] == "?.py"
 
 
-def test_rounds_add_up_and_the_last_accuracy_stays():
+def test_counters_sum_over_rounds_and_the_last_accuracy_stays():
     metrics = Metrics()
     metrics.on_run_start(HEADER)
     metrics.on_progress(4, 1, 2)
@@ -168,7 +168,7 @@ def test_the_number_of_metrics_of_clients_is_bounded():
     assert means == [2.0] * 64 + [3.0] * 64
 
 
-def test_suspicion_stays_over_rounds_that_judge_no_votes():
+def test_suspicion_stays_in_rounds_without_votes():
     metrics = Metrics()
     metrics.on_run_start(HEADER)
     metrics.on_port_open(lambda: PORT)
@@ -177,7 +177,7 @@ def test_suspicion_stays_over_rounds_that_judge_no_votes():
     assert parsed(metrics.text())["fedcomp_client_suspicion", of(2)] == 0.75
 
 
-def test_a_deployment_has_its_clients_and_its_port():
+def test_a_deployment_also_has_metrics_of_its_clients_and_its_port():
     metrics = Metrics()
     metrics.on_port_open(lambda: PORT)
     metrics.on_run_start(HEADER)
@@ -216,7 +216,7 @@ def test_a_deployment_has_its_clients_and_its_port():
     assert samples["fedcomp_port_refused_total", (("reason", "key"),)] == 2
 
 
-def test_the_page_of_the_docs_names_every_family():
+def test_the_docs_name_every_metric_family():
     metrics = Metrics()
     metrics.on_port_open(lambda: PORT)
     written = re.findall("^# TYPE (\\S+)", metrics.text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The port of the metrics: on loopback only, and a failed reading ends nothing."""
+"""The port of the metrics page listens on loopback only, and stays open after a failed request."""
 
 import socket
 import urllib.error
@@ -57,7 +57,7 @@ def test_every_request_reads_the_current_metrics(address):
         assert b"\nreads %d.0\n" % count in read(address)
 
 
-def test_it_listens_on_loopback_only(address):
+def test_the_metrics_port_listens_on_loopback_only(address):
     with pytest.raises(OSError), socket.create_connection(("127.0.0.2", number(address)), 5):
         pass
 
@@ -72,7 +72,7 @@ def test_it_listens_on_loopback_only(address):
         b"GET / HTTP/9.9\r\n\r\n",
     ],
 )
-def test_bytes_that_are_no_request_leave_it_open(address, data):
+def test_bytes_that_are_not_a_request_do_not_close_the_port(address, data):
     with connect(number(address)) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -83,7 +83,7 @@ def test_bytes_that_are_no_request_leave_it_open(address, data):
     assert read(address)
 
 
-def test_a_port_that_is_taken_is_one_sentence():
+def test_a_port_in_use_is_one_error_message():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -94,14 +94,14 @@ def test_a_port_that_is_taken_is_one_sentence():
                 pass
 
 
-def test_metrics_that_cannot_be_read_are_an_error_and_the_next_request_is_answered():
+def test_a_request_after_a_failed_one_is_answered():
     with opened(1) as address:
         with pytest.raises(urllib.error.HTTPError, match="500"):
             read(address)
         assert b"\nreads 2.0\n" in read(address)
 
 
-def test_it_closes_at_once_though_a_reader_hangs():
+def test_the_port_closes_at_once_even_if_a_reader_hangs():
     with opened() as address:
         hanging = connect(number(address))
         assert read(address)

@@ -27,7 +27,7 @@ OPTIONS = {
 
 
 class Reader(Callback):
-    """Reads the page after each round."""
+    """A callback that reads the metrics page after each round."""
 
     def __init__(self):
         self.pages, self.warnings, self.address = [], [], ""
@@ -36,7 +36,7 @@ class Reader(Callback):
         self.address = header.metrics
 
     def on_round_end(self, record):
-        """Heard before the page is told: it stands a round behind."""
+        """Read the page. It is a round behind, because this callback is called before the page is updated."""
         if self.address:
             with urllib.request.urlopen(self.address, timeout=20) as answer:
                 self.pages.append(parsed(answer.read().decode()))
@@ -53,7 +53,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_simulation_is_logged_counted_and_drawn(tmp_path):
+def test_log_metrics_page_and_tensorboard_agree_with_the_run_folder(tmp_path):
     pytest.importorskip("tensorboard")
     from test_tensorboard import scalars
 
@@ -89,7 +89,7 @@ def test_a_simulation_is_logged_counted_and_drawn(tmp_path):
         urllib.request.urlopen(reader.address, timeout=20)
 
 
-def test_watching_changes_nothing(tmp_path):
+def test_callbacks_do_not_change_the_model(tmp_path):
     run(tmp_path / "one")
     run(tmp_path / "two", log_json=str(tmp_path / "log"), metrics_port=0)
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")]
@@ -128,7 +128,7 @@ def test_an_invalid_option_is_an_error_before_anything_is_written(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_log_on_a_full_disk_is_a_warning_and_the_run_continues(tmp_path):
+def test_if_the_disk_of_a_log_is_full_the_run_warns_and_continues(tmp_path):
     reader = Reader()
     assert run(tmp_path / "run", reader, log_json="/dev/full").rounds == 5
     assert reader.warnings == [

@@ -1,4 +1,4 @@
-"""Values that are derived from a run's options before round 1."""
+"""Bandwidths that are derived from a run's options before round 1."""
 
 import pytest
 
@@ -24,14 +24,14 @@ def test_bandwidths_are_assigned_to_clients_in_turn():
     assert bandwidths(budget="1kB") == {}
 
 
-def test_a_time_that_is_too_short_for_any_client_is_refused_before_round_1():
-    """Also if the client is not in the first cohort."""
+def test_a_time_budget_that_is_too_short_for_any_client_is_refused_before_round_1():
+    """The client may be outside of the first cohort."""
     with pytest.raises(ConfigError, match="too short for client 3"):
         bandwidths(budget="1s", bandwidths="1kB,1kB,1kB,5B")
     assert bandwidths(budget="1s", bandwidths="1kB,1kB,1kB,500B")[3] == 500
 
 
-def test_a_budget_in_bytes_must_suffice_for_one_cohort():
+def test_a_byte_budget_that_is_too_small_for_a_cohort_is_refused():
     with pytest.raises(ConfigError, match="too small for 2 clients"):
         bandwidths(budget="20B")
     assert bandwidths(budget="60B") == {}

@@ -1,4 +1,4 @@
-"""The round loop with real clients: sent bytes are counted, failures are named, and nothing is lost."""
+"""The round loop with real clients: bytes are counted, rejections have reasons, and rejected updates stay in the clients' memories."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ def run(federation: Federation, rounds: int, first: int = 1) -> list:
     return list(federation.loop.rounds(range(first, first + rounds)))
 
 
-def test_clients_of_a_round_end_with_the_servers_weights_of_its_start():
+def test_clients_of_a_round_have_the_weights_that_the_server_had_at_its_start():
     federation = Federation(HALF)
     for round in range(1, 9):
         before = federation.loop.broadcasts.weights.clone()
@@ -32,7 +32,7 @@ def test_clients_of_a_round_end_with_the_servers_weights_of_its_start():
             assert torch.equal(federation.members[client].replica.weights, before)
 
 
-def test_every_byte_of_a_round_is_a_byte_of_a_frame():
+def test_the_bytes_of_a_round_are_the_lengths_of_its_frames():
     federation = Federation(HALF)
     seen: dict[int, tuple[int, int]] = {}
     handle = federation.handle
@@ -51,12 +51,12 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame():
         seen.clear()
 
 
-def test_first_downloads_and_catching_up_are_parts_of_the_downlink():
+def test_first_downloads_and_catch_up_bytes_are_parts_of_the_downlink_bytes():
     federation = Federation(HALF)
     outcomes = run(federation, 10)
     assert (
         outcomes[0].traffic.first_download == outcomes[0].traffic.catch_up == 0
-    )  # both sides make the initial weights
+    )  # server and clients construct the same initial weights
     later = outcomes[1:]
     assert any(o.traffic.first_download for o in later) and any(o.traffic.catch_up for o in later)
     for before, o in zip(outcomes, later, strict=False):
@@ -65,7 +65,7 @@ def test_first_downloads_and_catching_up_are_parts_of_the_downlink():
         assert 0 <= regular <= newest * len(o.cohort)
 
 
-def test_an_identity_run_is_the_plain_mean_of_the_updates():
+def test_without_compression_the_model_moves_by_the_mean_of_the_updates():
     federation = Federation(replace(ALL, uplink="identity", downlink="identity"))
     start = federation.initial
     (outcome,) = run(federation, 1)
@@ -93,7 +93,7 @@ def test_the_order_of_answers_does_not_change_the_model():
 
 
 class Accounts:
-    """Σ accepted + residual = Σ inputs, per client."""
+    """A check that for each client, the accepted updates and the residual add up to the inputs of the memory."""
 
     def __init__(self, federation: Federation):
         self.federation = federation
@@ -132,7 +132,7 @@ def another_version(a, r):
 
 
 @for_each("fault", [lose, spoil, another_round, another_version])
-def test_nothing_is_lost_when_a_reply_is_turned_down(fault):
+def test_the_update_of_a_rejected_report_stays_in_the_memory(fault):
     federation = Federation(HALF)
     accounts = Accounts(federation)
     for client in range(6):
@@ -145,7 +145,7 @@ def test_nothing_is_lost_when_a_reply_is_turned_down(fault):
     accounts.settle_and_check()
 
 
-def test_a_client_that_misses_the_news_hears_it_later():
+def test_a_client_that_missed_rounds_learns_later_which_proposal_was_accepted():
     federation = Federation(replace(ALL, participation=0.5), clients=4)
     accounts = Accounts(federation)
     for outcome in federation.loop.rounds(range(1, 20)):
@@ -182,7 +182,7 @@ def test_a_round_without_accepted_updates_keeps_the_model():
     assert second.broadcast is not None
 
 
-def test_updates_whose_sum_is_not_finite_are_turned_down_together():
+def test_updates_whose_sum_is_not_finite_are_rejected_together():
     federation = Federation(replace(ALL, uplink="identity"))
     huge = torch.full((federation.layout.numel,), 3e38)
     for client in (0, 1):
@@ -215,7 +215,7 @@ def test_a_client_that_lost_its_disk_gets_the_dense_model_in_the_same_round():
     assert outcome.traffic.downlink[4] > 4 * federation.layout.numel
 
 
-def test_a_reply_twice_counts_once():
+def test_a_report_that_is_delivered_twice_counts_once():
     federation = Federation(ALL)
     federation.use(AlteredTransport(federation, lambda ds: [d for d in ds for _ in range(2)]))
     (outcome,) = run(federation, 1)
@@ -232,7 +232,7 @@ def test_cohorts_depend_only_on_seed_and_round():
 
 
 class SecondLook(Average):
-    """Asks those who were accepted once more, and announces how many they are."""
+    """A strategy whose second phase asks the accepted clients again, and announces their number."""
 
     def phases(self, round):
         return Phase("train"), Phase("look again")
@@ -279,7 +279,7 @@ def test_a_round_may_have_several_phases():
 
 
 @for_each("examples", [0, -1, 10**400])
-def test_a_count_of_examples_that_cannot_be_is_a_rejection(examples):
+def test_an_impossible_number_of_examples_is_rejected(examples):
     federation = Federation(replace(ALL, weights="examples"))
     handle = federation.handle
     federation.handle = lambda assignments: [

@@ -11,13 +11,13 @@ from fedcomp.server.run_folder import RunFolder
 
 
 def opened_together(folders, *given):
-    """Open all at the same moment. Returns their paths."""
+    """Open all folders at the same moment. Return their paths."""
     with ThreadPoolExecutor(len(folders)) as threads:
         list(threads.map(lambda folder: folder.open(*given), folders))
     return {folder.path for folder in folders}
 
 
-def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+def test_runs_that_start_in_the_same_second_get_different_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [RunFolder(RunConfig(task="mine.py:task")) for _ in range(8)]
     paths = opened_together(folders)
@@ -27,7 +27,7 @@ def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, m
         folder.close()
 
 
-def test_comparisons_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+def test_comparisons_that_start_in_the_same_second_get_different_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [ComparisonFolder({"seed": [0, 1]}) for _ in range(4)]
     assert len(opened_together(folders, {})) == 4

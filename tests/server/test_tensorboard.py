@@ -1,4 +1,4 @@
-"""TensorBoard's scalars, read with its own reader."""
+"""The scalars for TensorBoard, read with TensorBoard's own reader."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -28,7 +28,7 @@ HEADER = Header(
 
 
 def record(number):
-    """Every third round was not evaluated."""
+    """Return the record of a round. Every third round was not evaluated."""
     evaluated = number % 3 != 0
     return RoundRecord(
         round=number,
@@ -47,7 +47,7 @@ def record(number):
 
 
 def scalars(folder):
-    """Name → its points as (round, value)."""
+    """Return the points (round, value) of each scalar, by name."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     read = accumulator.EventAccumulator(str(folder))
     read.Reload()
@@ -64,7 +64,7 @@ def tell(folder, rounds):
             board.on_round_end(record(number))
 
 
-def test_each_round_is_a_point_and_what_was_not_measured_none(tmp_path):
+def test_each_round_is_a_point_and_missing_values_are_left_out(tmp_path):
     tell(tmp_path, range(1, 6))
     read = scalars(tmp_path / FOLDER)
     assert set(read) == {*SCALARS, RATIO} - {"train_loss"}
@@ -80,13 +80,13 @@ def test_each_round_is_a_point_and_what_was_not_measured_none(tmp_path):
     ]
 
 
-def test_a_resumed_run_takes_back_what_was_after_its_checkpoint(tmp_path):
+def test_a_resumed_run_hides_points_after_its_checkpoint(tmp_path):
     tell(tmp_path, range(1, 6))
     tell(tmp_path, range(4, 8))
     assert [step for step, _ in scalars(tmp_path / FOLDER)["uplink_bytes"]] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_without_the_package_it_is_one_sentence(monkeypatch):
+def test_a_missing_package_is_one_error_message(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(
         ConfigError,
@@ -95,7 +95,7 @@ def test_without_the_package_it_is_one_sentence(monkeypatch):
         TensorBoard()
 
 
-def test_virtual_hours_are_drawn_where_a_network_makes_them(tmp_path):
+def test_virtual_hours_are_written_if_the_run_has_a_virtual_network(tmp_path):
     pytest.importorskip("tensorboard")
     with closing(TensorBoard()) as board:
         board.on_run_start(replace(HEADER, out=str(tmp_path)))

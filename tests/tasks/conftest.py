@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def kept_arrays(tmp_path_factory):
-    """Decoded images are kept for the session, away from the home of whoever runs the tests."""
+    """Cache decoded images for the session in a temporary folder, not in the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -16,7 +16,7 @@ def kept_arrays(tmp_path_factory):
 
 @pytest.fixture
 def one_thread():
-    """Steps on small batches wait for each other's threads on a busy machine."""
+    """Run torch in one thread, because on a busy machine, several threads wait for each other in steps on small batches."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -25,7 +25,7 @@ def one_thread():
 
 @pytest.fixture
 def write_task(tmp_path):
-    """Writes a user's task file, and gives what --task is then called with."""
+    """Return a function that writes a user's task file and returns the value of --task for it."""
 
     def write(text: str, name: str = "task", file: str = "mine.py") -> str:
         path = tmp_path / file
@@ -37,7 +37,7 @@ def write_task(tmp_path):
 
 @pytest.fixture
 def unprivileged():
-    """A folder of somebody for whom permissions count, which is who the test then runs as."""
+    """Return a folder of a user without root permissions. The test runs as this user."""
     me = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:
         if me == 0:

@@ -29,14 +29,14 @@ TASK = Task("pictures", model, data, data, augment=CROP_AND_FLIP)
 
 
 def by_hand(image: np.ndarray, row: int, column: int, flip: int) -> np.ndarray:
-    """Crop and flip, one image."""
+    """Crop and flip one image with NumPy."""
     height, width = image.shape[1:]
     margined = np.pad(image, ((0, 0), (PADDING, PADDING), (PADDING, PADDING)))
     cut = margined[:, row : row + height, column : column + width]
     return cut[:, :, ::-1] if flip else cut
 
 
-def test_images_are_cropped_and_flipped_each_by_its_own_numbers():
+def test_each_image_is_cropped_and_flipped_by_its_own_random_numbers():
     given = images(50)
     before, drawn = given.clone(), CROP_AND_FLIP.draw_for([np.arange(30), np.arange(20)], 0, 1, 2)
     changed = CROP_AND_FLIP.apply(given, torch.from_numpy(drawn))
@@ -48,21 +48,21 @@ def test_images_are_cropped_and_flipped_each_by_its_own_numbers():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_makes_the_same_images():
+def test_a_gpu_and_the_cpu_produce_the_same_augmented_images():
     given, drawn = images(50), torch.from_numpy(CROP_AND_FLIP.draw_for([np.arange(50)], 0, 1, 2))
     assert torch.equal(
         CROP_AND_FLIP.apply(given.cuda(), drawn.cuda()).cpu(), CROP_AND_FLIP.apply(given, drawn)
     )
 
 
-def test_every_place_and_both_sides_are_drawn_about_as_often():
+def test_all_crop_positions_and_flips_are_drawn_about_equally_often():
     drawn = CROP_AND_FLIP.draw_for([np.arange(9000)], 0, 1, 0)
     for column, values in ((0, 2 * PADDING + 1), (1, 2 * PADDING + 1), (2, 2)):
         counts = np.bincount(drawn[:, column], minlength=values)
         assert len(counts) == values and counts.min() > 0.8 * 9000 / values
 
 
-def test_what_is_drawn_depends_on_seed_round_and_client_alone():
+def test_random_numbers_depend_only_on_seed_round_and_client():
     plan = [np.arange(5), np.arange(3)]
     first = CROP_AND_FLIP.draw_for(plan, 3, 4, 5)
     assert first.shape == (8, 3) and np.array_equal(first, CROP_AND_FLIP.draw_for(plan, 3, 4, 5))
@@ -72,7 +72,7 @@ def test_what_is_drawn_depends_on_seed_round_and_client_alone():
     )
 
 
-def test_nothing_is_drawn_unless_asked_for():
+def test_no_random_numbers_are_drawn_without_augment():
     plan = [np.arange(5)]
     assert plan_augmentation(TASK, LocalSGD(), plan, 0, 1, 2) is None
     assert np.array_equal(
@@ -85,7 +85,7 @@ def parts(task: Task) -> tuple[Task, nn.Module, Layout]:
     return task, made, Layout.of(made)
 
 
-def test_a_client_trains_on_the_changed_examples(one_thread):
+def test_a_client_trains_on_the_augmented_examples(one_thread):
     task, made, layout = parts(TASK)
     start, plan = layout.gather(made), plan_batches(SGD, np.arange(20), 0, 1, 2)
     trained = SerialEngine(task, made, layout, "cpu").train(
@@ -108,7 +108,7 @@ def test_a_client_trains_on_the_changed_examples(one_thread):
 
 
 @pytest.mark.parametrize("at_once", [0, 1, 2])
-def test_clients_trained_together_see_what_each_alone_would_see(at_once, one_thread):
+def test_the_batched_engine_augments_as_the_serial_engine_does(at_once, one_thread):
     shards = [
         np.arange(20),
         np.arange(3) + 20,
@@ -127,7 +127,7 @@ def test_clients_trained_together_see_what_each_alone_would_see(at_once, one_thr
         assert losses[who].item() == pytest.approx(alone.result.loss, rel=1e-4)
 
 
-def test_a_task_may_change_its_examples_in_its_own_way(one_thread):
+def test_a_task_may_define_its_own_augmentation(one_thread):
     noisy = Augmentation(
         lambda generator, count: generator.standard_normal((count, 5), np.float32),
         lambda inputs, drawn: inputs + drawn,
@@ -143,4 +143,4 @@ def test_a_task_may_change_its_examples_in_its_own_way(one_thread):
     )
     assert layout.views(update)[
         "weight"
-    ].any()  # of inputs that are zero, the weights would learn nothing
+    ].any()  # without augmentation, the inputs and the gradients of the weights are zero

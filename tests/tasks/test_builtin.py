@@ -30,7 +30,7 @@ SHAPES = {
 }
 
 
-def test_the_registry_holds_the_built_in_tasks():
+def test_the_registry_contains_the_built_in_tasks():
     assert set(available_tasks()) == set(PARAMETERS)
 
 
@@ -50,18 +50,18 @@ def test_a_seed_gives_the_same_initial_weights(name):
     assert torch.equal(*weights) and weights[0].isfinite().all()
 
 
-def test_an_unknown_task_names_the_nearest():
+def test_the_error_for_an_unknown_task_names_the_closest_task():
     with pytest.raises(TaskError, match="unknown task 'mnist-logrex'; did you mean 'mnist-logreg'"):
         load("mnist-logrex")
 
 
 @for_each("name", SHAPES)
-def test_data_is_missed_when_it_is_asked_for(name):
+def test_missing_data_is_an_error_only_when_the_data_is_read(name):
     with pytest.raises(DataError, match="give --data DIR"):
         load(name, None).train()
 
 
-def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
+def test_without_scikit_learn_the_error_of_digits_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(
         MissingExtraError,
@@ -70,7 +70,7 @@ def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
         load("digits").train()
 
 
-def test_digits_are_split_once_and_for_all():
+def test_digits_have_a_fixed_split_without_common_examples():
     pytest.importorskip("sklearn")
     task = load("digits")
     train, test = task.train(), task.test()
@@ -99,7 +99,7 @@ def test_digits_are_learned(one_thread):
 
 
 def descend(task: Task, model, data, steps: int, lr: float) -> None:
-    """Plain SGD with batches of 20."""
+    """Train with plain SGD on random batches of 20 examples."""
     rng, optimizer = np.random.default_rng(0), torch.optim.SGD(model.parameters(), lr)
     for _ in range(steps):
         rows = rng.integers(0, len(data), 20)
@@ -109,8 +109,8 @@ def descend(task: Task, model, data, steps: int, lr: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_digits_fit_both_models_and_are_learned(data_folder, one_thread):
-    """One test, because decoding 70,000 images takes most of the time."""
+def test_both_models_accept_real_mnist_and_the_linear_model_learns_it(data_folder, one_thread):
+    """Check both models in one test, because decoding 70,000 images takes most of the time."""
     pytest.importorskip("pyarrow")
     pytest.importorskip("PIL")
     cnn, logreg = load("mnist-cnn", data_folder), load("mnist-logreg", data_folder)
@@ -127,7 +127,7 @@ def test_the_real_digits_fit_both_models_and_are_learned(data_folder, one_thread
 
 
 @pytest.mark.slow
-def test_the_real_photographs_fit_the_network(data_folder):
+def test_both_networks_accept_real_cifar10_images(data_folder):
     pytest.importorskip("pyarrow")
     pytest.importorskip("PIL")
     images, labels = cifar10.images(data_folder).read(

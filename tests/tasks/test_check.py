@@ -20,7 +20,7 @@ GOOD = Task("toy", lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5
 
 
 class Wrapped(nn.Module):
-    """A linear model whose outputs go through `change`."""
+    """A linear model that returns `change(outputs)`."""
 
     def __init__(self, change):
         super().__init__()
@@ -55,7 +55,7 @@ class OnlyTrains(nn.Linear):
         return super().forward(inputs)
 
 
-def test_a_good_task_gives_its_layout_and_leaves_the_generator():
+def test_the_check_of_a_valid_task_returns_its_layout_and_restores_the_generator():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     layout = check(GOOD, 20)
@@ -71,7 +71,7 @@ class Buffered(nn.Linear):
         self.register_buffer("constant", buffer)
 
 
-def test_buffers_are_the_same_every_time_from_the_generators_that_are_seeded():
+def test_buffers_and_frozen_weights_may_be_drawn_from_seeded_generators_only():
     check(
         dataclasses.replace(
             GOOD,
@@ -96,12 +96,12 @@ def frozen_at(value: float) -> nn.Module:
     return model
 
 
-def test_data_handed_in_is_not_made_again():
+def test_the_check_does_not_load_data_that_is_passed_to_it():
     task = dataclasses.replace(GOOD, train=raising, test=raising)
     assert check(task, 20, train=data(), test=data()).numel == 43
 
 
-def test_one_example_is_tried_where_batches_are_no_larger():
+def test_with_batch_size_1_the_check_uses_one_example():
     task = dataclasses.replace(
         GOOD, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     )
@@ -168,7 +168,7 @@ def test_one_example_is_tried_where_batches_are_no_larger():
         ({"accuracy": raising}, r"accuracy\(outputs, targets\) failed: .*RuntimeError"),
     ],
 )
-def test_a_broken_task_is_told_what_it_returned_and_what_was_expected(change, says):
+def test_the_error_for_an_invalid_task_names_the_returned_and_the_expected_value(change, says):
     with pytest.raises(TaskError, match=f"^task 'toy': .*{says}") as caught:
         check(dataclasses.replace(GOOD, **change), 20)
     assert "\n" not in str(caught.value)
@@ -178,7 +178,7 @@ def shift(generator: np.random.Generator, count: int) -> np.ndarray:
     return generator.random((count, 1), np.float32)
 
 
-def test_augmentation_is_tried_where_it_is_asked_for():
+def test_augmentation_is_checked_only_with_augment():
     check(GOOD, 20)
     with pytest.raises(
         ConfigError, match="^--augment: task 'toy' has no augmentation; leave the flag out"
@@ -218,12 +218,12 @@ def test_augmentation_is_tried_where_it_is_asked_for():
         ),
     ],
 )
-def test_broken_augmentation_is_told_what_it_returned(draw, apply, says):
+def test_the_error_for_invalid_augmentation_names_the_returned_value(draw, apply, says):
     with pytest.raises(TaskError, match=f"^task 'toy': .*{says}"):
         check(dataclasses.replace(GOOD, augment=Augmentation(draw, apply)), 20, augment=True)
 
 
-def test_errors_of_fedcomp_pass_through():
+def test_fedcomp_errors_in_the_code_of_a_task_are_raised_unchanged():
     def missing() -> Data:
         raise DataError("no folder")
 
@@ -232,13 +232,13 @@ def test_errors_of_fedcomp_pass_through():
 
 
 @for_each("split", ["train", "test"])
-def test_data_is_made_and_looked_at(split):
+def test_data_of_loads_and_checks_the_data(split):
     assert len(data_of(GOOD, split)) == 6
     with pytest.raises(TaskError, match=rf"^task 'toy': {split}\(\) failed: .*RuntimeError"):
         data_of(dataclasses.replace(GOOD, **{split: raising}), split)
 
 
-def test_regression_is_a_task_too():
+def test_a_regression_task_is_valid():
     def pairs() -> Data:
         return Data(torch.randn(6, 4), torch.randn(6, 1))
 
@@ -253,7 +253,7 @@ def test_regression_is_a_task_too():
     assert check(task, 20).numel == 5
 
 
-def test_buffers_that_training_changes_are_named_unless_they_are_recalibrated():
+def test_changing_buffers_are_named_unless_they_are_recalibrated():
     def named(*layers: nn.Module) -> list[str]:
         model = nn.Sequential(nn.Linear(4, 3), *layers)
         return changing_buffers(dataclasses.replace(GOOD, model=lambda: model), model, data())
@@ -268,7 +268,7 @@ def test_buffers_that_training_changes_are_named_unless_they_are_recalibrated():
 
 
 class Counting:
-    """A model that is one wider every time it is made."""
+    """A function that returns a wider model in each call."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -300,7 +300,7 @@ class Counting:
         ({"accuracy": lambda outputs, targets: torch.tensor(1j)}, "a complex number"),
     ],
 )
-def test_what_could_only_fail_later_is_told_before(change, says):
+def test_the_check_detects_errors_that_would_otherwise_occur_in_later_rounds(change, says):
     with pytest.raises(TaskError) as error:
         check(dataclasses.replace(GOOD, **change), 20)
     assert says in str(error.value) and "\n" not in str(error.value)
@@ -323,7 +323,7 @@ def test_what_could_only_fail_later_is_told_before(change, says):
         ({"optimizer": lambda: None}, r"called as optimizer\(parameters\)"),
     ],
 )
-def test_name_and_metrics_are_looked_at_when_a_task_is_made(change, says):
+def test_invalid_fields_are_refused_when_a_task_is_constructed(change, says):
     with pytest.raises(TaskError, match=says):
         dataclasses.replace(GOOD, **change)
 
@@ -337,7 +337,7 @@ def test_an_accuracy_of_one_element_is_a_number():
     check(dataclasses.replace(GOOD, accuracy=lambda outputs, targets: torch.tensor([0.5])), 20)
 
 
-def test_one_example_to_test_on_is_enough_for_batch_normalization():
+def test_one_test_example_suffices_for_a_model_with_batch_normalization():
     task = dataclasses.replace(
         GOOD,
         model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),

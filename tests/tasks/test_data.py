@@ -1,4 +1,4 @@
-"""Data in the forms in which people have it, models as modules, and tasks without an accuracy."""
+"""The forms of data that a task accepts, models given as modules, and tasks without an accuracy."""
 
 import copy
 import dataclasses
@@ -25,7 +25,7 @@ TENSORS = torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.int6
 
 
 class Pairs(Dataset):
-    """Items as torchvision gives them: a tensor and a number."""
+    """A dataset whose items are a tensor and a number, as in torchvision."""
 
     def __init__(self, change=lambda x, y: (x, y)):
         self.change = change
@@ -56,7 +56,7 @@ FORMS = {
 
 
 @for_each("given", FORMS.values(), ids=FORMS)
-def test_each_form_is_the_same_data(given):
+def test_all_forms_of_data_give_the_same_batches(given):
     task = Task("toy", linear, given, given)
     check(task, 20)
     found = dataclasses.replace(task, name="other").train()
@@ -86,12 +86,12 @@ def test_each_form_is_the_same_data(given):
         (Subset(Pairs(), []), r"train\(\).inputs gave|no examples"),
     ],
 )
-def test_what_is_no_data_is_a_sentence(given, says):
+def test_invalid_data_is_one_error_message(given, says):
     with pytest.raises(TaskError, match=f"^task 'toy': .*({says})"):
         check(Task("toy", linear, given, (X, Y)), 20)
 
 
-def test_a_module_is_copied_and_begins_with_its_weights():
+def test_a_model_given_as_a_module_is_copied_with_its_weights():
     module = nn.Linear(4, 3)
     before = copy.deepcopy(module.state_dict())
     task = Task("toy", module, (X, Y), (X, Y))
@@ -122,7 +122,7 @@ REGRESSION = Task(
 )
 
 
-def test_a_run_without_accuracy_has_its_loss_and_its_metrics(tmp_path):
+def test_a_run_without_accuracy_records_its_loss_and_metrics(tmp_path):
     config = RunConfig(
         task=OBJECT + "line",
         clients=2,
@@ -158,7 +158,7 @@ def test_a_run_without_accuracy_has_its_loss_and_its_metrics(tmp_path):
     assert f"fedcomp_loss {summary.loss}" in text
 
 
-def test_a_task_without_metrics_writes_no_word_of_them(tmp_path):
+def test_files_have_no_key_for_metrics_if_the_task_has_none(tmp_path):
     task = Task("toy", linear, (X, Y), (X, Y))
     simulate(
         RunConfig(
@@ -192,7 +192,7 @@ def test_a_task_without_metrics_writes_no_word_of_them(tmp_path):
         ),
     ],
 )
-def test_metrics_are_tried_before_the_first_round(change, says):
+def test_metrics_are_checked_before_the_first_round(change, says):
     check(REGRESSION, 20)
     with pytest.raises(TaskError, match=says):
         check(dataclasses.replace(REGRESSION, **change), 20)

@@ -29,7 +29,7 @@ def learned(task, model: nn.Module) -> float:
     return float(task.accuracy(model(test.inputs), test.targets))
 
 
-def test_its_model_learns_what_a_line_cannot(one_thread):
+def test_the_model_of_the_example_learns_more_than_a_linear_model(one_thread):
     task = load(f"{FILE}:task")
     assert learned(task, initial_model(task, 0)) > 0.95
     torch.manual_seed(0)

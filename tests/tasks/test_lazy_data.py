@@ -1,4 +1,4 @@
-"""Data in every form that a task takes: several inputs, torch Datasets, Hugging Face Datasets, one data set for each client."""
+"""Data in every form that a task accepts: several inputs, torch Datasets, Hugging Face Datasets, one data set for each client."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ LABELS = torch.tensor([0, 1, 1, 0])
 
 
 class Pairs(Dataset):
-    """Reads an item when it is asked for, and counts."""
+    """A dataset that records which items are read."""
 
     def __init__(self):
         self.read = []
@@ -53,7 +53,7 @@ def columns() -> datasets.Dataset:
     )
 
 
-def test_a_dataset_is_read_when_a_batch_needs_it():
+def test_items_of_a_dataset_are_read_only_when_a_batch_needs_them():
     dataset = Pairs()
     data = data_from(dataset)
     assert isinstance(data, LazyData) and dataset.read == [] and len(data) == 4
@@ -62,7 +62,7 @@ def test_a_dataset_is_read_when_a_batch_needs_it():
     assert torch.equal(batch.inputs, NUMBERS[ROWS]) and torch.equal(batch.targets, LABELS[ROWS])
 
 
-def test_collate_makes_the_batch():
+def test_collate_converts_items_to_a_batch():
     def collate(items):
         inputs, targets = zip(*items, strict=True)
         return {"x": torch.stack(inputs) + 1, "labels": torch.stack(targets)}
@@ -72,7 +72,7 @@ def test_collate_makes_the_batch():
     assert torch.equal(batch.targets, LABELS[ROWS])
 
 
-def test_a_longer_tuple_holds_several_inputs():
+def test_an_item_with_more_than_two_values_has_several_inputs():
     class Triples(Pairs):
         def __getitem__(self, row):
             return NUMBERS[row], NUMBERS[row] * 2, LABELS[row]
@@ -106,7 +106,7 @@ def test_a_column_that_cannot_be_stacked_is_named():
     ],
     ids=["tensors", "hugging-face"],
 )
-def test_data_of_each_client_is_joined_and_dealt_out_again(given):
+def test_data_of_each_client_is_concatenated_and_partitioned_by_client(given):
     data = data_from({"anna": given(slice(0, 1)), "bert": given(slice(1, 4))})
     assert [list(rows) for rows in partition("natural", data, 2, 0)] == [[0], [1, 2, 3]]
     assert torch.equal(data.batch(torch.tensor([3])).targets, LABELS[[3]])
@@ -124,7 +124,7 @@ def test_arrays_in_a_tuple_or_dict_are_several_inputs():
 
 
 class Pair(nn.Module):
-    """Two outputs, for two targets."""
+    """A model with two outputs, for two targets."""
 
     def __init__(self):
         super().__init__()
@@ -134,7 +134,7 @@ class Pair(nn.Module):
         return self.layer(x), x.sum(1)
 
 
-def test_metrics_get_the_whole_outputs_and_targets_if_there_are_several():
+def test_metrics_receive_all_outputs_and_targets_if_a_model_has_several():
     items = [(x, (label, x.sum())) for x, label in zip(NUMBERS, LABELS, strict=True)]
     data, seen = data_from(Listed(items)), []
 
@@ -153,7 +153,7 @@ def test_metrics_get_the_whole_outputs_and_targets_if_there_are_several():
     assert found.metrics == {"error": 0.0} and seen[-1] == [4] * 4
 
 
-def test_clients_by_a_column():
+def test_natural_partition_by_a_column():
     chosen = columns().with_format("torch", ["words", "labels"])
     assert list(data_from(chosen).batch(ROWS).inputs) == ["words", "labels"]
     shards = partition("natural:column=user", data_from(chosen), 3, 0)
@@ -177,7 +177,7 @@ class Output:
 
 
 class Words(nn.Module):
-    """A model that returns its own loss, as those of transformers do."""
+    """A model that returns its own loss, like the models of the library transformers."""
 
     def __init__(self):
         super().__init__()
@@ -201,7 +201,7 @@ def test_a_model_may_return_its_own_loss():
     assert check(task, 2).numel == 16
 
 
-def test_an_explicit_cross_entropy_is_a_loss_of_the_tasks_own():
+def test_an_explicit_cross_entropy_replaces_the_loss_of_the_model():
     data = data_from(columns().remove_columns("user"))
     task = Task("words", Words, data, data, loss=F.cross_entropy)
     model, batch = Words(), data.batch(ROWS)
@@ -212,7 +212,7 @@ def test_an_explicit_cross_entropy_is_a_loss_of_the_tasks_own():
     assert check(task, 2).numel == 16
 
 
-def test_several_inputs_go_to_the_model_by_position_or_keyword():
+def test_several_inputs_are_passed_to_the_model_by_position_or_keyword():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -237,7 +237,7 @@ def test_several_inputs_go_to_the_model_by_position_or_keyword():
         ({"a": NUMBERS, "b": [1, 2, 3, 4]}, r"train\(\).inputs\['b'\]: got list"),
     ],
 )
-def test_inputs_that_do_not_fit_are_named(inputs, said):
+def test_the_error_for_an_invalid_input_names_the_input(inputs, said):
     task = Task("two", lambda: nn.Linear(2, 2), Data(inputs, LABELS), Data(NUMBERS, LABELS))
     with pytest.raises(TaskError, match=said):
         check(task, 2)

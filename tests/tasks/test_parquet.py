@@ -47,7 +47,7 @@ def pictures(count: int, seed: int = 0, colour: bool = False) -> np.ndarray:
 
 @pytest.fixture
 def hub(tmp_path):
-    """DIR with toy/train.parquet and toy/test.parquet, and the pixels that went in."""
+    """Return a folder with toy/train.parquet and toy/test.parquet, and the pixels of both files."""
     train, test = pictures(12), pictures(5, seed=1)
     write(
         tmp_path / "toy" / "train.parquet", [encoded(p) for p in train], [i % 10 for i in range(12)]
@@ -61,7 +61,7 @@ def toy(folder: Path | None) -> ImageDataset:
 
 
 @pytest.mark.parametrize("inside", ["", "toy"])
-def test_pixels_and_labels_come_back_from_the_folder_or_its_parent(hub, inside):
+def test_pixels_and_labels_are_read_from_the_folder_or_its_parent(hub, inside):
     folder, train, test = hub
     images, labels = toy(folder / inside).read("train")
     assert np.array_equal(images[:, 0], train) and images.dtype == np.uint8
@@ -70,7 +70,7 @@ def test_pixels_and_labels_come_back_from_the_folder_or_its_parent(hub, inside):
     assert np.array_equal(images[:, 0], test) and labels.tolist() == [9, 8, 7, 6, 5]
 
 
-def test_colour_images_have_channels_in_front(tmp_path):
+def test_in_colour_images_channels_are_the_first_axis(tmp_path):
     pixels = pictures(3, colour=True)
     write(tmp_path / "train.parquet", [encoded(p) for p in pixels], [0, 1, 2], column="img")
     images, _ = ImageDataset(tmp_path, "toy", "img", COLOUR).read("train")
@@ -90,7 +90,7 @@ def test_a_split_in_several_files_is_read_in_the_order_of_their_names(tmp_path):
     assert np.array_equal(images[:, 0], pixels) and labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_each_pixel_is_standardised_by_the_training_set_with_a_floor(hub):
+def test_each_pixel_is_standardised_by_the_training_set_with_a_minimum_deviation(hub):
     folder, train, test = hub
     train[:, 0, 0] = 7  # a pixel that never changes
     write(folder / "toy" / "train.parquet", [encoded(p) for p in train], [0] * 12)
@@ -143,7 +143,7 @@ def test_all_pixels_are_standardised_by_one_mean_and_deviation_of_the_training_s
         assert torch.allclose(data.per_dataset(split).inputs.double(), expected, atol=1e-5)
 
 
-def test_moments_over_several_blocks_are_those_of_the_whole():
+def test_moments_do_not_depend_on_the_blocks_in_which_images_are_summed():
     images = np.random.default_rng(3).integers(0, 256, (1500, 2, 3, 3), dtype=np.uint8)
     mean, deviation = room._moments(images, (0, 2, 3))
     assert np.allclose(mean.ravel(), (images / 255).mean((0, 2, 3))) and np.allclose(
@@ -184,7 +184,9 @@ GOOD = encoded(pictures(1)[0])
         ),
     ],
 )
-def test_a_malformed_file_is_named_with_what_is_wrong(tmp_path, images, labels, columns, says):
+def test_the_error_for_a_malformed_file_names_the_file_and_the_problem(
+    tmp_path, images, labels, columns, says
+):
     write(tmp_path / "train.parquet", images, labels, **columns)
     with pytest.raises(DataError, match=f"--data .*train.parquet.*{says}"):
         toy(tmp_path).read("train")
@@ -210,7 +212,7 @@ def test_a_plain_binary_column_is_not_the_hub_schema(tmp_path):
     ],
     ids=str,
 )
-def test_images_of_another_kind_are_named_with_what_was_expected(tmp_path, kind, value):
+def test_the_error_for_a_column_of_another_type_names_the_expected_type(tmp_path, kind, value):
     pq.write_table(
         pa.table({"image": pa.array([value], kind), "label": [0]}), tmp_path / "train.parquet"
     )
@@ -232,7 +234,7 @@ def test_images_of_another_kind_are_named_with_what_was_expected(tmp_path, kind,
         ["00000-of-00001", "more"],
     ],
 )
-def test_parts_that_are_no_whole_set(tmp_path, parts):
+def test_an_incomplete_set_of_parts_is_refused(tmp_path, parts):
     for part in parts:
         write(tmp_path / f"train-{part}.parquet", [GOOD], [0])
     with pytest.raises(
@@ -243,7 +245,7 @@ def test_parts_that_are_no_whole_set(tmp_path, parts):
 
 
 @pytest.mark.parametrize("closed", ["toy", "toy/train.parquet"])
-def test_what_may_not_be_read_is_named(unprivileged, closed):
+def test_a_file_or_folder_without_read_permission_is_named(unprivileged, closed):
     write(unprivileged / "toy" / "train.parquet", [GOOD], [0])
     (unprivileged / closed).chmod(0)
     try:
@@ -265,13 +267,13 @@ def test_labels_must_be_whole_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 but not more", b"PAR1" + bytes(100) + b"PAR1"])
-def test_a_file_that_is_not_parquet(tmp_path, content):
+def test_a_file_that_is_not_parquet_is_refused(tmp_path, content):
     (tmp_path / "train.parquet").write_bytes(content)
     with pytest.raises(DataError, match="--data .*train.parquet cannot be read as parquet"):
         toy(tmp_path).read("train")
 
 
-def test_folders_that_hold_no_data(tmp_path):
+def test_missing_and_empty_folders_are_refused(tmp_path):
     with pytest.raises(
         DataError,
         match="toy needs its data; give --data DIR, .*toy/train.parquet.* or set FEDCOMP_DATA",
@@ -287,7 +289,9 @@ def test_folders_that_hold_no_data(tmp_path):
 
 
 @pytest.mark.parametrize(("module", "package"), [("pyarrow", "pyarrow"), ("PIL", "pillow")])
-def test_a_missing_package_names_the_extra(hub, tmp_path, monkeypatch, module, package):
+def test_the_error_for_a_missing_package_names_the_extra(
+    hub, tmp_path, monkeypatch, module, package
+):
     monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
@@ -315,10 +319,10 @@ def test_decoded_images_are_read_from_the_cache_until_a_file_changes(hub, tmp_pa
     write(source, [encoded(255 - p) for p in train], [4] * 12)
     assert source.stat().st_size == size
     _, labels = toy(folder).read("train")
-    assert labels.tolist() == [4] * 12, "a file may change without another size"
+    assert labels.tolist() == [4] * 12, "a changed file of the same size is decoded again"
 
 
-def test_a_broken_cache_file_is_made_anew(hub, tmp_path, monkeypatch):
+def test_a_truncated_cache_file_is_written_again(hub, tmp_path, monkeypatch):
     folder, train, _ = hub
     monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
     toy(folder).read("train")
@@ -342,7 +346,7 @@ def test_a_broken_cache_file_is_made_anew(hub, tmp_path, monkeypatch):
     ],
     ids=["shorter", "empty", "dtype", "shape", "garbage", "zip", "header"],
 )
-def test_a_cache_file_of_something_else_is_made_anew(hub, tmp_path, monkeypatch, name, damage):
+def test_a_cache_file_with_other_content_is_written_again(hub, tmp_path, monkeypatch, name, damage):
     folder, train, _ = hub
     monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
     toy(folder).read("train")
@@ -364,7 +368,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(hub, tmp_path, monkeypatch):
     assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
 
 
-def test_a_failed_write_leaves_nothing_behind(hub, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_file_in_the_cache(hub, tmp_path, monkeypatch):
     folder, train, _ = hub
     monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
 

@@ -18,7 +18,7 @@ def labelled(labels, groups=None) -> Data:
 
 
 def unequal(n: int, classes: int = 10, seed: int = 0) -> np.ndarray:
-    """n labels, class sizes differing about as MNIST's, in random order."""
+    """Return `n` labels in random order. The sizes of the classes differ about as much as in MNIST."""
     rng = np.random.default_rng(seed)
     share = 1 + 0.2 * np.sin(np.arange(classes))
     return rng.permutation(
@@ -42,7 +42,7 @@ def sizes_of(parts) -> np.ndarray:
 
 
 def entropy_of(parts, labels=LABELS) -> float:
-    """Mean over clients of the entropy of their labels, in nats."""
+    """Return the entropy of a client's labels in nats, averaged over the clients."""
     shares = [np.bincount(labels[part]) / len(part) for part in parts]
     return float(np.mean([-(s[s > 0] * np.log(s[s > 0])).sum() for s in shares]))
 
@@ -73,7 +73,7 @@ EVERY = [
 
 @for_each("clients", [10, 37, 200])
 @for_each("spec", EVERY)
-def test_every_example_has_one_owner_and_every_client_an_example(spec, clients):
+def test_every_example_has_one_client_and_every_client_has_an_example(spec, clients):
     if spec == "natural" and clients > 37:
         return
     parts = partition(spec, DATA, clients, seed=3)
@@ -82,7 +82,7 @@ def test_every_example_has_one_owner_and_every_client_an_example(spec, clients):
 
 
 @for_each("spec", ["iid", "classes:1", "classes:10", "shards:1", "dirichlet:0.001", "dirichlet:1"])
-def test_as_many_clients_as_examples(spec):
+def test_each_client_has_one_example_if_there_are_as_many_clients_as_examples(spec):
     assert (sizes_of(partition(spec, DATA, 1437, seed=0)) == 1).all()
 
 
@@ -105,7 +105,7 @@ def test_as_many_clients_as_examples(spec):
         ]
     ),
 )
-def test_small_cases_are_covered_or_refused_in_a_sentence(labels, clients, seed, spec):
+def test_small_data_sets_are_partitioned_or_refused_with_advice(labels, clients, seed, spec):
     data = labelled(labels, groups=np.array(labels))
     try:
         parts = partition(spec, data, clients, seed)
@@ -116,20 +116,20 @@ def test_small_cases_are_covered_or_refused_in_a_sentence(labels, clients, seed,
 
 
 @for_each("spec", ["iid", "classes:2", "shards:2", "dirichlet:0.1"])
-def test_a_partition_depends_on_the_seed_alone(spec):
+def test_a_partition_depends_only_on_the_seed(spec):
     first, again, other = (partition(spec, DATA, 20, seed) for seed in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_iid_clients_are_of_one_size():
+def test_sizes_of_iid_clients_differ_by_at_most_one():
     sizes = sizes_of(partition("iid", DATA, 200, seed=0))
     assert sizes.max() - sizes.min() <= 1
 
 
 @for_each("number", [1, 2, 5, 10])
 @for_each("clients", [10, 45, 100])
-def test_clients_hold_exactly_so_many_classes_and_near_equal_sizes(number, clients):
+def test_clients_have_exactly_the_given_number_of_classes_and_similar_sizes(number, clients):
     parts = partition(f"classes:{number}", DATA, clients, seed=1)
     assert (classes_of(parts) == number).all()
     sizes = sizes_of(parts)
@@ -139,7 +139,7 @@ def test_clients_hold_exactly_so_many_classes_and_near_equal_sizes(number, clien
     )
 
 
-def test_classes_are_held_in_proportion_to_their_sizes():
+def test_the_number_of_clients_of_a_class_is_proportional_to_its_size():
     labels = np.repeat([0, 1, 2], [600, 300, 100])
     parts = partition("classes:1", labelled(labels), 100, seed=0)
     assert np.bincount([labels[part[0]] for part in parts]).tolist() == [60, 30, 10]
@@ -149,24 +149,24 @@ def test_classes_are_held_in_proportion_to_their_sizes():
     assert np.bincount([labels[part[0]] for part in parts]).tolist() == [7, 2, 1]
 
 
-def test_which_classes_go_together_is_drawn():
+def test_the_classes_of_a_client_are_random():
     parts = partition("classes:2", DATA, 200, seed=0)
     assert len({tuple(np.unique(LABELS[part])) for part in parts}) > 30
 
 
-def test_where_examples_run_out_clients_hold_as_many_classes_as_there_are_examples():
+def test_clients_with_too_few_examples_have_one_class_per_example():
     parts = partition("classes:10", DATA, 200, seed=0)
     assert (classes_of(parts) == sizes_of(parts)).all() and sizes_of(parts).min() == 7
 
 
-def test_shards_are_runs_of_the_labels_in_order():
+def test_shards_are_slices_of_the_examples_sorted_by_label():
     parts = partition("shards:2", DATA, 100, seed=0)
     sizes = sizes_of(parts)
     assert sizes.max() - sizes.min() <= 2
     assert classes_of(parts).max() <= 4 and 1.5 < classes_of(parts).mean() < 3
 
 
-def test_a_small_alpha_makes_clients_unlike_and_a_large_one_alike():
+def test_a_smaller_alpha_makes_clients_more_heterogeneous():
     entropies = [
         entropy_of(partition(f"dirichlet:{alpha}", DATA, 10, seed=0))
         for alpha in (0.01, 0.1, 1, 100)
@@ -174,14 +174,14 @@ def test_a_small_alpha_makes_clients_unlike_and_a_large_one_alike():
     assert entropies == sorted(entropies) and entropies[0] < 0.4 and entropies[-1] > 2.2
 
 
-def test_no_client_is_favoured_by_rounding():
+def test_dirichlet_rounding_favours_no_client():
     sizes = np.mean(
         [sizes_of(partition("dirichlet:1e300", DATA, 200, seed)) for seed in range(40)], axis=0
     )
     assert abs(sizes - 1437 / 200).max() < 2
 
 
-def test_natural_groups_stay_whole():
+def test_natural_partition_does_not_split_groups():
     groups = DATA.groups
     one_each = partition("natural", DATA, 37, seed=0)
     assert [set(groups[part]) for part in one_each] == [{name} for name in sorted(set(groups))]
@@ -201,7 +201,9 @@ def test_natural_groups_stay_whole():
         ("iid", 3, "data of 3 clients is pooled and divided by --partition iid"),
     ],
 )
-def test_there_is_a_warning_if_the_data_of_clients_is_divided_again(make, spec, clients, advice):
+def test_there_is_advice_if_the_data_of_clients_is_not_divided_by_client(
+    make, spec, clients, advice
+):
     sets = make([Data(torch.ones(n, 2), torch.zeros(n, dtype=torch.int64)) for n in (1, 2, 3)])
     warning = partition_advice(spec, data_from(sets), clients)
     assert advice in warning and bool(warning) == bool(advice)
@@ -210,7 +212,7 @@ def test_there_is_a_warning_if_the_data_of_clients_is_divided_again(make, spec, 
 
 
 @for_each("spec", PARTITIONERS)
-def test_a_rule_written_out_reads_the_same(spec):
+def test_parsing_inverts_formatting_of_a_partitioner(spec):
     made = parse_partitioner(spec if spec in ("iid", "natural") else f"{spec}:2")
     assert parse_partitioner(specs.format_spec(spec, made)) == made
 
@@ -231,14 +233,14 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             DATA,
             10,
             SpecError,
-            "a partition has no scope and no second part; name one partition",
+            r"a partition has no scope and no second part; leave out '@' and '\+', and name one partition",
         ),
         (
             "classes:2@layer",
             DATA,
             10,
             SpecError,
-            "a partition has no scope and no second part; name one partition",
+            r"a partition has no scope and no second part; leave out '@' and '\+', and name one partition",
         ),
         ("classes:0", DATA, 10, ConfigError, "give at least classes:1"),
         ("shards:-1", DATA, 10, ConfigError, "give at least shards:1"),
@@ -293,19 +295,19 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
         ("shards:2", SEQUENCES, 10, ConfigError, r"--partition shards:2 needs .* int64 \[30, 5\]"),
     ],
 )
-def test_what_does_not_go_together_is_said_with_the_fix(spec, data, clients, kind, says):
+def test_an_unsuitable_partition_is_refused_with_the_fix(spec, data, clients, kind, says):
     with pytest.raises(kind, match=says):
         partition(spec, data, clients, seed=0, name="digits")
 
 
-def test_targets_of_any_shape_are_shared_out_iid():
+def test_iid_partitions_data_with_targets_of_any_shape():
     assert_cover(partition("iid", SEQUENCES, 7, seed=0), 7, 30)
     assert_cover(partition("iid", FLOATS, 7, seed=0), 7, 30)
 
 
 @pytest.fixture(scope="module")
 def flower_parts():
-    """Partitions of flwr-datasets, as indices: (name of the partitioner, its options) → list of arrays."""
+    """Return a function that partitions DATA with flwr-datasets: (name of the partitioner, its options) → indices of each client."""
     partitioners = pytest.importorskip("flwr_datasets.partitioner")
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict(
@@ -323,7 +325,7 @@ def flower_parts():
 
 
 @pytest.mark.slow
-def test_iid_as_flower(flower_parts):
+def test_iid_is_similar_to_flowers_partitioner(flower_parts):
     theirs = flower_parts("IidPartitioner", num_partitions=20)
     ours = partition("iid", DATA, 20, seed=0)
     assert sorted(sizes_of(ours)) == sorted(sizes_of(theirs))
@@ -331,7 +333,7 @@ def test_iid_as_flower(flower_parts):
 
 
 @pytest.mark.slow
-def test_natural_as_flower(flower_parts):
+def test_natural_is_identical_to_flowers_partitioner(flower_parts):
     theirs = flower_parts("NaturalIdPartitioner", partition_by="group")
     assert all(
         np.array_equal(a, np.sort(b))
@@ -343,7 +345,7 @@ def test_natural_as_flower(flower_parts):
 @pytest.mark.filterwarnings(
     "ignore:Specifying null_placement:FutureWarning"
 )  # datasets 4.8 under pyarrow 25 and later
-def test_shards_as_flower(flower_parts):
+def test_shards_are_similar_to_flowers_partitioner(flower_parts):
     theirs = flower_parts(
         "ShardPartitioner", num_partitions=20, partition_by="label", num_shards_per_partition=2
     )
@@ -354,7 +356,7 @@ def test_shards_as_flower(flower_parts):
 
 
 @pytest.mark.slow
-def test_classes_as_flower(flower_parts):
+def test_classes_are_similar_to_flowers_partitioner(flower_parts):
     theirs = flower_parts(
         "PathologicalPartitioner",
         num_partitions=20,
@@ -373,7 +375,7 @@ def test_classes_as_flower(flower_parts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
-def test_dirichlet_as_flower(flower_parts, alpha):
+def test_dirichlet_is_similar_to_flowers_partitioner(flower_parts, alpha):
     theirs = [
         flower_parts(
             "DirichletPartitioner",

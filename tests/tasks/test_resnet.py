@@ -23,7 +23,7 @@ def photographs(count: int, size: int = 8) -> Data:
 SMALL = Task("small", lambda: ResNet18(4), lambda: photographs(40), lambda: photographs(20))
 
 
-def test_eighteen_layers_halve_the_image_three_times():
+def test_the_model_has_eighteen_layers_and_halves_the_image_three_times():
     model, reached = ResNet18(4), []
     for block in model.blocks:
         block.register_forward_hook(lambda block, given, made: reached.append(tuple(made.shape)))
@@ -38,7 +38,7 @@ def test_eighteen_layers_halve_the_image_three_times():
     )  # three more where the shape changes
 
 
-def test_an_examples_outputs_do_not_depend_on_the_others():
+def test_the_outputs_of_an_example_do_not_depend_on_other_examples():
     model, inputs = ResNet18(4).train(), photographs(6).inputs
     torch.testing.assert_close(model(inputs)[:2], model(inputs[:2]), rtol=1e-4, atol=1e-5)
     assert not list(model.buffers())
@@ -48,7 +48,7 @@ def test_the_model_passes_the_check_of_tasks():
     assert check(SMALL, 4).numel == Layout.of(ResNet18(4)).numel
 
 
-def test_clients_trained_together_end_where_each_alone_would(one_thread):
+def test_the_batched_engine_trains_as_the_serial_engine_does(one_thread):
     model = initial_model(SMALL, 0)
     layout, data, sgd = (
         Layout.of(model),
@@ -69,7 +69,7 @@ def test_clients_trained_together_end_where_each_alone_would(one_thread):
         assert losses[who].item() == pytest.approx(alone.result.loss, rel=1e-3)
 
 
-def test_it_learns_a_few_images_by_heart(one_thread):
+def test_the_model_can_memorise_a_few_images(one_thread):
     model, data = initial_model(SMALL, 0), photographs(20)
     layout, sgd = Layout.of(model), LocalSGD(steps=30, batch_size=20, lr=0.1)
     before = evaluate(SMALL, model, layout, layout.gather(model), data, "cpu")[0]
@@ -79,5 +79,5 @@ def test_it_learns_a_few_images_by_heart(one_thread):
     assert evaluate(SMALL, model, layout, learned, data, "cpu")[0] < 0.3 * before
 
 
-def test_the_processor_trains_one_client_after_the_other():
+def test_auto_chooses_the_serial_engine_on_a_cpu():
     assert choose_engine(ResNet18(4), "cpu")[0] == "serial"

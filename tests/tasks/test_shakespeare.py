@@ -44,13 +44,13 @@ Resolved.
 
 
 def long(words: str, characters: int) -> str:
-    """At least so many characters, in lines of the words."""
+    """Return lines of `words` with at least `characters` characters."""
     return "\n".join([words] * -(-characters // (len(words) + 1)))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """DIR/shakespeare/input.txt, where ROMEO says 25 windows and a bit, JULIET 2, and NURSE too little."""
+    """Return a folder with shakespeare/input.txt, in which ROMEO speaks 25 windows, JULIET 2, and NURSE less than one."""
     said = [
         ("ROMEO", long("But, soft! what light?", 1000)),
         ("JULIET", long("O Romeo, Romeo!", 2 * WINDOW + 1)),
@@ -68,13 +68,13 @@ def decoded(characters: torch.Tensor) -> str:
     return "".join(ALPHABET[number] for number in characters.tolist())
 
 
-def test_roles_say_what_stands_under_their_names():
+def test_lines_are_assigned_to_the_role_whose_name_precedes_them():
     citizen = "Before we proceed any further,\nhear me:\nspeak.\nand again."
     assert speeches(PLAY) == {"First Citizen": citizen, "All": "Speak, speak.\nResolved."}
     assert speeches("no role\nsays this:\n\nHe goes.") == {}
 
 
-def test_every_character_has_its_number_whatever_the_text():
+def test_the_number_of_a_character_does_not_depend_on_the_text():
     assert len(set(ALPHABET)) == UNKNOWN == 96
     assert encode(ALPHABET).tolist() == list(range(96))
     assert encode("a\u00e9\t\U0001f600b").tolist() == [
@@ -87,7 +87,9 @@ def test_every_character_has_its_number_whatever_the_text():
 
 
 @pytest.mark.parametrize("inside", ["", "shakespeare"])
-def test_a_role_is_cut_into_windows_whose_targets_are_the_next_characters(folder, inside):
+def test_the_text_of_a_role_is_split_into_windows_with_the_next_characters_as_targets(
+    folder, inside
+):
     train, test = Text(folder / inside).read("train"), Text(folder / inside).read("test")
     assert (
         train.inputs.dtype == train.targets.dtype == torch.int64
@@ -100,11 +102,11 @@ def test_a_role_is_cut_into_windows_whose_targets_are_the_next_characters(folder
         assert [len(part) for part in mine] == [learned, asked]
         assert whole[role][1:].startswith(
             decoded(torch.cat(mine).flatten())
-        )  # the last tenth is for testing, and nothing comes twice
+        )  # the last tenth is test data, and no character occurs twice
     assert set(train.groups) == set(test.groups) == {"ROMEO", "JULIET"}
 
 
-def test_clients_are_roles_or_share_them(folder):
+def test_each_client_has_one_or_more_roles(folder):
     train = load("shakespeare-lstm", folder).train()
     shards = partition("natural", train, 2, 0)
     assert [set(train.groups[shard]) for shard in shards] == [{"JULIET"}, {"ROMEO"}]
@@ -125,7 +127,7 @@ def test_the_same_file_gives_the_same_data(folder):
     assert torch.equal(first.inputs, again.inputs) and np.array_equal(first.groups, again.groups)
 
 
-def test_ends_of_lines_and_a_mark_of_byte_order_make_no_difference(folder):
+def test_line_endings_and_a_byte_order_mark_do_not_change_the_data(folder):
     path, before = folder / "shakespeare" / "input.txt", Text(folder).read("train")
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     after = Text(folder).read("train")
@@ -162,14 +164,14 @@ def test_ends_of_lines_and_a_mark_of_byte_order_make_no_difference(folder):
         ),
     ],
 )
-def test_what_is_no_text_is_refused_with_the_fix(tmp_path, make, says):
+def test_missing_or_invalid_text_is_refused_with_the_fix(tmp_path, make, says):
     with pytest.raises(DataError, match=says) as caught:
         load("shakespeare-lstm", make(tmp_path)).train()
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("closed", [".", "input.txt"])
-def test_a_text_that_may_not_be_read(unprivileged, closed):
+def test_a_text_without_read_permission_is_refused(unprivileged, closed):
     (unprivileged / "input.txt").write_text("ROMEO:\nO!")
     (unprivileged / closed).chmod(0)
     try:
@@ -196,7 +198,7 @@ def test_the_loss_is_the_mean_over_all_positions():
     torch.testing.assert_close(loss(outputs, targets), torch.stack(each).mean())
 
 
-def test_a_position_sees_what_came_before_and_nothing_else():
+def test_an_output_depends_only_on_earlier_characters():
     model, inputs = CharacterLSTM(8, 16), torch.randint(0, 97, (2, 12))
     changed = inputs.clone()
     changed[:, 7:] = 0
@@ -205,7 +207,7 @@ def test_a_position_sees_what_came_before_and_nothing_else():
     )
 
 
-def test_a_role_is_learned(folder, one_thread):
+def test_a_small_model_learns_the_text_of_a_role(folder, one_thread):
     task = small(folder)
     train, test, model = task.train(), task.test(), initial_model(task, 0)
     layout, sgd = check(task, 10, train, test), LocalSGD(steps=60, batch_size=10, lr=4.0, clip=1.0)
@@ -225,7 +227,7 @@ def test_byzantine_clients_may_flip_characters(folder):
     )
 
 
-def test_tiny_shakespeare(data_folder):
+def test_the_real_text_has_the_documented_numbers_of_windows_and_roles(data_folder):
     task = load("shakespeare-lstm", data_folder)
     train, test = task.train(), task.test()
     assert (len(train), len(test), len(set(train.groups))) == (11_422, 1_247, 232)

@@ -33,7 +33,7 @@ task = Task("mine", Net, data, data)
 """
 
 
-def test_the_frame_of_a_neighbouring_module_is_named(write_task, tmp_path):
+def test_an_error_in_a_module_beside_the_task_file_names_its_line(write_task, tmp_path):
     (tmp_path / "net_of_this_test.py").write_text(NET)
     task = load(write_task(TASK.format(neighbour="net_of_this_test")))
     with pytest.raises(TaskError) as error:
@@ -45,7 +45,7 @@ def test_the_frame_of_a_neighbouring_module_is_named(write_task, tmp_path):
     )
 
 
-def test_a_second_task_cannot_get_the_neighbour_of_the_first(write_task, tmp_path):
+def test_two_task_files_may_not_import_different_modules_of_the_same_name(write_task, tmp_path):
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "neighbour_of_two.py").write_text(NET)

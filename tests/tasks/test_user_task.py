@@ -20,7 +20,7 @@ task = Task("mine", lambda: torch.nn.Linear(2, Width().hidden), data, data)
 """
 
 
-def test_a_task_is_taken_as_it_stands(write_task):
+def test_a_task_object_in_a_file_is_loaded(write_task):
     task = load(write_task(TASK))
     assert task.name == "mine" and len(task.train()) == 4
 
@@ -34,11 +34,15 @@ def test_a_task_is_taken_as_it_stands(write_task):
         "class make:\n    def __new__(cls): return task",
     ],
 )
-def test_a_callable_makes_the_task_with_the_data_folder_if_it_takes_one(write_task, tmp_path, make):
+def test_a_callable_is_called_with_the_data_folder_if_it_takes_an_argument(
+    write_task, tmp_path, make
+):
     assert load(write_task(f"{TASK}\n{make}", "make"), tmp_path / "here").name == "mine"
 
 
-def test_a_changed_file_is_run_again_and_two_files_of_one_name_do_not_meet(write_task, tmp_path):
+def test_a_changed_file_is_executed_again_and_files_of_the_same_name_are_separate(
+    write_task, tmp_path
+):
     (tmp_path / "other").mkdir()
     first = load(write_task(TASK))
     other = load(write_task(TASK.replace('"mine"', '"another"'), file="other/mine.py"))
@@ -46,7 +50,7 @@ def test_a_changed_file_is_run_again_and_two_files_of_one_name_do_not_meet(write
     assert (first.name, other.name, again.name) == ("mine", "another", "longer name")
 
 
-def test_a_relative_path_and_a_home_are_understood(write_task, tmp_path, monkeypatch):
+def test_a_path_may_be_relative_or_begin_with_a_tilde(write_task, tmp_path, monkeypatch):
     write_task(TASK)
     monkeypatch.chdir(tmp_path)
     assert load("mine.py:task").name == "mine"
@@ -64,7 +68,7 @@ def test_a_relative_path_and_a_home_are_understood(write_task, tmp_path, monkeyp
         ("absent.py:task", "the file .*absent.py does not exist"),
     ],
 )
-def test_what_names_no_task(text, says):
+def test_a_name_without_a_task_is_refused(text, says):
     with pytest.raises(TaskError, match=f"--task {text}.*{says}"):
         load(text)
 
@@ -97,14 +101,14 @@ def test_what_names_no_task(text, says):
         ("def task():\n    x = 1\n    return {}['key']\n", "line 3, in task: KeyError: 'key'"),
     ],
 )
-def test_a_broken_file_is_named_with_the_line(write_task, content, says):
+def test_the_error_for_a_broken_file_names_the_file_and_the_line(write_task, content, says):
     text = write_task(content)
     with pytest.raises(TaskError, match=f"--task .*mine.py:task.*{says}") as caught:
         load(text)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_python(write_task):
+def test_a_file_that_is_not_python_is_refused(write_task):
     with pytest.raises(TaskError, match="is not a Python file; give a file whose name ends in .py"):
         load(write_task("", file="mine.txt"))
 
@@ -112,7 +116,7 @@ def test_a_file_that_is_not_python(write_task):
 @pytest.mark.parametrize(
     "content", ["raise ConfigError('own')", "def task(): raise ConfigError('own')"]
 )
-def test_errors_of_fedcomp_pass_through(write_task, content):
+def test_fedcomp_errors_in_a_task_file_are_raised_unchanged(write_task, content):
     with pytest.raises(ConfigError, match="^own$"):
         load(write_task(f"from fedcomp.errors import ConfigError\n{content}\n"))
 
@@ -120,13 +124,13 @@ def test_errors_of_fedcomp_pass_through(write_task, content):
 @pytest.mark.parametrize(
     "content", ["raise KeyboardInterrupt", "def task(): raise KeyboardInterrupt"]
 )
-def test_an_interruption_is_not_the_files_mistake(write_task, content):
+def test_an_interruption_in_a_task_file_is_not_reported_as_its_error(write_task, content):
     with pytest.raises(KeyboardInterrupt):
         load(write_task(f"{content}\n"))
 
 
 @pytest.mark.parametrize("closed", ["inner", "inner/mine.py"])
-def test_a_file_that_may_not_be_read(unprivileged, closed):
+def test_a_file_without_read_permission_is_refused(unprivileged, closed):
     (unprivileged / "inner").mkdir()
     (unprivileged / "inner" / "mine.py").write_text(TASK)
     (unprivileged / closed).chmod(0)

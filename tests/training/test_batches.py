@@ -1,4 +1,4 @@
-"""The batches of a round: walks through the shard that belong to seed, round and client, drawn alone or for a cohort at once."""
+"""The batches of a client in a round depend only on seed, round and client, also if they are drawn for a whole cohort at once."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ COHORTS = {
 }
 
 
-def test_batches_of_steps_have_one_size_and_walk_the_shard():
+def test_with_steps_all_batches_have_the_same_size_and_a_pass_repeats_no_example():
     shard = np.arange(100, 150)
     batches = plan_batches(dataclasses.replace(SGD, steps=7, batch_size=20), shard, 0, 1, 2)
     assert [len(b) for b in batches] == [20] * 7
@@ -31,7 +31,7 @@ def test_batches_of_steps_have_one_size_and_walk_the_shard():
     assert set(np.concatenate(batches)) <= set(shard) and batches[0].dtype == np.int64
 
 
-def test_batches_of_epochs_hold_every_example_once_a_pass():
+def test_with_epochs_the_batches_of_a_pass_contain_every_example_once():
     shard = np.arange(100, 150)
     batches = plan_batches(dataclasses.replace(SGD, epochs=2, batch_size=20), shard, 0, 1, 2)
     assert [len(b) for b in batches] == [20, 20, 10] * 2
@@ -39,7 +39,7 @@ def test_batches_of_epochs_hold_every_example_once_a_pass():
     assert all(sorted(p) == list(shard) for p in passes) and list(passes[0]) != list(passes[1])
 
 
-def test_a_batch_larger_than_the_shard_is_the_shard():
+def test_if_the_batch_size_exceeds_the_shard_a_batch_is_the_whole_shard():
     for sgd in (dataclasses.replace(SGD, steps=3), dataclasses.replace(SGD, epochs=3)):
         assert [sorted(b) for b in plan_batches(sgd, np.arange(5), 0, 1, 2)] == [list(range(5))] * 3
 
@@ -52,7 +52,7 @@ def test_batches_depend_on_seed_round_and_client():
     assert len({drawn(0, 1, 2), drawn(1, 1, 2), drawn(0, 2, 2), drawn(0, 1, 3)}) == 4
 
 
-def test_examples_are_drawn_evenly():
+def test_all_examples_are_drawn_about_equally_often():
     counts = np.zeros(30)
     for who in range(600):
         for batch in plan_batches(
@@ -62,12 +62,12 @@ def test_examples_are_drawn_evenly():
     assert abs(counts - 200).max() < 60  # five standard deviations
 
 
-def test_an_empty_shard_is_the_users_mistake():
+def test_an_empty_shard_raises_data_error():
     with pytest.raises(DataError, match="client 7 has no examples.*--clients"):
         plan_batches(SGD, np.arange(0), 0, 1, 7)
 
 
-# Every cohort with steps and with epochs, and clients of every size with all kinds of steps.
+# Every cohort with steps and with epochs, and the cohort with clients of every size with all STEPS.
 @for_each(
     "cohort, sgd",
     [
@@ -77,7 +77,7 @@ def test_an_empty_shard_is_the_users_mistake():
     ]
     + [(COHORTS["of every size"], LocalSGD(*given)) for given in STEPS],
 )
-def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
+def test_the_batches_of_a_cohort_are_those_of_each_client_alone(cohort, sgd):
     shards = [np.arange(length) * 3 + who for who, length in enumerate(cohort)]
     asked = [(2 + who % 2, 7 * who) for who in range(len(shards))]
     check(sgd, shards, asked)
@@ -93,7 +93,7 @@ def check(sgd, shards, asked):
         } == {np.dtype(np.int64)}
 
 
-def test_a_cohort_with_an_empty_shard_is_the_users_mistake():
+def test_an_empty_shard_in_a_cohort_raises_data_error():
     with pytest.raises(DataError, match="client 60 has no examples"):
         plan_all_batches(
             SGD, [np.arange(40)] * 60 + [np.arange(0)], 0, [(1, who) for who in range(61)]

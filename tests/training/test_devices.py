@@ -1,4 +1,4 @@
-"""Where a run computes: what --device may say."""
+"""The values of --device."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from fedcomp.errors import ConfigError
 from fedcomp.training import devices
 
 
-def test_the_processor():
+def test_cpu_is_the_cpu():
     assert devices.parse_device("cpu") == torch.device("cpu")
 
 
-def test_auto_is_a_device_that_is_here():
+def test_auto_is_a_gpu_if_there_is_one_else_the_cpu():
     assert devices.parse_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -32,14 +32,14 @@ def test_auto_is_a_device_that_is_here():
         " cpu",
     ],
 )
-def test_another_word_is_a_sentence(asked):
+def test_an_unknown_device_is_refused_with_the_known_ones(asked):
     with pytest.raises(
         ConfigError, match=f"^--device {asked} is not known; give auto, cpu, cuda or cuda:N$"
     ):
         devices.parse_device(asked)
 
 
-def test_a_device_that_is_not_here():
+def test_a_missing_device_is_refused():
     with pytest.raises(ConfigError, match="^--device cuda:9999: "):
         devices.parse_device("cuda:9999")
 
@@ -53,7 +53,9 @@ def test_a_device_that_is_not_here():
         ("DEFAULT", "bfloat16", False),
     ],
 )
-def test_arithmetic_that_is_not_the_processors_own(monkeypatch, capability, precision, told):
+def test_there_is_a_warning_if_the_cpu_emulates_the_precision(
+    monkeypatch, capability, precision, told
+):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert (
         "no arithmetic in bfloat16"

@@ -85,7 +85,7 @@ def by_torch_optim(
     [("mlp", variant) for variant in VARIANTS]
     + [(model, variant) for model in MODELS for variant in ("all", "proximal") if model != "mlp"],
 )
-def test_equals_torch_optim(model_name, variant):
+def test_updates_equal_those_of_torch_optim_sgd(model_name, variant):
     make = MODELS[model_name]
     task, model, layout, start = parts(make)
     sgd, data = dataclasses.replace(SGD, **VARIANTS[variant]), examples()
@@ -93,7 +93,7 @@ def test_equals_torch_optim(model_name, variant):
     update, loss = by_torch_optim(task, model, layout, start, data, batches, sgd)
     trained = SerialEngine(task, model, layout, "cpu").train(start, data, batches, sgd)
     unused = layout.views(update).get("unused")
-    if unused is not None:  # torch.optim passes over a parameter without a gradient; here it decays
+    if unused is not None:  # torch.optim skips a parameter without a gradient; here it decays
         unused.copy_(layout.views(trained.update)["unused"])
     tolerance = 0.03 if make is Coarse else 1e-5
     assert (trained.update - update).norm() < tolerance * update.norm()
@@ -101,7 +101,7 @@ def test_equals_torch_optim(model_name, variant):
     assert trained.update.dtype == torch.float32 and trained.result.buffers is None
 
 
-def test_a_client_leaves_nothing_behind_for_the_next_one():
+def test_the_training_of_a_client_does_not_affect_the_next_client():
     task, model, layout, start = parts(MODELS["mlp"])
     engine, data, sgd = (
         SerialEngine(task, model, layout, "cpu"),
@@ -116,7 +116,7 @@ def test_a_client_leaves_nothing_behind_for_the_next_one():
     assert torch.equal(start, given)
 
 
-def test_a_step_that_moves_nothing_is_no_update_in_a_coarse_model():
+def test_with_bfloat16_weights_rounding_is_not_part_of_the_update():
     task, model, layout, start = parts(Coarse)
     start += 1e-4
     still = SerialEngine(task, model, layout, "cpu").train(
@@ -125,7 +125,7 @@ def test_a_step_that_moves_nothing_is_no_update_in_a_coarse_model():
     assert not still.update.any()
 
 
-def test_dropout_belongs_to_seed_round_and_client():
+def test_dropout_depends_only_on_seed_round_and_client():
     class Functional(nn.Linear):
         def forward(self, x):
             return super().forward(F.dropout(x, 0.5, self.training))
@@ -152,7 +152,7 @@ def test_dropout_belongs_to_seed_round_and_client():
             assert not torch.equal(engine.train(start, data, batches, SGD, **other).update, first)
 
 
-def test_statistics_stay_with_their_client():
+def test_running_statistics_of_a_client_do_not_affect_other_clients():
     make = lambda: nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))  # noqa: E731
     task, model, layout, start = parts(make)
     engine, data, batches = (
@@ -194,7 +194,7 @@ def test_buffers_that_do_not_change_are_not_returned():
 
 
 @for_each("batch", [7, 60, 1000])
-def test_evaluation_is_a_mean_over_examples(batch):
+def test_evaluation_averages_over_examples(batch):
     task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout()))
     weights, data = start * 2, examples()
     loss, accuracy, _ = evaluate(task, model, layout, weights, data, "cpu", batch)
@@ -215,7 +215,7 @@ FORMS = {
 
 
 @for_each("given", FORMS.values(), ids=FORMS)
-def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(given):
+def test_a_task_may_return_loss_and_accuracy_as_tensors_or_numbers(given):
     task, model, layout, start = parts(MODELS["linear"])
     wrapped = dataclasses.replace(
         task,
@@ -229,7 +229,7 @@ def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(give
     )
 
 
-def test_a_default_precision_that_a_task_sets_changes_no_vector():
+def test_vectors_are_float32_even_if_a_task_changes_the_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         task, model, layout, start = parts(MODELS["mlp"])
@@ -241,7 +241,7 @@ def test_a_default_precision_that_a_task_sets_changes_no_vector():
         torch.set_default_dtype(torch.float32)
 
 
-def test_evaluating_the_resident_model_does_not_disturb_training():
+def test_evaluation_in_the_model_of_the_engine_does_not_affect_training():
     task, model, layout, start = parts(MODELS["mlp"])
     engine, data = SerialEngine(task, model, layout, "cpu"), examples()
     first = engine.train(start, data, [np.arange(20)], SGD).update
@@ -249,7 +249,7 @@ def test_evaluating_the_resident_model_does_not_disturb_training():
     assert torch.equal(engine.train(start, data, [np.arange(20)], SGD).update, first)
 
 
-def test_options_come_from_the_run():
+def test_the_training_options_are_those_of_the_run():
     config = RunConfig(
         local_steps=3,
         local_epochs=2,
@@ -265,7 +265,7 @@ def test_options_come_from_the_run():
 
 
 @for_each("channels, stride, last", [(3, 2, False), (5, 2, False), (8, 2, True), (3, 1, True)])
-def test_channels_are_not_last_where_torch_would_write_beyond(channels, stride, last):
+def test_channels_last_is_not_used_where_torch_writes_out_of_bounds(channels, stride, last):
     model = nn.Sequential(nn.Conv2d(channels, 4, 1, stride=stride), nn.Flatten(), nn.LazyLinear(2))
     model(torch.zeros(1, channels, 8, 8))
     made = SerialEngine(Task("strided", lambda: model, None, None), model, Layout.of(model), "cpu")

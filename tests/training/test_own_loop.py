@@ -1,4 +1,4 @@
-"""A client trains with the task's own loop, and its state is kept as bytes between rounds."""
+"""Clients train by the task's `train_fn`. The state of a `train_fn` is stored as bytes between rounds."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def run(train_fn, state=None, rows=(1, 3, 4)):
     )
 
 
-def test_the_update_is_what_the_loop_changed_and_the_numbers_are_its_own():
+def test_the_update_and_the_metrics_are_those_of_the_train_fn():
     seen = {}
 
     def train(model, data, round):
@@ -57,7 +57,7 @@ def test_the_update_is_what_the_loop_changed_and_the_numbers_are_its_own():
     assert (result.loss, result.examples, result.metrics) == (1.5, 9, {"perplexity": 4.0})
 
 
-def test_buffers_that_the_loop_changed_and_its_state_are_returned():
+def test_changed_buffers_and_the_state_of_a_train_fn_are_returned():
     def train(model, data, round):
         optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.5)
         if round.state:
@@ -77,7 +77,7 @@ def test_buffers_that_the_loop_changed_and_its_state_are_returned():
     assert torch.equal(again.update, second.update), "the kept state is not changed in place"
 
 
-def test_what_the_loop_draws_depends_on_the_round_alone():
+def test_random_draws_of_a_train_fn_do_not_depend_on_the_global_generator():
     def train(model, data, round):
         with torch.no_grad():
             model[0].bias += torch.randn(3)
@@ -102,12 +102,12 @@ def test_what_the_loop_draws_depends_on_the_round_alone():
         ({"loss": 1.0, "examples": 0}, "train_fn returned 0 examples; return a number from 1"),
     ],
 )
-def test_a_loop_that_returns_something_else_is_a_sentence(returned, said):
+def test_an_invalid_result_of_a_train_fn_is_one_error_message(returned, said):
     with pytest.raises(TaskError, match=said):
         run(lambda model, data, round: returned)
 
 
-def test_state_that_cannot_be_stored_is_a_sentence():
+def test_state_that_cannot_be_stored_is_one_error_message():
     with pytest.raises(TaskError, match="the state to keep contains a Layout"):
         nested_state.pack({"layout": Layout.flat(3)})
 
@@ -136,7 +136,7 @@ def reshape(model):
 
 
 @pytest.mark.parametrize("change", [freeze, convert, replace, reshape])
-def test_what_a_loop_does_to_parameters_does_not_reach_the_next_client(change):
+def test_parameters_that_a_train_fn_changes_are_restored_for_the_next_client(change):
     def train(model, data, round):
         if round.client == 1:
             change(model)
@@ -161,7 +161,7 @@ def test_what_a_loop_does_to_parameters_does_not_reach_the_next_client(change):
     assert after.any()
 
 
-def test_nested_values_come_back_as_they_were():
+def test_unpacking_inverts_packing_of_nested_values():
     value = {"a": [1, 2.5, None, True], 3: (torch.ones(2, 2), {"b": "c"}), "empty": {}}
     found = nested_state.unpack(nested_state.pack(value))
     assert found["a"] == value["a"] and found["empty"] == {}

@@ -1,4 +1,4 @@
-"""Parameters that are freed while a model is not in use."""
+"""The memory of parameters that is freed while a model is not in use."""
 
 import torch
 from torch import nn

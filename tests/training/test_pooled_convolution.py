@@ -1,4 +1,4 @@
-"""A model with fused layers trains as the model itself does."""
+"""A model with fused layers has the same updates as the original model."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def convolutions() -> nn.Module:
 
 
 def pooled() -> nn.Module:
-    """Two convolutions whose maxima alone have gradients, of which the first is too narrow to go by them."""
+    """A model with two convolutions before max-pooling. Only the second is wide enough for the shorter backward pass."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.ReLU(),
@@ -71,7 +71,7 @@ def engine(make, is_fused: bool) -> SerialEngine:
 
 @for_each("change", [{}, {"momentum": 0.9, "clip": 0.5}, {"precision": "bfloat16"}])
 @for_each("make", MODELS.values(), ids=MODELS)
-def test_updates_are_those_of_the_model_to_rounding(make, change):
+def test_fused_layers_change_updates_only_by_rounding(make, change):
     data, batches, sgd = (
         examples(),
         [np.arange(20) + 20 * i for i in range(3)],
@@ -88,7 +88,7 @@ def test_updates_are_those_of_the_model_to_rounding(make, change):
     assert (found.result.buffers or {}).keys() == (expected.result.buffers or {}).keys()
 
 
-def test_maxima_are_gone_by_where_it_pays(monkeypatch):
+def test_the_shorter_backward_pass_is_used_only_where_it_is_faster(monkeypatch):
     seen, gradients = [], kernel.gradients
     monkeypatch.setattr(
         kernel, "gradients", lambda x, *rest: seen.append(x.shape[1]) or gradients(x, *rest)
@@ -105,7 +105,7 @@ def test_maxima_are_gone_by_where_it_pays(monkeypatch):
     assert seen == [32]
 
 
-def test_what_is_no_number_reaches_the_gradients():
+def test_nan_propagates_to_outputs_and_gradients():
     layer, maximum = (
         nn.Conv2d(32, 64, 5, padding=2).to(memory_format=torch.channels_last),
         nn.MaxPool2d(2),
@@ -130,7 +130,7 @@ def test_what_is_no_number_reaches_the_gradients():
     ],
     ids=str,
 )
-def test_what_skips_groups_or_overlaps_has_torchs_gradients(layer, maximum):
+def test_unsupported_layers_have_the_gradients_of_torch(layer, maximum):
     x = torch.randn(20, 32, 16, 16).contiguous(memory_format=torch.channels_last)
     layer = layer.to(memory_format=torch.channels_last)
     found = PooledConvolution(layer, maximum)(x)
@@ -142,7 +142,7 @@ def test_what_skips_groups_or_overlaps_has_torchs_gradients(layer, maximum):
     assert torch.equal(mine, torchs)
 
 
-def test_a_maximum_before_the_relu_changes_no_bit():
+def test_computing_the_maximum_before_the_relu_changes_no_bit():
     def small() -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(3, 8, 3),
@@ -166,7 +166,7 @@ def test_a_maximum_before_the_relu_changes_no_bit():
 
 
 class Own(nn.Sequential):
-    """A model whose forward pass may be anything."""
+    """A subclass of nn.Sequential, whose forward pass is unknown to `fused`."""
 
 
 def hooked() -> nn.Module:
@@ -186,6 +186,6 @@ def hooked() -> nn.Module:
     ],
     ids=["own forward", "no maximum", "no relu", "indices", "hook"],
 )
-def test_other_models_are_left_as_they_are(make):
+def test_models_without_fusable_layers_or_with_hooks_are_not_changed(make):
     model = make()
     assert fused(model) is model

@@ -1,4 +1,4 @@
-"""Local training with the optimizers of torch gives what torch's own loop gives."""
+"""Local training with a torch optimizer gives the same updates as a plain PyTorch loop."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ def network() -> nn.Module:
 
 
 def trained(options: LocalSGD, state=None, **task_fields):
-    """Return the engine's result, and the model that it started from."""
+    """Return the engine's result, the model with the weights before training, and its layout."""
     task = Task("tiny", network, DATA, DATA, **task_fields)
     model = initial_model(task, 0)
     layout = Layout.of(model)
@@ -36,7 +36,7 @@ def trained(options: LocalSGD, state=None, **task_fields):
 
 
 def torch_loop(model, optimizer, change=lambda step: None, clip=0.0, pieces=1):
-    """Train as torch's tutorials do. Return the mean loss."""
+    """Train as in the tutorials of PyTorch. Return the mean loss."""
     losses = []
     for step, rows in enumerate(BATCHES, 1):
         change(step)
@@ -71,7 +71,7 @@ def same(result, layout, before, after) -> None:
         ),
     ],
 )
-def test_updates_are_those_of_the_optimizer(spec, made):
+def test_updates_are_those_of_the_torch_optimizer(spec, made):
     chosen = local_optimizer.read(spec)
     options = LocalSGD(lr=chosen.lr or 0.05, optimizer=spec)
     result, model, layout = trained(options)
@@ -93,7 +93,7 @@ def test_clipping_accumulation_and_a_schedule_within_the_round():
     same(result, layout, before, model)
 
 
-def test_kept_state_goes_on_where_the_last_round_ended():
+def test_kept_state_continues_from_the_last_round():
     options = LocalSGD(lr=0.01, optimizer="adam", optimizer_state="kept")
     first, model, layout = trained(options)
     second, _, _ = trained(options, state=first.result.state)
@@ -109,11 +109,11 @@ def test_kept_state_goes_on_where_the_last_round_ended():
     assert not torch.allclose(second.update, fresh.update, atol=1e-4)
 
 
-def test_state_is_not_returned_where_it_is_fresh():
+def test_fresh_state_is_not_returned():
     assert trained(LocalSGD(lr=0.01, optimizer="adam"))[0].result.state is None
 
 
-def test_a_callable_makes_the_optimizer_and_the_server_scales_its_rate():
+def test_the_server_scales_the_learning_rate_of_the_tasks_own_optimizer():
     def made(parameters):
         return torch.optim.AdamW(parameters, 0.02)
 
@@ -123,7 +123,7 @@ def test_a_callable_makes_the_optimizer_and_the_server_scales_its_rate():
     same(result, layout, before, model)
 
 
-def test_the_terms_of_fedprox_and_of_a_strategy_are_added_to_the_gradient():
+def test_the_proximal_term_and_the_correction_of_a_strategy_are_added_to_the_gradient():
     correction = torch.linspace(-1, 1, 47)
     options = LocalSGD(lr=0.01, optimizer="adam", proximal=0.5)
     task = Task("tiny", network, DATA, DATA)
@@ -148,7 +148,7 @@ def test_the_terms_of_fedprox_and_of_a_strategy_are_added_to_the_gradient():
     same(result, layout, start, model)
 
 
-def test_float16_scales_the_loss():
+def test_float16_with_loss_scaling_agrees_with_float32():
     result, model, layout = trained(LocalSGD(lr=0.01, optimizer="adamw", precision="float16"))
     before = layout.gather(model)
     torch_loop(model, torch.optim.AdamW(model.parameters(), 0.01))
@@ -165,7 +165,7 @@ class WithLogits(nn.Module):
 
 
 @pytest.mark.parametrize("model", [network, WithLogits])
-def test_a_loss_of_the_tasks_own_gets_float32_under_autocast(model):
+def test_the_loss_of_a_task_receives_float32_outputs_under_autocast(model):
     seen = []
 
     def loss(outputs, targets):
@@ -194,7 +194,7 @@ def test_a_loss_of_the_tasks_own_gets_float32_under_autocast(model):
         ("adamw@layer", "an optimizer has no scope"),
     ],
 )
-def test_a_spec_that_is_wrong_is_a_sentence(text, said):
+def test_an_invalid_spec_string_is_one_error_message(text, said):
     with pytest.raises(SpecError, match=said):
         local_optimizer.read(text)
 
@@ -209,7 +209,9 @@ def test_a_spec_that_is_wrong_is_a_sentence(text, said):
         ({}, lambda parameters: 1 / 0, "test_torch_optimizers.py, line .*division by zero"),
     ],
 )
-def test_an_optimizer_that_cannot_be_made_is_found_before_the_first_round(options, own, said):
+def test_an_optimizer_that_cannot_be_constructed_is_an_error_before_the_first_round(
+    options, own, said
+):
     task = Task("tiny", network, DATA, DATA, optimizer=own)
     with pytest.raises(UserError, match=said):
         check_optimizer(task, network(), LocalSGD(**options))
@@ -243,7 +245,7 @@ def test_simulate_takes_a_function_as_the_optimizer(tmp_path):
         simulate("digits", optimizer=torch.optim.Adagrad)
 
 
-def test_the_default_rate_is_that_of_torch():
+def test_the_default_learning_rate_is_that_of_torch_except_for_sgd():
     assert local_optimizer.read("adamw").default_lr == 1e-3
     assert local_optimizer.read("sgd").default_lr == 0.05
     assert local_optimizer.read("adamw:3e-4").default_lr == 3e-4

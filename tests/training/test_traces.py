@@ -1,4 +1,4 @@
-"""What is followed through local steps: their moments, and a momentum that outlives the round but for what was sent."""
+"""The traces of local steps: sums of gradients and their squares, and a momentum that is kept except at coordinates that were sent."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def stepwise(
     sgd: LocalSGD,
     momentum: torch.Tensor,
 ):
-    """Moments and momentum by autograd, in float32 models."""
+    """Return the moments and the momentum of SGD steps that are computed with autograd, for float32 models."""
     layout.scatter(start, model)
     sums, squares = torch.zeros(2, layout.numel)
     for batch in batches:
@@ -76,7 +76,7 @@ def stepwise(
 
 
 @for_each("variant", [{}, {"clip": 0.3}, {"weight_decay": 0.1}])
-def test_they_are_those_of_the_steps(variant):
+def test_moments_and_momentum_are_those_of_the_steps(variant):
     sgd, data = replace(SGD, **variant), examples()
     task, model, layout, start = parts(MODELS["mlp"])
     momentum = torch.randn(layout.numel, generator=torch.Generator().manual_seed(4))
@@ -90,14 +90,14 @@ def test_they_are_those_of_the_steps(variant):
 
 @for_each("at_once", [0, 2])
 @for_each("make", MODELS.values(), ids=MODELS)
-def test_both_engines_follow_the_same(make, at_once):
+def test_the_batched_engine_has_the_same_traces_as_the_serial_engine(make, at_once):
     sgd, data = replace(SGD, clip=0.5), examples()
     shards = [
         np.arange(20),
         np.arange(5) + 20,
         np.arange(20) + 25,
         np.arange(5) + 45,
-    ]  # two kinds of plan, mingled
+    ]  # clients with batches of 8 examples alternate with clients with batches of 5
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     task, model, layout, start = parts(make)
     momenta = 0.1 * torch.randn(
@@ -128,7 +128,7 @@ def test_both_engines_follow_the_same(make, at_once):
     assert not torch.equal(stack.momentum, momenta)
 
 
-def test_what_a_client_kept_is_not_changed_by_training():
+def test_training_does_not_change_the_stored_momentum():
     task, model, layout, start = parts(MODELS["mlp"])
     kept = torch.ones(layout.numel)
     traces = Traces.for_round(SGD, False, start, kept)
@@ -142,7 +142,7 @@ def test_what_a_client_kept_is_not_changed_by_training():
     )
 
 
-def test_momentum_is_zero_where_the_update_arrived_and_nowhere_else():
+def test_momentum_is_zero_exactly_where_the_server_accepted_the_update():
     f = Federation(RULES)
     for member in f.members:
         member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
@@ -156,7 +156,7 @@ def test_momentum_is_zero_where_the_update_arrived_and_nowhere_else():
         assert torch.equal(member.momentum, before if client == 4 else masked)
 
 
-def test_what_was_dropped_keeps_its_momentum():
+def test_entries_that_the_server_dropped_keep_their_momentum():
     f = Federation(RULES, strategy=GTopK)
     for member in f.members:
         member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
@@ -171,7 +171,7 @@ def test_what_was_dropped_keeps_its_momentum():
     }
 
 
-def test_a_failure_leaves_the_momentum_as_it_was():
+def test_failed_training_does_not_change_the_momentum():
     f = Federation(RULES, strategy=Average)
     member = f.members[0]
     member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
@@ -184,6 +184,6 @@ def test_a_failure_leaves_the_momentum_as_it_was():
     assert torch.equal(member.momentum, before.index_fill(0, torch.from_numpy(sent), 0))
 
 
-def test_keeping_no_momentum_is_refused():
+def test_keep_momentum_without_momentum_is_refused():
     with pytest.raises(ConfigError, match="give --momentum 0.9 as well"):
         LocalSGD(keep_momentum=True)

@@ -1,4 +1,4 @@
-"""The alternatives of a command whose options have several values. Each has a readable name, which is also that of its folder."""
+"""The alternatives of a command: the combinations of values, if options have several. An alternative's name is also that of its folder."""
 
 import itertools
 import re
@@ -25,7 +25,7 @@ MAX_NAME_LENGTH = 80  # characters
 
 @dataclass(frozen=True)
 class Alternative:
-    """One combination of values. `values`: the options that are given, each with one value."""
+    """One combination of values. `values`: the given options, each with one value."""
 
     name: str
     values: Mapping[str, Any]
@@ -51,7 +51,8 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
     """Return an alternative for each combination of the lists in `values`. The last list varies fastest, and the seed fastest of all.
 
-    `baseline`: also append the dense counterparts of the alternatives, unless they are among the alternatives. Raises ConfigError.
+    `baseline`: also append the dense counterparts of the alternatives, which compress nothing, unless they are among the alternatives.
+    Raises ConfigError.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -75,7 +76,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
-    """Return the error of an alternative that cannot run. Callers raise it before the first alternative trains."""
+    """Return an error about an alternative that cannot run. Callers raise the error before the first alternative trains."""
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error

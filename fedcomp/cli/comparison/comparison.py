@@ -25,7 +25,7 @@ from .worker_pool import WorkerPool
 
 ONE_CORE_ENGINES = {"batched", "serial"}  # engines that gain little from a second core
 SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
-OPTIONAL_COLUMNS = ("time", "ratio", "rounds")  # omitted on a narrow terminal, the first one first
+OPTIONAL_COLUMNS = ("time", "ratio", "rounds")  # omitted in this order if the terminal is narrow
 MIN_NAME_WIDTH = 11  # characters; longer names are folded
 
 
@@ -102,7 +102,7 @@ class Comparison:
         return [checks[order] for order in range(len(unfinished))]
 
     def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many alternatives run at once. With "auto", one for each CPU core if each alternative uses one core, else one."""
+        """Return how many alternatives run at once. "auto" is one for each CPU core if each alternative uses one core, else one."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)

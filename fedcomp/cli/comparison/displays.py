@@ -29,7 +29,7 @@ SYMBOLS = {WAITING: "·", RUNNING: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITING: LABEL, RUNNING: "bold", DONE: GOOD, FAILED: REJECTED}
 CURVE_CHARACTERS = "▁▂▃▄▅▆▇█"
 MIN_WIDTH, MIN_HEIGHT = 40, 8
-# Widths of the columns in characters. Those of NAME and CURVE are minima.
+# Widths of the columns in characters. NAME and CURVE are minimum widths.
 NAME, ROUND, QUALITY, BYTES, CURVE = 12, 9, 9, 8, 12
 MAX_NOTES = 3  # warnings and failures below the table
 
@@ -45,7 +45,7 @@ class AlternativeProgress:
     totals: Totals = field(default_factory=Totals)
     accuracies: list[tuple[int, float]] = field(default_factory=list)
     last: RoundRecord | None = None  # record of the last round that was evaluated
-    error: str = ""  # of a failed run
+    error: str = ""  # error of a failed run
 
     @property
     def fraction(self) -> float:
@@ -72,9 +72,10 @@ class AlternativeProgress:
 
 @dataclass
 class ComparisonDisplay:
-    """Base class of the displays of a comparison. It shows nothing.
+    """Base class of the displays of a comparison, which shows nothing.
 
-    The context is entered before the alternatives are checked, and exited when all have ended or the command is interrupted.
+    A display is a context manager. It is entered before the alternatives are checked, and exited when all alternatives have ended or the
+    command is interrupted.
     """
 
     clock: Callable[[], float] = monotonic
@@ -82,7 +83,7 @@ class ComparisonDisplay:
     out: str = ""  # the folder of the alternatives, once it exists
     facts: Facts = ()  # options that all alternatives have in common
     start_s: float = 0.0  # time of the clock when the first alternative started
-    earlier_rounds: int = 0  # rounds of earlier commands
+    earlier_rounds: int = 0  # rounds that earlier commands have finished
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +103,7 @@ class ComparisonDisplay:
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle the progress of the checks: `checked` of `total` alternatives are done."""
+        """Handle the progress of the checks: `checked` of `total` alternatives are checked."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first alternative."""
@@ -255,7 +256,7 @@ class ComparisonView(ComparisonDisplay):
 
 
 def _curve(progress: AlternativeProgress, width: int, bounds: tuple[float, float]) -> str:
-    """Return the accuracy over all rounds of the run as text. Each character shows the last value of some consecutive rounds."""
+    """Return the curve of accuracy over rounds as text. Each character shows the last value of some consecutive rounds."""
     low, high = bounds
     shown: dict[int, str] = {}  # by column
     for round, accuracy in progress.accuracies:

@@ -1,6 +1,6 @@
 """The folder of a comparison.
 
-alternatives.toml   the options, with lists of values, in the form of a --config file; [resolved]: choices of the command
+alternatives.toml   the options, with lists of values, in the form of a --config file; [resolved] has the choices that the command made
 NAME/               the run folder of each alternative
 comparison.json     the lines of the table
 report.html         the report on all alternatives
@@ -121,8 +121,8 @@ class ComparisonFolder:
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
         """Return the options of an alternative's run, including "out" and "resume".
 
-        If the run was started by an earlier command, they include the defaults that its strategy set then. Without --out, "out" is None
-        until `open()` has chosen the name of the folder.
+        If an earlier command started the run, the options include the defaults that the run's strategy set then. Without --out, "out" is
+        None until `open()` has chosen the name of the folder.
         """
         folder = self.run_folder(alternative)
         values = {name: value for name, value in alternative.values.items() if value is not None}
@@ -147,7 +147,7 @@ class ComparisonFolder:
             ) from error
 
     def is_finished(self, alternative: Alternative) -> bool:
-        """Return whether the alternative has finished all of its rounds. Raises RunFolderError if it has finished more."""
+        """Return whether the alternative has finished all of its rounds. Raises RunFolderError if it has finished more than these."""
         folder = self.run_folder(alternative)
         rounds = alternative.values.get("rounds", RunConfig.rounds)
         try:

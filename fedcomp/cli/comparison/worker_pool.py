@@ -1,7 +1,8 @@
 """A pool of processes that check and run alternatives, and the program that such a process executes.
 
-Orders and answers are JSON. A process exits when the other end of its connection is closed. Like Ctrl-C, SIGINT interrupts the run of a
-process. The crash of one process does not affect the others.
+The parent process sends orders to check or run an alternative, and a process of the pool sends answers, both as JSON. A process exits when
+the other end of its connection is closed. SIGINT interrupts the run in a process, as Ctrl-C interrupts a single run. The crash of one
+process does not affect the others.
 """
 
 import contextlib
@@ -39,7 +40,8 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self.link, other = Pipe()
-        self.log = tempfile.TemporaryFile()  # its output, quoted in the error message if it crashes
+        # Output of the process. If the process crashes, the error message quotes it.
+        self.log = tempfile.TemporaryFile()
         path = [place for place in sys.path if isinstance(place, str)]
         with other:  # in a new process group, so that Ctrl-C reaches the parent only
             self.process = subprocess.Popen(
@@ -58,7 +60,7 @@ class WorkerProcess:
             self.link.send_bytes(json.dumps(order).encode())
 
     def answer(self) -> Answer:
-        """Wait for the next answer. If the process has ended, return an answer that gives the reason."""
+        """Wait for the next answer. If the process has ended, return an answer with the reason of its end."""
         try:
             return json.loads(self.link.recv_bytes())
         except (EOFError, OSError):

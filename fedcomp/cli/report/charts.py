@@ -17,14 +17,15 @@ from . import svg
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # larger values are not drawn
 MAX_SEGMENTS = 300  # segments of a line, about one per pixel
-MAX_POINTS = 400  # points of a chart that show their values while the pointer is on them
+# Maximum number of points of a chart that show their values while the pointer is on them.
+MAX_POINTS = 400
 MIN_POINTS_OF_LINE = 8
 MARKERS_PER_LINE = 6
 
 
 @dataclass(frozen=True)
 class ReportLine:
-    """A line of the report: runs that differ only in their seeds, their name in the charts, and the number of their style."""
+    """A line of the report: a group of runs that differ only in their seeds, its name in the charts, and the number of its style."""
 
     group: Group
     result: Result
@@ -41,12 +42,12 @@ class Panel:
 
     @property
     def comparable(self) -> bool:
-        """Whether these are several lines with the same learning problem."""
+        """Whether the panel has several lines, all with the same learning problem."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property
     def by_loss(self) -> bool:
-        """Whether these lines are compared by loss, because none has an accuracy."""
+        """Whether the lines are compared by loss, because none has an accuracy."""
         return all(entry.result.accuracy is None for entry in self.entries)
 
 
@@ -66,7 +67,7 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value for each round of a run, NaN where it was not measured. `tick` and `show`: its formats on an axis and at a point."""
+    """A quantity with a value for each round of a run, NaN if not measured. `tick` and `show`: format of a value on an axis, at a point."""
 
     label: str
     values: Callable[[Run], np.ndarray]
@@ -91,7 +92,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function that returns the values of the server, or the means over the clients where the server has none."""
+    """Return a function that returns the server's value of each round, or the mean over the clients if the server has none."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -197,7 +198,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 def _line(
     entry: ReportLine, across: Quantity, up: Quantity, max_points: int, lines: int
 ) -> svg.Series | None:
-    """Return the mean and the range over the seeds, in the rounds that all seeds have; None if nothing was measured."""
+    """Return a line: mean and range over the seeds, in the rounds that all seeds have. Return None if nothing was measured."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
@@ -236,8 +237,8 @@ def _every(count: int, max_count: int) -> list[int]:
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
     """Return an axis that covers all series.
 
-    It is logarithmic if the ratio of the largest to the smallest value is large. For the horizontal axis, only the last value of each
-    series is compared.
+    The axis is logarithmic if the ratio of the largest to the smallest value is above `quantity.log_from`. For a horizontal axis, only the
+    last value of each series is compared.
     """
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]

@@ -19,8 +19,8 @@ from .charts import Panel, ReportLine, curves, finals, panels
 from .verdict import verdict
 
 REPORT = "report.html"
-MAX_CLIENTS = 12  # ids in a cell
-MAX_LEGEND_COLUMN = 8  # entries of the legend in one column
+MAX_CLIENTS = 12  # maximum number of client ids in a cell
+MAX_LEGEND_COLUMN = 8  # maximum number of entries in a column of the legend
 
 
 def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
@@ -40,7 +40,7 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself, or for a comparison the run folders of the alternatives that were started, in their order."""
+    """Return the folder itself, or for the folder of a comparison, the run folders of the alternatives that were started, in order."""
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
@@ -74,7 +74,7 @@ def write(
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html into the folder of a run that has ended, if the folder holds a run. Pass the message of an error to `warn`."""
+    """Write report.html into the folder of a run that has ended, if the folder holds a run. On an error, call `warn` with its message."""
     if (folder / RUN_FILE).is_file():
         try:
             write([folder], folder / REPORT, target)
@@ -239,7 +239,7 @@ def _own_metrics(run: Run) -> Mapping[str, float | None]:
 def _mean(
     group: Group, metrics: Callable[[Run], Mapping[str, float | None]], name: str
 ) -> float | None:
-    """Return the mean over the seeds of one of the metrics that `metrics` returns."""
+    """Return the mean over the seeds of the metric `name`. `metrics(run)` returns the metrics of a run by name."""
     return mean_or_none(metrics(run).get(name) for run in group.runs)
 
 

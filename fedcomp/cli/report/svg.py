@@ -1,7 +1,7 @@
 """Axes, markers and charts as <svg> elements.
 
-One unit of a drawing is one pixel on a phone. Colours are CSS variables of the page. While the pointer is on a point, style.css shows
-its value above the chart, without a script.
+A drawing is as wide as the screen of a phone, with one unit per pixel. Colours are CSS variables of the page. While the pointer is on a
+point, style.css shows the point's value above the chart, without a script.
 """
 
 import math
@@ -35,7 +35,7 @@ MARKERS = (
 class Axis:
     """An axis of a chart: its label, the format of its ticks, and a map from values between `low` and `high` to pixels.
 
-    With `log`, values are positive, and `low` and `high` are powers of ten.
+    With `log`, the axis is logarithmic: values are positive, and `low` and `high` are their decimal logarithms.
     """
 
     label: str
@@ -58,7 +58,7 @@ class Axis:
         log: bool = False,
         whole: bool = False,
     ) -> "Axis":
-        """Return the horizontal or the vertical axis of a chart that holds all values, with a margin."""
+        """Return an axis that covers all values, with a margin: the horizontal axis of a chart if `across`, else the vertical one."""
         start, end = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
         low, high = min(values), max(values)
         if log:
@@ -165,7 +165,7 @@ def chart(
 
 
 def picture(title: str, across: Axis, up: Axis, series: Sequence[Series]) -> str:
-    """Return a chart with a legend as an SVG document. The number of each series is its style."""
+    """Return a chart with a legend as an SVG document."""
     height = max(HEIGHT, ROW * (len(series) + 2))
     legend = "".join(
         f'<g class="{classes(one.style)}">{marker(one.style, WIDTH + 12, ROW * (i + 1) - 4)}'

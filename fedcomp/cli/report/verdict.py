@@ -7,8 +7,9 @@ from math import isfinite
 from ...formatting import decimal, human_bytes, three_digits
 from .charts import Panel, ReportLine
 
-CLOSE = 0.05  # a line counts as close to the best within this difference of accuracy, or relative difference of loss
-MAX_NAMED = 3  # failed runs that are named
+# Maximum difference of accuracy, or relative difference of loss, at which a line counts as close to the best.
+CLOSE = 0.05
+MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
@@ -76,7 +77,7 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _range(entries: Sequence[ReportLine]) -> str:
-    """Return the best and the worst of lines with different problems, of which none can be recommended."""
+    """Return a sentence with the best and the worst line. The lines have different problems, so none can be recommended."""
     good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         return "No run is finished yet." + _failures(entries)
