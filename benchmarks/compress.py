@@ -37,7 +37,7 @@ def torch_stc(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def propose_and_commit(name: str, e: Tensor, x: Tensor, k: int) -> bytes:
-    """Return a frame. The new residual is in `e`."""
+    """Return the frame of the update x with the residual e, and write the new residual into `e`."""
     client_memory = memory("residual", codec(f"{name}:density={k}/{x.numel()}"), x.numel())
     client_memory.load_state_dict({"residual": e}, copy=False)
     frame = client_memory.propose(x)

@@ -119,7 +119,7 @@ class Deployment:
             killed[name.split()[0]] += 1
             self.start(name)
         self.wait_for_rounds(1, STUCK_S)
-        self.kill("server")  # only to end the run a few rounds later
+        self.kill("server")  # not counted: the server starts again with the number of its last round
         self.finish(self.done + LAST_ROUNDS)
         self.seconds = time.monotonic() - began
         return killed

@@ -11,7 +11,7 @@ import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -19,7 +19,7 @@ from timing import medians  # noqa: E402
 
 from fedcomp.kernels import votes  # noqa: E402
 
-WIDE_MARGIN = 5  # votes
+WIDE_MARGIN = 5  # number of votes
 
 
 def functions_and_baselines(
