@@ -45,7 +45,7 @@ def coded(G: np.ndarray, q: float, f: int, placement: str, attack: str) -> float
 
 
 def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return patterns of correct partitions, bool [patterns, n], and the probability of each pattern: all, or a random sample for many voters."""
+    """Return patterns of correct partitions, bool [patterns, n], and their probabilities: all patterns, or a random sample of them."""
     if n > MAX_EXACT_VOTERS:
         return np.random.default_rng(0).random((SAMPLES, n)) < q, np.full(SAMPLES, 1 / SAMPLES)
     signs = (np.arange(1 << n)[:, None] >> np.arange(n) & 1).astype(bool)
@@ -71,7 +71,8 @@ def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
     `votes` are as in `fixed_rows`.
     """
     n = votes.shape[1]
-    after = np.zeros(n + 1)  # probability of a correct tally, by the number of rows that vote correctly without an attack
+    # Probability of a correct tally, by the number of rows that vote correctly without an attack.
+    after = np.zeros(n + 1)
     for right in range(n + 1):
         for held in range(max(0, f + right - n), min(f, right) + 1):
             probability = math.comb(right, held) * math.comb(n - right, f - held) / math.comb(n, f)

@@ -6,8 +6,8 @@ Neither Flower nor data sets are needed: examples are random, with the shapes of
 bfloat16, the benchmark runs the serial engine, the batched engine, and one model on one big batch of the same examples, whose speed is the
 limit. It prints client updates per second; the fraction of the device's arithmetic (the floating point operations per second of clients'
 steps, as counted by torch, divided by those of a large matrix product in the same precision); the peak bytes per additional client; and the
-largest relative distance of an update from that of the serial engine. In float32, convolutions of cuDNN may use TF32, with 10 bits of mantissa,
-which is torch's default.
+largest relative distance of an update from that of the serial engine. By torch's default, float32 convolutions of
+cuDNN may use TF32, with 10 bits of mantissa.
 
 The benchmark then tests the compression of a stack and its synchronizations with the device, exhausted memory, and several devices. The
 exit status is 1 if a result does not agree. On a CPU (--device cpu), the sizes are small.
