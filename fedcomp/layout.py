@@ -63,6 +63,8 @@ class Layout:
         vector = layout.gather(model)  # float32 [layout.numel], on the model's device
         layout.scatter(vector, model)
         layout.views(vector)["0.weight"]  # a view with the shape of this parameter
+
+    The tensors are the trainable parameters in the order of `named_parameters()`. A tied parameter occurs once.
     """
 
     entries: tuple[Entry, ...]  # the tensors, in the order of the vector
