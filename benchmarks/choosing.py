@@ -148,7 +148,7 @@ def main() -> None:
         "--numel",
         type=int,
         default=1_000_000,
-        help="elements of the vector for the encoding time",
+        help="number of elements of the vector for the encoding time",
     )
     args = parser.parse_args()
     warnings.simplefilter("ignore")

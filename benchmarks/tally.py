@@ -55,7 +55,7 @@ def functions_and_baselines(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000, help="coordinates")
+    parser.add_argument("--numel", type=int, default=25_000_000, help="number of coordinates")
     parser.add_argument("--voters", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
