@@ -96,7 +96,9 @@ def peak_growth_bytes(name: str, numel: int, k: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000, help="number of elements of the vector")
+    parser.add_argument(
+        "--numel", type=int, default=25_000_000, help="number of elements of the vector"
+    )
     parser.add_argument(
         "--density",
         type=Fraction,
