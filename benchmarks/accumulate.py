@@ -10,7 +10,7 @@ import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
 
 import torch  # noqa: E402
 from timing import medians  # noqa: E402

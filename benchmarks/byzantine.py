@@ -34,7 +34,7 @@ RULES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "ce
 STRATEGIES = ("mean", "vote", "election", "bernoulli", *RULES, "median+mix")
 ATTACKS = ("inverted", "rescaled", "random-sign", "constant", "gaussian", "infinity", "label-flip", "alie", "ipm", "mimic", "low-margin",
            "code-aware")  # fmt: skip
-PANELS_PER_ROW = 4  # of the picture
+PANELS_PER_ROW = 4  # in the picture
 CODED = ("election", "bernoulli")  # strategies with an allocation matrix, which `code-aware` needs
 
 
@@ -126,7 +126,7 @@ def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> T
 
 
 def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
-    """Draw a panel for each table and attack, with a line for each strategy. Line styles and markers differ, not only colours."""
+    """Draw a panel for each table and attack, with a line for each strategy. Lines differ in style and marker, not only in colour."""
     import matplotlib
 
     matplotlib.use("Agg")

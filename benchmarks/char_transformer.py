@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class CharacterTransformer(nn.Module):
-    """Characters int64 [B, t] → scores of the next character after each [B, t, 97]; 5,423,233 parameters."""
+    """A transformer with 5,423,233 parameters: characters, int64 [B, t] → scores of the character that follows each, [B, t, 97]."""
 
     def __init__(self, width: int = 272, layers: int = 6, heads: int = 8):
         super().__init__()
@@ -124,7 +124,7 @@ def test_loss(model: nn.Module) -> float:
 def trained(
     task: fedcomp.Task, out: Path, rounds: int, stop: float, options: dict[str, object]
 ) -> fedcomp.Run:
-    """Return the run in a folder, continued round by round up to `rounds`, or until the time is `stop`."""
+    """Continue the run in a folder round by round, up to `rounds` or until the time `stop`, and return it."""
     done = len(fedcomp.load(out).records) if out.exists() else 0
     while done < rounds and time.monotonic() < stop:
         begin, done = time.monotonic(), done + 1

@@ -93,7 +93,7 @@ def run(config: RunConfig, seeds: int) -> list[Summary]:
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
             summaries.append(simulate(replace(config, seed=seed, out=f"{folder}/run")))
-        gc.collect()  # the data of a run is large
+        gc.collect()  # free the data of the run, which is large
     return summaries
 
 
@@ -148,7 +148,7 @@ def main() -> None:
         "--numel",
         type=int,
         default=1_000_000,
-        help="elements of the vector for the encoding time",
+        help="number of elements of the vector for the encoding time",
     )
     args = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -20,7 +20,7 @@ from fedcomp.strategies import allocation_matrix
 
 LEVELS = (0.55, 0.70, 0.85)
 ATTACKS, PLACEMENTS = ("inverted", "wrong"), ("random", "heaviest")
-# Largest number of voters for which all patterns of correct partitions are evaluated
+# Largest number of voters for which all patterns of correct partitions are evaluated.
 MAX_EXACT_VOTERS = 15
 SAMPLES = 1 << 16  # number of random patterns for more voters
 
@@ -32,7 +32,7 @@ def uncoded(n: int, q: float, f: int, attack: str) -> float:
 
 
 def coded(G: np.ndarray, q: float, f: int, placement: str, attack: str) -> float:
-    """Return the probability that the vote of a code G [n, n] is correct."""
+    """Return the probability that the result of a coded vote is correct. `G` [n, n] is the allocation matrix of the code."""
     n = len(G)
     signs, weights = patterns(n, q)
     votes = np.sign((2 * signs.astype(np.float32) - 1) @ G.T.astype(np.float32))
@@ -45,7 +45,7 @@ def coded(G: np.ndarray, q: float, f: int, placement: str, attack: str) -> float
 
 
 def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return which partitions are correct, bool [patterns, n], and the probability of each pattern."""
+    """Return patterns of correct partitions, bool [patterns, n], and their probabilities: all patterns, or a random sample of them."""
     if n > MAX_EXACT_VOTERS:
         return np.random.default_rng(0).random((SAMPLES, n)) < q, np.full(SAMPLES, 1 / SAMPLES)
     signs = (np.arange(1 << n)[:, None] >> np.arange(n) & 1).astype(bool)
@@ -54,7 +54,10 @@ def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fixed_rows(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndarray:
-    """Return the probability of a correct tally by pattern, with Byzantine voters on these rows. `votes`: ±1, or 0 for a coin, by row."""
+    """Return the probability of a correct tally for each pattern, [patterns]. `byzantine` are the rows with Byzantine voters.
+
+    `votes` [patterns, n] are the honest votes by row: 1 = correct, -1 = wrong, 0 = decided by a coin.
+    """
     n = votes.shape[1]
     votes = votes.copy()
     votes[:, byzantine] = -votes[:, byzantine] if attack == "inverted" else -1
@@ -63,9 +66,13 @@ def fixed_rows(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndar
 
 
 def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
-    """Return the probability of a correct tally by pattern, the mean over all placements of f Byzantine voters."""
+    """Return the probability of a correct tally for each pattern, [patterns], as the mean over all placements of f Byzantine voters.
+
+    `votes` are as in `fixed_rows`.
+    """
     n = votes.shape[1]
-    after = np.zeros(n + 1)  # by the number of rows that vote correctly without an attack
+    # Probability of a correct tally, by the number of rows that vote correctly without an attack.
+    after = np.zeros(n + 1)
     for right in range(n + 1):
         for held in range(max(0, f + right - n), min(f, right) + 1):
             probability = math.comb(right, held) * math.comb(n - right, f - held) / math.comb(n, f)
@@ -75,7 +82,10 @@ def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
 
 
 def chances(after: np.ndarray) -> np.ndarray:
-    """Return [correct, coins]: the mean of `after`, which is by the number of correct votes, over the results of the coins."""
+    """Return the probability of a correct tally by (number of correct votes, number of votes that coins decide), [n + 1, n + 1].
+
+    `after` [n + 1] is this probability by the number of correct votes after the coins are tossed.
+    """
     n = len(after) - 1
     found = np.zeros((n + 1, n + 1))
     for coins in range(n + 1):
@@ -86,12 +96,12 @@ def chances(after: np.ndarray) -> np.ndarray:
 
 
 def won(right: np.ndarray | int, n: int) -> np.ndarray:
-    """Return 1 where `right` of n votes are a majority, 1/2 for a tie."""
+    """Return the probability that the tally is correct if `right` of n votes are correct: 1 for a majority, 1/2 for a tie, else 0."""
     return (np.sign(2 * np.asarray(right) - n) + 1) / 2
 
 
 def binomial(count: int, p: float) -> np.ndarray:
-    """Return P(k of `count`), k = 0..count."""
+    """Return the probabilities of k = 0..count successes in `count` trials that each succeed with probability p."""
     found = np.ones(1)
     for _ in range(count):
         found = np.convolve(found, (1 - p, p))

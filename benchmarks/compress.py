@@ -37,7 +37,7 @@ def torch_stc(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def propose_and_commit(name: str, e: Tensor, x: Tensor, k: int) -> bytes:
-    """Return a frame. The new residual is in `e`."""
+    """Return the frame of the update x with the residual e, and write the new residual into `e`."""
     client_memory = memory("residual", codec(f"{name}:density={k}/{x.numel()}"), x.numel())
     client_memory.load_state_dict({"residual": e}, copy=False)
     frame = client_memory.propose(x)
@@ -96,7 +96,9 @@ def peak_growth_bytes(name: str, numel: int, k: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the vector")
+    parser.add_argument(
+        "--numel", type=int, default=25_000_000, help="number of elements of the vector"
+    )
     parser.add_argument(
         "--density",
         type=Fraction,

@@ -292,7 +292,7 @@ def exchanges(args: argparse.Namespace) -> None:
             step_s = step_seconds(on.task)
             while on.check():
                 time.sleep(0.2)
-            first, *records = on.records()  # the first waits for clients to join
+            first, *records = on.records()  # the first round waits for clients to join
         seconds = sorted(record["seconds"] for record in records)
         median_s, training_s = statistics.median(seconds), clients * step_s
         count = clients * len(records)
@@ -426,7 +426,7 @@ def client_memory(args: argparse.Namespace) -> None:
 
 
 def step_memory(size: str) -> tuple[float, float]:
-    """Return the resident MB of a process that only trains: at rest, and the maximum."""
+    """Return the resident MB of a process that only trains: before the training, and the maximum."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", STEP, wide_task(Path(folder), size)]
         step = subprocess.Popen(
@@ -439,7 +439,7 @@ def step_memory(size: str) -> tuple[float, float]:
 
 
 def host_memory(args: argparse.Namespace, clients: int, rounds: int) -> tuple[float, float]:
-    """Return the resident MB of a host in its last round: at rest, and the maximum."""
+    """Return the resident MB of a process with clients in its last round: the minimum between rounds, and the maximum."""
     with federation(args, clients, rounds) as on:
         last: list[tuple[float, float]] = []
         (host,) = on.hosts.values()

@@ -34,7 +34,7 @@ IDENTITY: Choice = {
 
 
 def sized(ratio: float, density: str, momentum: float = 0.9) -> Choice:
-    """Return options of FetchSGD. `ratio`: size of the float32 model divided by that of a sketch. `density`: of the server's update."""
+    """Return options of FetchSGD. `ratio`: bytes of the float32 model divided by those of a sketch. `density`: of the server's update."""
     return {
         "strategy": f"fetchsgd:momentum={momentum:g},density={density}",
         "uplink": f"sketch:rows=3,ratio={ratio:g},cells=int8",
@@ -99,7 +99,7 @@ class Watch(Callback):
         return self.records[-1].accuracy
 
     def sent(self, name: str = "", until: int | None = None) -> int:
-        """Return the bytes of a link, or of both."""
+        """Return the bytes sent up to round `until` on the link `name`, "uplink" or "downlink", or on both links if it is ""."""
         links = [name] if name else ["uplink", "downlink"]
         return sum(
             getattr(record, f"{link}_bytes") for record in self.records[:until] for link in links

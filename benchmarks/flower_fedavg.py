@@ -73,9 +73,9 @@ task = Task(
 class Result:
     name: str
     exchanges: int
-    frames: int  # bytes
-    received: int  # at the port
-    sent: int
+    frames: int  # bytes of frames
+    received: int  # bytes received at the server's port
+    sent: int  # bytes sent from the server's port
     accuracy: float
     seconds: float
     rounds: str = ""  # text about the cost of rounds after the first
@@ -122,7 +122,7 @@ class Proxy:
 
 @contextmanager
 def processes(environment: dict[str, str], folder: Path) -> Iterator:
-    """Yield a function start(*command) that starts a process, which ends with the block."""
+    """Yield a function start(*command), which starts a process. At the end of the block, all started processes are ended."""
     started = []
 
     def start(*words: str) -> subprocess.Popen:

@@ -6,8 +6,8 @@ Neither Flower nor data sets are needed: examples are random, with the shapes of
 bfloat16, the benchmark runs the serial engine, the batched engine, and one model on one big batch of the same examples, whose speed is the
 limit. It prints client updates per second; the fraction of the device's arithmetic (the floating point operations per second of clients'
 steps, as counted by torch, divided by those of a large matrix product in the same precision); the peak bytes per additional client; and the
-largest relative distance of an update from that of the serial engine. In float32, convolutions of cuDNN may use TF32 with 10 bits, which is
-torch's default.
+largest relative distance of an update from that of the serial engine. By torch's default, float32 convolutions of
+cuDNN may use TF32, with 10 bits of mantissa.
 
 The benchmark then tests the compression of a stack and its synchronizations with the device, exhausted memory, and several devices. The
 exit status is 1 if a result does not agree. On a CPU (--device cpu), the sizes are small.
@@ -73,10 +73,10 @@ class Row:
     precision: str
     at_once: int
     updates_per_s: float
-    arithmetic: float  # fraction of the device's
-    bytes_a_client: int  # at the peak; 0 on a CPU
+    arithmetic: float  # fraction of the device's peak of floating point operations
+    bytes_a_client: int  # peak bytes per additional client; 0 on a CPU
     distance: float  # maximum relative distance from the serial engine's update
-    typical: float  # median distance
+    typical: float  # median of these distances over the clients
 
 
 def examples(kind: str, count: int) -> Data:
@@ -122,7 +122,7 @@ class Bench:
         self.task = Task(name, self.case.make, lambda: data, lambda: data)
         self.data = Data(data.inputs.to(device), data.targets.to(device))
         model = initial_model(self.task, 0)
-        # With zero weights, the first step would be alike for all clients.
+        # With zero weights, the first step would be the same for all clients.
         if name == "mnist-logreg":
             nn.init.normal_(model.weight, std=0.05)
         self.model, self.layout = model, Layout.of(model)
@@ -146,7 +146,7 @@ class Bench:
         return train(), seconds(train, self.device, 1, 1)
 
     def one_batch(self, sgd: LocalSGD) -> float:
-        """Return the seconds of one model that trains on the examples of all clients in each step: the limit."""
+        """Return the seconds of one model that trains on the examples of all clients in each step, the lower limit for batched clients."""
         engine = SerialEngine(self.task, self.fresh(), self.layout, self.device)
         together = [np.concatenate(step) for step in zip(*self.plans, strict=True)]
         return seconds(

@@ -17,7 +17,7 @@ random.
 import argparse
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
 
 import torch
 from rival_models import cifar10_plain_cnn

@@ -53,7 +53,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def processor_seconds(processes: list[int]) -> float:
-    """Return the processor time of this process and of others, so far."""
+    """Return the processor time in seconds that this process and `processes`, a list of process ids, have used so far."""
     ticks = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in processes
     ]

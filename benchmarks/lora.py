@@ -38,10 +38,10 @@ LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAU
 
 
 def windows(folder: Path | None, split: str, half: int) -> fedcomp.Data:
-    """Return the windows of the roles of half 0 or 1 of the text; each character is also a target, which the model shifts."""
+    """Return windows of text by the roles of one half, 0 or 1. The targets equal the inputs, since the model shifts them itself."""
     whole = Text(folder)
     data, roles = whole.read(split), whole.read("train").groups
-    ordered = dict.fromkeys(roles)  # in the order of their first speech
+    ordered = dict.fromkeys(roles)  # roles in the order of their first speech
     first = set(
         np.array(list(ordered))[np.cumsum([np.sum(roles == r) for r in ordered]) <= len(roles) // 2]
     )
@@ -87,7 +87,7 @@ def ffa(folder: Path | None) -> fedcomp.Task:
 
 
 def test_loss(model: LlamaForCausalLM, folder: Path | None) -> float:
-    """Return the loss of the base on the test windows of the second half."""
+    """Return the loss of a model on the test windows of the second half of the text."""
     test = windows(folder, "test", half=1)
     with torch.no_grad():
         losses = [model(**b.inputs).loss.item() * len(b) for b in test.batches(250)]

@@ -99,10 +99,10 @@ class Meter(Callback):
 
     def __init__(self, run: Path, rounds: int):
         self.run, self.tenth = run, max(1, rounds // 10)
-        self.clients = 0  # assignments so far
-        self.ended_s = [time.perf_counter()]  # of the start and of each round
-        self.saving_s = 0.0  # in this tenth
-        self.resident: dict[int, float] = {}  # MB, by round
+        self.clients = 0  # number of clients that took part so far, counted once per round
+        self.ended_s = [time.perf_counter()]  # time of the start and of the end of each round
+        self.saving_s = 0.0  # time of checkpoints in this tenth of the run
+        self.resident: dict[int, float] = {}  # anonymous memory in MB, by round
 
     def on_run_start(self, header: Header) -> None:
         print(
@@ -122,7 +122,7 @@ class Meter(Callback):
         self.saving_s += seconds
 
     def on_round_end(self, record: RoundRecord) -> None:
-        """Print a line after each tenth. The duration of a round is the time since the last one ended, so saves in between count."""
+        """Print a line after each tenth. Durations run from the end of one round to the end of the next, so they include checkpoints."""
         self.clients += record.cohort
         self.ended_s.append(time.perf_counter())
         if (round := record.round) % self.tenth:
@@ -137,7 +137,7 @@ class Meter(Callback):
             f"{self.resident[round]:17.0f}{sum(map(_cached, files)):18.0f}{written_mb:12.0f}",
             flush=True,
         )
-        self.ended_s[-1] = time.perf_counter()  # the measurements above do not count
+        self.ended_s[-1] = time.perf_counter()  # the next round begins after the measurements above
 
     def on_run_end(self, summary, out: str) -> None:
         first, last = min(self.resident), max(self.resident)

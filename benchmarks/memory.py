@@ -115,7 +115,7 @@ def peak(folder: Path, name: str, process: subprocess.Popen) -> tuple[float, str
 def watch(count: int) -> None:
     """Run fedcomp with the arguments of this process, and write its peak to peak.json when it ends.
 
-    `count`: number of parameters of the model, whose holders are searched; 0: without holders.
+    `count` is the number of parameters of the model, whose holders are then searched near the peak. 0 means no search.
     """
     vector_mb, found, ended = 4 * count / 1e6, [0.0, ""], threading.Event()
 
@@ -156,7 +156,7 @@ def holders(least_bytes: int) -> str:
 
 
 def large(value: object, least_bytes: int) -> object:
-    """Return a key of the memory of a large tensor, array or byte string; None for other values."""
+    """Return a key that identifies the memory of a tensor or byte string of at least `least_bytes`; None for other values."""
     if isinstance(value, bytes):
         return id(value) if len(value) >= least_bytes else None
     if not hasattr(value, "untyped_storage"):

@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402

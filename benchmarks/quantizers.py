@@ -38,9 +38,13 @@ def entropy(c: Codec, y: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the vector")
+    parser.add_argument(
+        "--numel", type=int, default=25_000_000, help="number of elements of the vector"
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--specs", nargs="+", default=SPECS, help="codecs")
+    parser.add_argument(
+        "--specs", nargs="+", default=SPECS, help="spec strings of the codecs to measure"
+    )
     parser.add_argument(
         "--entropy", action="store_true", help="also print the entropy of the levels, which is slow"
     )

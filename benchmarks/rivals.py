@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
 
 HERE = Path(__file__).resolve().parent
 PFL = ("pfl==0.6.0", "torch==2.13.0")

@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument(
-        "--numel", type=spec.parse_count, default=1_000_000, help="elements of the model"
+        "--numel", type=spec.parse_count, default=1_000_000, help="number of elements of the model"
     )
     parser.add_argument("--byzantine", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)

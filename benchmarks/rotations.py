@@ -27,7 +27,9 @@ def rotate(x: Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the vector")
+    parser.add_argument(
+        "--numel", type=int, default=25_000_000, help="number of elements of the vector"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     x = torch.randn(options.numel, generator=torch.Generator().manual_seed(0))

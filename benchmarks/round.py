@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
 
 from local_sgd import examples, seconds  # noqa: E402
 

@@ -44,8 +44,12 @@ def functions_and_bits(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the vector")
-    parser.add_argument("--rows", type=int, default=1000, help="rows of the matrix, for onebit")
+    parser.add_argument(
+        "--numel", type=int, default=25_000_000, help="number of elements of the vector"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=1000, help="number of rows of the matrix for onebit"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     functions, bits = functions_and_bits(options.numel, options.rows)

@@ -100,7 +100,9 @@ def ours(cells: Tensor, numel: int, k: int) -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=11_000_000, help="elements of the vector")
+    parser.add_argument(
+        "--numel", type=int, default=11_000_000, help="number of elements of the vector"
+    )
     parser.add_argument("--rows", type=int, default=5)
     parser.add_argument("--columns", type=int, default=500_000)
     parser.add_argument(

@@ -11,7 +11,7 @@ import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -19,7 +19,7 @@ from timing import medians  # noqa: E402
 
 from fedcomp.kernels import votes  # noqa: E402
 
-WIDE_MARGIN = 5  # votes
+WIDE_MARGIN = 5  # number of votes
 
 
 def functions_and_baselines(
@@ -55,7 +55,7 @@ def functions_and_baselines(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--numel", type=int, default=25_000_000, help="coordinates")
+    parser.add_argument("--numel", type=int, default=25_000_000, help="number of coordinates")
     parser.add_argument("--voters", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)

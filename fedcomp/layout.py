@@ -58,9 +58,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and offsets of the tensors in a vector of `numel` elements."""
+    """Names, shapes and offsets of the tensors in a vector of `numel` elements.
 
-    entries: tuple[Entry, ...]
+        layout = fedcomp.Layout.of(model)
+        vector = layout.gather(model)  # float32 [layout.numel], on the model's device
+        layout.scatter(vector, model)
+        layout.views(vector)["0.weight"]  # a view with the shape of this parameter
+
+    The tensors are the trainable parameters in the order of `named_parameters()`. A tied parameter occurs once.
+    """
+
+    entries: tuple[Entry, ...]  # the tensors, in the order of the vector
 
     @classmethod
     def of(cls, model: "nn.Module") -> "Layout":

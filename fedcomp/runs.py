@@ -44,14 +44,23 @@ MAX_LABEL_CHARS = 60
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run folder at the time it was loaded."""
+    """The content of a run folder at the time it was loaded: options, metrics by round, summary and trained model.
+
+        run = fedcomp.load("runs/first")
+        print(run)  # task, accuracy, bytes, rounds and folder, one line each
+        run.metrics["accuracy"]  # float64 [rounds]
+        model = run.model()
+
+    Numbers of bytes are lengths of encoded frames. Until the first round ends, `records` is empty, `accuracy` is None, and the numbers of
+    bytes are 0.
+    """
 
     folder: Path
-    options: dict[str, Any]  # by the names of RunConfig's fields
+    options: dict[str, Any]  # options of the run, by the names of RunConfig's fields
     resolved: dict[str, Any]  # choices that the run made for this machine: device, engine, …
-    records: tuple[RoundRecord, ...]  # of all rounds, from round 1
-    summary: Summary | None  # None: the run is not finished
-    # The Task object with which this process simulated the run; None if the task was given by its name.
+    records: tuple[RoundRecord, ...]  # one record for each finished round, from round 1
+    summary: Summary | None  # content of summary.json; None: the run is not finished
+    # The task object, if this process simulated the run with one; None: the options name the task.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -86,9 +95,10 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The numeric fields of metrics.jsonl and the task's own metrics, by name: float64 [rounds] each, NaN for rounds without a value.
+        """The numbers of metrics.jsonl and the task's own metrics by name: float64 [rounds] each, NaN for rounds without a value.
 
-        Metrics that clients reported are named client_NAME (the mean) and client_NAME_worst_decile.
+        For a metric NAME that clients reported, client_NAME is the mean over the clients, and client_NAME_worst_decile the mean over the
+        worst tenth of them, for accuracy and loss only.
         """
         kinds = (int, float, float | None, int | None)
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
@@ -105,11 +115,11 @@ class Run:
 
     @property
     def client_metrics(self) -> dict[str, ClientMetric]:
-        """The last metrics that clients reported, by name."""
+        """The last reported value of each metric that clients reported, by name."""
         return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
 
     def metric_by_client(self, name: str) -> np.ndarray:
-        """Return a metric of each client, float64 [rounds, clients], NaN where the client did not report it."""
+        """Return a metric that clients reported, float64 [rounds, clients]: NaN where a client did not report it in a round."""
         values = np.full((len(self.records), self.config.clients), np.nan)
         for row, record in zip(values, self.records, strict=True):
             for client in record.by_client:
@@ -118,7 +128,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The options as a RunConfig, which `fedcomp.sim.simulate` takes."""
+        """The options of the run as a RunConfig. Raises ConfigError or SpecError for values that this version does not accept."""
         return RunConfig(**self.options)
 
     @property
@@ -134,7 +144,7 @@ class Run:
 
     @property
     def parameters(self) -> int:
-        """The number of trained parameters, 0 if no update was accepted."""
+        """The number of trained parameters of the model; 0 if no update was accepted."""
         for r in self.records:
             if r.accepted and r.dense_uplink_bytes:
                 return r.dense_uplink_bytes // (4 * r.accepted)
@@ -142,19 +152,19 @@ class Run:
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes of all frames, in both directions."""
+        """The number of bytes of all frames of the run, both directions together."""
         return self._total("uplink_bytes") + self._total("downlink_bytes")
 
     @property
     def dense_bytes(self) -> int:
-        """The bytes that float32 models would have taken, in both directions."""
+        """The number of bytes of the same exchanges with uncompressed float32 models, both directions together."""
         return self._total("dense_uplink_bytes") + self._total("dense_downlink_bytes")
 
     def _total(self, name: str) -> int:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """Return the first round with at least this accuracy (0 to 1), and the bytes sent both ways up to its end.
+        """Return the first round with at least this accuracy, 0 to 1, and the bytes sent in both directions up to the end of this round.
 
         Return None if no round reaches the accuracy.
         """
@@ -169,8 +179,9 @@ class Run:
     def model(self, task: "Task | None" = None) -> "nn.Module":
         """Return the task's module on the CPU in eval mode, with the trained weights and the exported buffers.
 
-        `task` replaces the task that the options name. Raises RunFolderError if the folder has no weights or they do not fit the module,
-        and FedcompError if the task cannot be loaded.
+        `task` replaces the task that the options name. It is required if the run was simulated with a Task object and then loaded by
+        `fedcomp.load`. Raises RunFolderError if the folder has no weights yet or they do not fit the module, and TaskError if the task
+        cannot be loaded.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -192,7 +203,10 @@ class Run:
 
 
 def load(folder: str | Path) -> Run:
-    """Load the run in a folder, finished or not. Raises RunFolderError if the folder holds no run or cannot be read."""
+    """Return the run in a folder, such as "runs/first", at its present state: finished or not, simulated or deployed.
+
+    A leading ~ is the home directory. Raises RunFolderError if the folder holds no run or cannot be read.
+    """
     path = expand_home(folder, "the run folder")
     if not path.is_dir():
         example = "runs/digits-20260101-120000"

@@ -95,8 +95,8 @@ class Reproduction:
     name: str
     title: str
     paper: str  # authors, title, venue and year
-    setting: str  # of the small runs: their options, and differences from the paper
-    full_setting: str  # of the full runs
+    setting: str  # options of the small runs, and differences from the paper
+    full_setting: str  # options of the full runs, and differences from the paper
     small: Experiment
     full: Experiment
     claims: Sequence[Claim]
@@ -109,12 +109,12 @@ class Reproduction:
 
 
 def lrs(*rates: float) -> tuple[Options, ...]:
-    """Return choices of the learning rate."""
+    """Return one choice of options for each learning rate."""
     return tuple({"lr": rate} for rate in rates)
 
 
 def points(difference: float) -> str:
-    """Return a difference of accuracies in percentage points, with its sign."""
+    """Return a difference of accuracies (0..1) as text in percentage points, with its sign."""
     return f"{100 * difference:+.1f}"
 
 

@@ -23,9 +23,9 @@ REDUNDANCIES = {
     (5, 1): 3.8,
     (9, 2): 6.778,
     (15, 3): 10.733,
-}  # of the deterministic code in the paper, by (n, b)
+}  # redundancies of the deterministic code in the paper, by (n, b)
 ROUNDING = 0.0005  # largest rounding error of the numbers in the paper
-MARGIN = 0.01  # loss of accuracy, 0..1
+MARGIN = 0.01  # accuracy, 0..1; only a larger loss counts as a loss
 CODES = {
     "vote": {"strategy": "vote"},
     "election": {"strategy": "election:byzantine=3"},
@@ -56,7 +56,7 @@ def redundancy(results: Results) -> Verdict:
 
 
 def unchanged(results: Results) -> Verdict:
-    """Compare the model files with and without Byzantine clients."""
+    """Judge whether the model files with and without Byzantine clients have the same bytes at every seed."""
     pairs = zip(results["election-honest"].runs, results["election-attacked"].runs, strict=True)
     same = [
         (a.folder / "model.safetensors").read_bytes()

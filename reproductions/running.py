@@ -19,7 +19,7 @@ TIME_FILE = "spent.json"  # in a run folder: the compute time of the run, over a
 
 @dataclass(frozen=True)
 class ComputeTime:
-    """The compute time of runs."""
+    """Compute time of one or more runs, in seconds."""
 
     wall_s: float = 0.0
     processor_s: float = 0.0  # sum over all cores

@@ -72,7 +72,7 @@ def best(results: Results) -> Verdict:
 
 
 def cost(results: Results, before: str, after: str) -> Verdict:
-    """Compare the accuracy that each method loses between two settings."""
+    """Judge whether STC loses less accuracy than FedAvg and signSGD from the setting `before` to the setting `after`."""
     lost = {
         name: statistics.mean(differences(results[f"{name}-{after}"], results[f"{name}-{before}"]))
         for name in ("stc", *RIVALS)

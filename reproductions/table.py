@@ -60,7 +60,7 @@ def run_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def _choice(measured: MethodResult) -> str:
-    """Return the best choice and the number of choices. A choice at an end of the range is marked, since a better one may lie beyond."""
+    """Return the best choice and the number of choices as text. A choice at an end of its grid is marked: a better one may lie outside."""
     chosen, tried = choice_text(measured.choice), list(measured.tried)
     if len(tried) < 2:
         return chosen
@@ -72,7 +72,7 @@ def _choice(measured: MethodResult) -> str:
 
 
 def edges(results: Results) -> str:
-    """Return a sentence with the best choices that are at an end of their range, beyond which better ones may lie; "" if there are none."""
+    """Return a sentence that lists the best choices at an end of their grid, since better ones may lie outside; "" if there are none."""
     names = [
         f"{name} {choice_text(m.choice)}"
         for name, m in results.items()

@@ -49,7 +49,11 @@ def available_codecs() -> dict[str, type[Codec]]:
 def codec(text: str) -> Codec:
     """Return the codec of a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`.
 
-    Raises SpecError.
+        codec = fedcomp.codec("stc:density=1/400")
+        frame = codec.encode(x)  # x: a vector [numel]; frame: bytes
+        decoded = codec.decode(frame, numel=x.numel())  # float32 [numel]
+
+    Raises SpecError for an unknown codec, option or scope, and for a value out of range.
     """
     if not isinstance(text, str):
         raise SpecError(

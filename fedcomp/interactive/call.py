@@ -42,13 +42,23 @@ def simulate(
 ) -> Run:
     """Run a simulation, or continue the run in the folder `out` if `resume=True`. Return the run.
 
-    `task` is a Task, a built-in name, or path/file.py:name. None means digits, or the task of the resumed run. `options` are the fields of
-    RunConfig by name, which are also the options of `fedcomp sim`. Values may be Python objects, such as a codec, a Path or a torch.device.
-    None means the default, or the value of the resumed run. `optimizer` may also be a function, like `Task.optimizer`. `progress`: None or
-    True for a display that suits the terminal, log or notebook, False for no display, or a Callback of your own.
+        run = fedcomp.simulate("digits", clients=50, rounds=10, uplink="stc:density=1%", out="runs/first")
+        run = fedcomp.simulate(out="runs/first", resume=True, rounds=20)  # ten more rounds
 
-    May be called in a running event loop and in any thread. If several threads call it, their runs take turns. Raises UserError for invalid
-    options, and other FedcompErrors for failures. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
+    `task` is a Task, a built-in name, or path/file.py:name. None means digits, or the task of the resumed run. A run with a Task object
+    trains in this process, so the engines `processes` and `ray` are refused.
+
+    `options` are the fields of RunConfig by name, which are also the options of `fedcomp sim`: `local_steps` is `--local-steps`. A value is
+    a Python object, such as a number, a codec, a Path or a torch.device, or a string as on the command line, such as "1/400". None means
+    the default, or the value of the resumed run. `optimizer` may also be a function, like `Task.optimizer`. If `out` is not given, the run
+    folder is a new folder in `runs`.
+
+    `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback, which replaces the
+    display.
+
+    The function may be called in a running event loop and in any thread. Calls from several threads run one after the other, because a run
+    seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty, and
+    other FedcompErrors for failures. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
     """
     if callable(options.get("optimizer")):
         task = _with_optimizer(task, options.pop("optimizer"))

@@ -36,9 +36,15 @@ def available_memories() -> dict[str, type[Memory]]:
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
-    """Return a memory around `codec` for vectors [numel]. `auto` is `residual` for a lossy codec that contracts, else `none`.
+    """Return the memory of a spec string such as `residual:decay=0.95`, around `codec`, for vectors [numel].
 
-    Raises SpecError, and ConfigError for a codec with which the memory would diverge.
+        memory = fedcomp.memory("residual", fedcomp.codec("stc:density=1/400"), numel=1_000_000)
+        frame = memory.propose(update)  # update: a vector [numel]; frame: bytes, or None if there is nothing to send
+        memory.commit()  # or memory.rollback(), if the frame did not arrive
+
+    The spec string `auto` is `residual` for a lossy codec that contracts, else `none`. `layout` has the names and shapes of the tensors in
+    a vector, by default one tensor. Raises SpecError for an unknown memory or option, and ConfigError for a codec with which the memory
+    would diverge, or a layout with another number of elements.
     """
     if not isinstance(text, str) or not isinstance(codec, Codec):
         raise SpecError(

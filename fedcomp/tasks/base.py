@@ -41,8 +41,16 @@ def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 class Task:
     """A model with its data, its loss and its metrics. A run calls the functions of the task when it needs their results.
 
-    `model()` may draw from the global generators of torch, numpy and random, which fedcomp seeds. `model` may also be a module. The
-    initial model is then a copy of this module with its current weights.
+        task = fedcomp.Task(
+            "disc",
+            model=lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2)),
+            train=(points[400:], inside[400:]),  # float32 [N, 2], int64 [N]
+            test=(points[:400], inside[:400]),
+        )
+
+    `model()` returns a module with the same parameters on every call. It may draw from the global generators of torch, numpy and random,
+    which fedcomp seeds, so that server and clients build the same initial weights. `model` may also be a module. The initial model is then
+    a copy of this module with its current weights.
 
     `train` and `test` are a fedcomp Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset (both
     are read batch by batch), a list or dict with one of these for each client, or a function that returns one of these. `test` may be
@@ -60,6 +68,9 @@ class Task:
     training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. Both return a dict of numbers with
     at least "loss". The number "examples" of `train_fn` is the weight of the update if updates are weighted by examples. Other numbers
     are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
+
+    Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
+    be called with the arguments above.
     """
 
     name: str

@@ -52,9 +52,9 @@ class Batch(NamedTuple):
 class Data:
     """Examples in memory.
 
-    `inputs` are [N, ...]: a tensor, a tuple of tensors or a dict of tensors. `targets` are [N, ...]; partitions by class require int64 [N].
-    `groups` [N] holds the group of each example, for the partition `natural`. `n_clients`: the number of clients if the data was given
-    for each client separately; 0 if the data was given as a whole.
+    `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` are [N, ...]; partitions by class
+    require int64 [N]. `groups` [N] holds the group of each example, such as a user id; the partition `natural` makes one client of each
+    group. `n_clients` is the number of clients if the data was given for each client separately, and 0 if it was given as a whole.
     """
 
     inputs: Inputs
@@ -133,6 +133,7 @@ class LazyData:
     `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items) → batch` converts a list of items to a batch, as
     the `collate_fn` of `torch.utils.data.DataLoader` does. By default, tensors and numbers are stacked. A batch is a pair (inputs,
     targets), a longer tuple (input, …, targets), or a dict, in which `target` is the key of the targets. Batches are moved to `device`.
+    `groups` and `n_clients` are as in Data.
     """
 
     has_single_input = False

@@ -28,17 +28,25 @@ class LocalRound:
     `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the schedules of the server applied. A `train_fn` may
     ignore them. `state` is kept from one round of the client to the next. It may contain tensors, numbers, strings, and lists and dicts of
     these, such as the `state_dict()` of an optimizer.
+
+        def train(model, data, round):  # Task(…, train_fn=train)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=round.lr)
+            if "optimizer" in round.state:
+                optimizer.load_state_dict(round.state["optimizer"])
+            ...
+            round.state["optimizer"] = optimizer.state_dict()
+            return {"loss": mean_loss}
     """
 
-    round: int
-    client: int
-    lr: float
-    steps: int
+    round: int  # from 1
+    client: int  # id of the client, from 0
+    lr: float  # learning rate
+    steps: int  # local steps in the round
     epochs: int  # passes over the data; 0: train `steps` steps instead
-    batch_size: int
-    precision: str
-    device: torch.device
-    seed: int  # seed of torch's global generators for this client in this round
+    batch_size: int  # examples in a batch
+    precision: str  # float32, bfloat16 or float16
+    device: torch.device  # device of the model; the data is on the CPU
+    seed: int  # seed of this client in this round, with which torch's global generators are seeded
     state: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
