@@ -193,8 +193,8 @@ class ClientSession(EncodingSession):
     """A session that answers assignments with reports.
 
     `keeps_rounds`: keep a client's round state until the client's next round; by default it is dropped when any new round begins.
-    `evaluator`: None if clients do not evaluate. `frees_downloads`: drop the frames of an assignment, which may be as large as the model,
-    once they are applied. Set this only if nothing else reads the frames.
+    `evaluator`: None if clients do not evaluate. The frames of an assignment, which may be as large as the model, are dropped once they are
+    applied.
     """
 
     def __init__(
@@ -209,14 +209,12 @@ class ClientSession(EncodingSession):
         watch: Watch | None = None,
         keeps_rounds: bool = False,
         evaluator: ClientEvaluator | None = None,
-        frees_downloads: bool = False,
     ):
         super().__init__(replica, states, algorithm, seed)
         self.trainer = trainer
         self.hook: ClientHook = hook or ClientHook()
         self.watch: Watch = watch or (lambda assignments, memories, updates: None)
         self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
-        self.frees_downloads = frees_downloads
 
     @property
     def at_once(self) -> int:
@@ -270,8 +268,7 @@ class ClientSession(EncodingSession):
                     continue
                 stage = "download"
                 self.download(a)
-                if self.frees_downloads:
-                    a.frames = []
+                a.frames = []
                 starting.append(a)
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED

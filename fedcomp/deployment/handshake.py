@@ -203,7 +203,7 @@ def _new_session(
         examples = data, shards, data if test is None else test.to(setup.device), held_out
         evaluator = ClientEvaluator(setup.task, evaluated, setup.device, config.seed, *examples)
     parts = replica, states, trainer, algorithm, config.seed
-    session = ClientSession(*parts, keeps_rounds=True, evaluator=evaluator, frees_downloads=True)
+    session = ClientSession(*parts, keeps_rounds=True, evaluator=evaluator)
     return HostedSession(session, states, shards, held_out)
 
 

@@ -113,12 +113,13 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
+            self.broadcasts.release_downloads()  # now only the assignments hold them
             exchange.on_answer = partial(self.on_answer, round)
             exchange.run(assignments, phase.completion or completion)
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
-            del exchange, assignments  # frees the downloads
+            del exchange, assignments
         return self.close(round, cohort, phases, rejected, traffic)
 
     # The steps of a round.

@@ -126,12 +126,15 @@ class TimedTransport(Transport):
     def send(self, assignments: Sequence[Assignment]) -> None:
         """Send assignments, let the clients compute their answers at once, and schedule the arrival of the answers."""
         by_client = {assignment.client: assignment for assignment in assignments}
+        bytes_down = {
+            a.client: sum(map(len, (*a.frames, *a.announced, a.returned))) for a in assignments
+        }  # before the clients drop the frames
         self.cancel(by_client)
         self.transport.send(assignments)
         arrivals: list[Arrival] = []
         while len(arrivals) < len(by_client):
             arrivals += [
-                self._arrival(by_client[delivery.client], delivery.answer)
+                self._arrival(by_client[c := delivery.client], bytes_down[c], delivery.answer)
                 for delivery in self.transport.receive(math.inf)
             ]
         for arrival in self._with_losses(arrivals):
@@ -186,17 +189,15 @@ class TimedTransport(Transport):
             client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
         }
 
-    def _arrival(self, assignment: Assignment, answer: Report | Lost) -> Arrival:
+    def _arrival(self, a: Assignment, bytes_down: int, answer: Report | Lost) -> Arrival:
         """Return the arrival of an answer, and record the client's work in `busy`."""
-        client = assignment.client
+        client = a.client
         asked_s = self.clock.now()
         began_s = self.clock.time_s - asked_s
         report = answer if isinstance(answer, Report) else None
         if report is not None and (report.kind, report.stage) == (FAILED, SILENT):
             return Arrival(math.inf, client, answer, began_s)
         trained = report is None or report.kind == UPDATE or report.stage in TRAINED
-        a = assignment
-        bytes_down = sum(map(len, a.frames)) + sum(map(len, a.announced)) + len(a.returned)
         bytes_up = len(report.frame) if report is not None else 0
         begins_s = self._start_s(client, began_s, asked_s)
         due_s = begins_s + self.network.exchange_s(
