@@ -321,7 +321,7 @@ def test_many_cards_are_told():
 
 def test_the_notice_says_what_each_form_guarantees():
     assert (
-        "up to 2 Byzantine clients in a round change nothing"
+        "up to 2 Byzantine clients in a round cannot change the model"
         in made("election:byzantine=2", 9).notice
     )
     assert (
@@ -336,6 +336,9 @@ def test_a_bernoulli_code_reports_its_redundancy_as_drawn():
     drawn = run.allocation.sum() / 15
     assert drawn > 2 and f"trains on {drawn:.3g} partitions on average, not 2:" in run.notice
     assert "partitions on average" not in made("election:byzantine=2", 15).notice
+    ballots = made("election:code=bernoulli,byzantine=2,redundancy=2,form=ballots", 15).notice
+    assert f"counts the ballots of {drawn:.3g} of 15 groups of clients on average" in ballots
+    assert "trains on" not in ballots
 
 
 def test_even_cohorts_of_a_vote_are_advised_against():

@@ -349,12 +349,12 @@ def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
         "against 1 Byzantine client in a round, " in sealed
         and "the server sees votes, sizes and times" in sealed
     )
-    assert "more than 2 absent" in sealed and "more than 4 absent" in one
+    assert "more than 2 clients absent" in sealed and "more than 4 clients absent" in one
     assert (
         "any client absent" in made("election:byzantine=2", 5).notice
         and "sealed" not in made("election:byzantine=2", 5).notice
     )
-    assert "more than 2 absent a round" in made("election:byzantine=2,f=1", 5).notice
+    assert "more than 2 clients absent, a round" in made("election:byzantine=2,f=1", 5).notice
 
 
 def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch, tmp_path):
