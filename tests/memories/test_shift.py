@@ -160,7 +160,7 @@ def test_a_frame_is_taken_as_a_whole(name):
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="accepts only whole frames, and a part was returned; use --memory residual",
+        match="counts whole frames, but a part of this frame was returned; use --memory residual",
     ):
         m.commit(returned=codec("identity").encode(update(1)))
     assert m.pending == frame and m.shift is None
