@@ -275,7 +275,7 @@ def test_a_client_fails_alone_and_is_trained_once_more_if_its_actor_dies(ray_wit
     honest, expected = one_by_one.train(start, data, jobs(start, sgd), sgd, seed=5)
     assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
     assert reason(results[0]) == reason(expected[0])
-    assert reason(results[2]).startswith("the Ray actor that trained this client died, twice")
+    assert reason(results[2]).startswith("the Ray actor that trained this client died twice")
     assert torch.equal(updates, honest[[0, 2, 3]])
 
 

@@ -167,7 +167,7 @@ def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
 def test_a_simulation_has_no_clock_and_says_so(tmp_path, options):
     with pytest.raises(
         ConfigError,
-        match="--deadline and --quorum are for real clients.* or use fedcomp server start",
+        match="--deadline and --quorum have no effect without --network.* or use fedcomp server start",
     ):
         simulate(RunConfig(out=str(tmp_path / "run"), **options))
     assert not (tmp_path / "run").exists()
