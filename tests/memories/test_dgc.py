@@ -57,7 +57,7 @@ def test_returned_coordinates_keep_their_sum_and_momentum(spec):
         assert torch.equal(kept, update(1).where(~arrived, 0))
 
 
-def test_without_momentum_and_with_exact_values_it_is_error_feedback():
+def test_without_momentum_and_with_exact_values_dgc_is_error_feedback():
     dgc, residual = (
         memory(name, codec("topk:density=1/10"), NUMEL) for name in ("dgc:momentum=0", "residual")
     )

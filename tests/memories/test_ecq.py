@@ -44,7 +44,7 @@ def test_returned_values_are_added_to_the_residual():
     assert torch.equal(m.residual, update(1) - y + dropped)
 
 
-def test_weight_and_decay_of_one_are_error_feedback():
+def test_with_weight_and_decay_1_ecq_is_error_feedback():
     ecq, residual = (
         memory(name, codec("stc:density=1/10"), NUMEL)
         for name in ("ecq:alpha=1,beta=1", "residual")
@@ -76,7 +76,7 @@ def test_the_default_pair_is_stable_with_every_codec_that_contracts(spec, numel)
 
 @for_each("spec", ["stc", "identity", "qsgd:levels=1", "qsgd:levels=16", "natural"])
 @for_each("pair", ["alpha=1,beta=-1", "alpha=3,beta=3.5", "alpha=0,beta=1.5", "alpha=1e200,beta=0"])
-def test_a_pair_that_diverges_is_refused_with_one_that_does_not(spec, pair):
+def test_the_error_for_a_pair_that_diverges_names_a_stable_one(spec, pair):
     if spec == "identity" and pair == "alpha=3,beta=3.5":
         memory(f"ecq:{pair}", codec(spec), NUMEL)  # nothing is lost
         return

@@ -227,7 +227,9 @@ def test_memories_of_a_stack_behave_like_single_ones(name, spec):
         for m, other in zip(each, stacked, strict=True):
             assert same_state(m.state_dict(), other.state_dict())
             own = [v for v in other.state_dict(copy=False).values() if isinstance(v, torch.Tensor)]
-            assert all(v.untyped_storage().nbytes() == 4 * NUMEL for v in own), "not of the stack"
+            assert all(v.untyped_storage().nbytes() == 4 * NUMEL for v in own), (
+                "the state must not share the storage of the stack"
+            )
 
 
 @every_memory

@@ -60,7 +60,7 @@ def read(data: bytes, slot: Slot = SLOT) -> SealedBallot:
 
 
 @pytest.mark.parametrize("voter", VOTERS)
-def test_each_voter_opens_what_was_sealed(data, cards, voter):
+def test_each_voter_can_open_the_ballot(data, cards, voter):
     assert read(data).open(voter, cards[voter].private) == BITS
 
 
@@ -75,7 +75,9 @@ def test_a_client_without_a_card_cannot_open_a_ballot(data, cards):
     for voter, private in ((3, Card.make(SLOT, 3, KEYS[3]).private), (1, cards[2].private)):
         with pytest.raises(ProtocolError, match="not sealed for the card") as caught:
             read(data).open(voter, private)
-        assert not isinstance(caught.value, UnopenableBallot), "its sender is not to blame"
+        assert not isinstance(caught.value, UnopenableBallot), (
+            "this does not prove a fault of the sender"
+        )
 
 
 def test_a_sealed_ballot_contains_neither_the_bits_nor_a_key(data, cards):

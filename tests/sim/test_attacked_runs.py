@@ -110,10 +110,10 @@ def test_attacked_runs_finish_with_every_codec_and_strategy(tmp_path, way, group
     if group == "frames":
         unread = 2 if way == "sign" else 4  # votes contain no number that could be NaN
         assert all(line["rejected"] >= unread and line["accepted"] >= 11 for line in lines), (
-            "what cannot be read is turned down alone"
+            "only unreadable frames are rejected"
         )
     if group == "updates" and lines:
-        assert lines[0]["accepted"] == 16, "a Byzantine client's frame is a whole one"
+        assert lines[0]["accepted"] == 16, "frames of Byzantine clients are valid"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_mimic_handles_updates_of_any_size():
     )
 
 
-def test_low_margin_votes_against_narrow_majorities_only():
+def test_low_margin_votes_only_against_narrow_majorities():
     tally = HONEST.sign().sum(0)
     for text, margin in (
         ("low-margin:2", 2),

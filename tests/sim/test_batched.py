@@ -264,7 +264,7 @@ def test_the_engine_is_chosen_by_the_model(make, asked, engine):
     assert chosen == engine and (at_once == 1 if engine == "serial" else at_once >= 2)
 
 
-def test_larger_models_and_batches_are_trained_fewer_at_once():
+def test_fewer_clients_of_larger_models_and_batches_are_trained_at_once():
     assert choose_engine(nn.Linear(100, 10), "cpu")[1] > choose_engine(nn.Linear(784, 10), "cpu")[1]
     assert (
         choose_engine(nn.Linear(784, 10), "cpu", batch_size=5)[1]

@@ -142,7 +142,7 @@ def test_rounds_with_too_many_absent_voters_fail_with_one_warning(tmp_path):
         assert line["accepted"] == 0 and line["rejected"] == 9
         assert {r["stage"] for r in line["rejections"]} == {"reply", "aggregate"}
     assert summary.client_updates == 0 and summary.downlink_bytes < 3 * 9 * 100, (
-        "nothing but rows went down"
+        "clients downloaded only rows"
     )
 
 

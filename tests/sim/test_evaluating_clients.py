@@ -172,7 +172,7 @@ def test_a_resumed_run_has_the_same_metrics(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.parametrize("name", ["by_client", "own_loop", "own_evaluation"])
-def test_worker_processes_give_the_metrics_of_the_serial_engine(tmp_path, name):
+def test_worker_processes_compute_the_metrics_of_the_serial_engine(tmp_path, name):
     for engine in ("serial", "processes"):
         run(tmp_path / engine, name, evaluate="both", engine=engine)
     assert compared(tmp_path / "processes") == compared(tmp_path / "serial")

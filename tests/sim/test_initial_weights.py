@@ -68,7 +68,7 @@ def test_weights_of_another_model_are_refused(weights, tmp_path):
         simulate(replace(TINY, init=str(tmp_path / "gone"), out=out(tmp_path, "run")))
 
 
-def test_the_memory_suits_the_codec_unless_one_is_given(tmp_path):
+def test_auto_chooses_a_memory_that_suits_the_codec(tmp_path):
     for uplink, downlink, given, chosen in [
         ("stc:density=10%", "identity", {}, ("residual", "none")),
         ("qsgd:levels=4", "terngrad", {}, ("none", "none")),

@@ -135,7 +135,7 @@ def test_the_bernoulli_code_has_no_empty_line_and_about_the_requested_redundancy
     ) and not np.array_equal(drawn[7], drawn[8])
 
 
-def test_lines_that_stay_empty_get_one_entry_each():
+def test_rows_and_columns_that_stay_empty_get_one_entry_each():
     for seed in range(20):
         G = allocation_matrix("bernoulli", 12, redundancy=0.01, seed=seed)
         assert (G.sum(1) >= 1).all() and G.any(0).all() and G.sum() <= 24
@@ -266,7 +266,7 @@ def test_random_signs_of_ties_differ_between_seats_and_rounds():
         for round in (1, 2)
     }
     again = vote_of(CodeRow(8, 0, ROWS.partitions), [other, one], 1000, 1, 1)
-    assert torch.equal(again, voted[0, 1]), "voters of one seat vote alike"
+    assert torch.equal(again, voted[0, 1]), "voters of one seat cast the same vote"
     for a, b in combinations(voted.values(), 2):
         assert 400 < (a == b).sum() < 600
 

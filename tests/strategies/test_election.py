@@ -181,7 +181,7 @@ def test_more_clients_than_seats_share_the_seats_and_the_partitions():
     for row in rows.values():
         by_seat.setdefault(row.seat, set()).add(row.partitions)
     assert len(by_seat) == 5 and all(len(parts) == 1 for parts in by_seat.values()), (
-        "who shares a seat counts the same"
+        "clients of one seat count the same partitions"
     )
     assert sorted({client for row in rows.values() for client in row.senders}) == list(range(13))
     assert len(one.allocation) == 13
@@ -206,7 +206,7 @@ def test_empty_seats_count_as_absent_voters(form):
     rows = rows_of(one, cohort, TALLY)
     if form == "data":
         assert {3, 6} & {client for row in rows.values() for client in row.senders}, (
-            "their data are there"
+            "voters have the data of absent clients"
         )
     assert (
         one.select_clients([0, 1, 2, 4, 5, 7], 3, "") == one.select_clients([1], 4, "") == []
@@ -345,7 +345,9 @@ def test_the_notice_advises_against_even_cohorts():
     advice = "a cohort of 10 clients is even"
     assert advice in made("vote", 10).notice and not made("vote", 9).notice
     assert advice in made("election:code=uncoded,byzantine=2", 10).notice
-    assert "is even" not in made("election:byzantine=2", 10).notice, "its margin leaves no ties"
+    assert "is even" not in made("election:byzantine=2", 10).notice, (
+        "a deterministic code has no ties"
+    )
 
 
 # Clients.
@@ -391,7 +393,7 @@ def test_the_ballot_of_a_partition_depends_only_on_its_number_and_data():
     assert alone == again != renumbered
 
 
-def test_a_client_without_the_data_of_a_partition_fails_with_the_reason():
+def test_a_client_without_the_data_of_a_partition_fails_with_a_reason():
     f = federation("election:byzantine=2")
     f.members[0].trainer.partitions.shards = {0: np.arange(3)}
     report = f.members[0].answer(asked(f, 0, CodeRow(0, 0, (DataPartition(3, (3,)),))))

@@ -286,7 +286,7 @@ def test_sketches_of_another_shape_or_seed_are_rejected(change):
 
 
 @for_each("error, size", [("subtract", 3.4e38), ("zero", 1e38)])
-def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
+def test_sums_near_the_largest_float32_leave_a_finite_model(error, size):
     federation = Recorded(error=error, momentum=0.9)
     huge = federation.strategy.uplink.encode(
         torch.full((42,), size) * (1 - 2 * (torch.arange(42) % 2)), seed=federation.strategy.seed
@@ -304,7 +304,7 @@ def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
     assert all(np.isfinite(np.frombuffer(data, "<f4")).all() for data in federation.state)
 
 
-def test_a_step_that_is_not_finite_leaves_the_sketches_as_they_were():
+def test_a_nonfinite_step_does_not_change_the_sketches():
     federation = Recorded(replace(RULES, server_lr=1e39))
     state = federation.state
     (outcome,) = federation.run(1)

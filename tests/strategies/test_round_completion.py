@@ -51,7 +51,7 @@ def test_a_phase_closes_as_soon_as_its_condition_holds(asked, answered, accepted
         )
         after = [Progress(asked, answered + n, accepted + n, 0.0) for n in (left - 1, left)]
         ends = [RoundCompletion(quorum, 10.0).check(progress) is not None for progress in after]
-        assert ends == [False, True], "the policy is checked when it may close the phase, no later"
+        assert ends == [False, True], "the next check is exactly when the phase may close"
 
 
 @for_each(

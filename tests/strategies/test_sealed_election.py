@@ -156,7 +156,7 @@ def test_an_equivocating_sender_is_named_and_excluded(monkeypatch, tmp_path):
     silent = run(
         monkeypatch, tmp_path, replace(SEALED, rounds=2, attack="malformed:clients=1"), "silent"
     )
-    assert lied.model == silent.model, "as if it had sent nothing"
+    assert lied.model == silent.model, "the model equals that without its ballot"
     assert not silent.of(RECOUNT)
 
 
@@ -334,7 +334,7 @@ def test_options_with_which_one_byzantine_client_stops_every_vote_are_refused():
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=0", 3).code.all()
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
-        "two clients a partition"
+        "each partition has two clients"
     )
     with pytest.raises(UserError, match="can leave fewer; give a smaller 'f'"):
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=2", 6)
@@ -380,7 +380,7 @@ def test_too_many_complaints_are_rejected_without_checking_them(monkeypatch, tmp
 
 
 @pytest.mark.parametrize("phase", [CARDS, BALLOTS])
-def test_a_replay_of_another_round_fails(monkeypatch, tmp_path, phase):
+def test_a_frame_of_another_round_is_rejected(monkeypatch, tmp_path, phase):
     heard = run(
         monkeypatch, tmp_path, replace(SEALED, rounds=2, attack=f"replay:clients=3,phase={phase}")
     )

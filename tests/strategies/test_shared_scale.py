@@ -109,7 +109,7 @@ def test_the_sum_is_the_same_in_any_order():
     assert torch.equal(forwards, backwards)
 
 
-def test_votes_are_weighted():
+def test_ternary_values_are_weighted():
     federation = Recorded(replace(LAYER, weights="examples"), clients=2)
     federation.members[0].shard = federation.members[0].shard[:50]
     (outcome,) = federation.run(1)
@@ -182,7 +182,7 @@ def test_updates_of_zeros_do_not_move_the_model():
     assert torch.equal(federation.loop.broadcasts.weights, federation.initial)
 
 
-def test_an_update_that_is_not_finite_is_named_in_the_first_phase():
+def test_a_nonfinite_update_is_reported_in_the_first_phase():
     federation = Recorded(LAYER)
     federation.members[3].sgd = replace(federation.members[3].sgd, lr=1e38)
     (outcome,) = federation.run(1)
