@@ -347,7 +347,7 @@ class WorkerEngine(Engine):
             )
         else:
             queue.results[i] = FedcompError(
-                f"the worker process that trained this client {end_of_process}, twice; {likely_cause}"
+                f"two worker processes ended while they trained this client; the second {end_of_process}; {likely_cause}"
             )
 
 

@@ -101,9 +101,9 @@ class DataPartition:
 class ClientAlgorithm:
     """The client half of a strategy. This base class trains in the first phase and sends the update through the client's memory.
 
-    In the first phase of a round, a client commits or rolls back its previous proposal, downloads the broadcasts, and trains. In each later
-    phase, the memory sends the next frame of the same proposal. Subclasses have no state of their own: lasting state is in the memory or in
-    the client state (tensors by name), and state of one round is in `RoundState.values`.
+    In the first phase of a round, a client commits or rolls back its previous proposal (the update that its memory encoded last), downloads
+    the broadcasts, and trains. In each later phase, the memory sends the next frame of the same proposal. Subclasses have no state of their
+    own: lasting state is in the memory or in the client state (tensors by name), and state of one round is in `RoundState.values`.
 
     The server versions and broadcasts the *global state* [numel]. In most strategies it is the vector of model weights.
     """
@@ -303,7 +303,7 @@ class AcceptedUpdate:
     )  # None: nothing was sent, or a relay added it to the update of another client
     examples: int
     loss: float
-    ticket: str
+    ticket: str  # hash that identifies the proposal (`fedcomp.messages.ticket`)
     frame: bytes = b""
     fresh: bool = True  # no proposal of the client's memory was committed before
     rate: float = 1.0  # learning rate of the client, divided by that of the run

@@ -308,7 +308,9 @@ def test_the_error_for_a_forward_pass_that_cannot_be_mapped_names_the_flag(forwa
             return forward(self, super().forward(x))
 
     task, model, layout, start = parts(lambda: Own(12, 4))
-    with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):
+    with pytest.raises(
+        ConfigError, match="'small' cannot be trained by the batched engine.*--engine serial"
+    ):
         BatchedEngine(task, model, layout, "cpu").train(
             start, examples(), [[np.arange(5)]] * 2, SGD
         )

@@ -272,7 +272,9 @@ def test_the_error_for_a_model_that_cannot_be_batched_names_the_flag():
     task, model, layout, start = parts(
         lambda: Own(lambda layer, x: flattened(layer, x) * x.max().item()), data
     )
-    with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):
+    with pytest.raises(
+        ConfigError, match="'small' cannot be trained by the batched engine.*--engine serial"
+    ):
         BatchedEngine(task, model, layout, "cpu").train(start, data, planned(SGD, 3), SGD)
 
 

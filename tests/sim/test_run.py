@@ -502,7 +502,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_by_the_serial_engine(tmp_path)
     said = [sentence for record in watched.records for sentence in record.warnings]
     assert (
         len(said) == 1
-        and "'unmappable' cannot be trained batched" in said[0]
+        and "'unmappable' cannot be trained by the batched engine" in said[0]
         and said[0].endswith("the engine is serial instead")
     )
     with pytest.raises(UserError, match="--engine serial"):
@@ -524,11 +524,11 @@ def test_a_loss_that_branches_only_on_large_batches_is_trained_serially(tmp_path
         sentence
         for record in watched.records
         for sentence in record.warnings
-        if "cannot be trained batched" in sentence
+        if "cannot be trained by the batched engine" in sentence
     ]
     assert said == [
-        "the model of task 'mined' cannot be trained batched: its forward pass or loss depends on the values of tensors (.item(), "
-        "or if on a tensor); the engine is serial instead"
+        "the model of task 'mined' cannot be trained by the batched engine: its forward pass or loss depends on the values of "
+        "tensors (.item(), or an if statement on a tensor); the engine is serial instead"
     ]
     assert all(record.accepted == 8 for record in watched.records)
 

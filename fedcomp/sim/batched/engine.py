@@ -32,17 +32,13 @@ class NotBatchable(ConfigError):
     """The error for a task whose forward pass or loss cannot be batched. `problem`: the error message without its advice."""
 
     def __init__(self, task: Task, device: torch.device, message: str):
-        self.problem = (
-            f"the model of task '{task.name}' cannot be trained batched: {_shortened(message)}"
-        )
+        self.problem = f"the model of task '{task.name}' cannot be trained by the batched engine: {_shortened(message)}"
         super().__init__(f"{self.problem}; give --engine {unbatched_engine(device)}")
 
 
 def _shortened(message: str) -> str:
     if ".item()" in message or "data-dependent control flow" in message:
-        return (
-            "its forward pass or loss depends on the values of tensors (.item(), or if on a tensor)"
-        )
+        return "its forward pass or loss depends on the values of tensors (.item(), or an if statement on a tensor)"
     if "mutate a captured Tensor" in message:
         return "its forward pass changes a buffer"
     return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
