@@ -40,7 +40,7 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 LOCAL_TRAINING_S = 0.5  # seconds of training in this process before workers are started
 # The run ends after this many workers in a row ended before they were ready.
 MAX_FAILED_STARTS = 3
-# The run ends after this many deaths per worker of the engine (for at least three workers) without a trained client in between.
+# The run ends after this many deaths times the number of workers (at least 3), without a trained client in between.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
