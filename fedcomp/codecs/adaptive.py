@@ -10,10 +10,10 @@ data-parallel SGD. NeurIPS 2020, section 3.
                  between a and c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of the distribution whose density is proportional to the cube root of the values'
-density. This minimizes the squared error as the number of levels grows (Panter, Dite: Quantization distortion in pulse-count modulation
-with nonuniform spacing of levels. Proc. IRE 1951). The power is 5/16 instead of 1/3,
-since it can be computed with square roots, whereas a cube root is not the same on every machine. placement=lloyd starts from these levels
-and iterates the rules above. Both use a histogram with the exact mean of each bin (`rounding.histogram`).
+density. For a large number of levels, they minimize the squared error (Panter, Dite: Quantization distortion in pulse-count modulation
+with nonuniform spacing of levels. Proc. IRE 1951). The code uses the power 5/16 instead of 1/3: it can be computed with square roots,
+whereas a cube root is not the same on every machine. placement=lloyd starts from these levels and iterates the rules above. Both use a
+histogram with the exact mean of each bin (`rounding.histogram`).
 
 Nearest: ‖x − C(x)‖² ≤ ‖x‖², since the mean of a cell minimizes the sum of squared errors of its values, and 0 would give the sum of their
 squares. Stochastic: E C(x) = x and ω = (√n − 1)/2, as for TernGrad.

@@ -43,7 +43,7 @@ class Context:
     rate: float = 1.0  # learning rate of the round, divided by that of the run
 
     def at(self, index: int | None) -> "Context":
-        """Return the context with the moments of update `index` of a stack, or with moments as a stack of one update if it is None."""
+        """Return the context of update `index` of a stack, with its moments; None: turn the moments of one update into those of a stack."""
         if self.moments is None:
             return self
         return replace(self, moments=(self.moments[0][index], self.moments[1][index]))
@@ -52,7 +52,7 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # seeds are integers modulo this number
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# Number of elements of vectors, and of chunks, that are encoded together. They bound the memory for temporary arrays.
+# Number of elements of the vectors, and of the chunks, that are encoded together. They limit the memory for temporary arrays.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 

@@ -5,8 +5,8 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
     P ← M Q;  P̂ ← an orthonormal basis of P;  Q ← Mᵀ P̂;  C(M) = P̂ Qᵀ,  for each matrix M [rows, columns], Q [columns, rank]
 
 Q starts from independent normal numbers, or from the Q in `context.announced`: the memory `lowrank` passes its last Q. Tensors that are not
-matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection of M, so it is never
-longer than M. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², whose mean is rank/columns · ‖M‖², and
+matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection of M, so its norm is
+at most ‖M‖. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², whose mean is rank/columns · ‖M‖², and
 columns ≤ numel/(rank + 1) for every matrix that is sent as factors.
 
 In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix; strategies/powersgd.py
@@ -88,10 +88,10 @@ def normal(seed: int, count: int, stream: int = 0) -> np.ndarray:
 
 
 class FactorLayout:
-    """The division of a layout into tensors that are sent as factors and others, for PowerSGD in two exchanges (strategies/powersgd.py).
+    """The division of a layout into tensors that are sent as factors and tensors that are sent uncompressed, for strategies/powersgd.py.
 
     `matrices`: the tensors with factors, and their shapes as matrices. `others`: the tensors that are sent uncompressed. `left_shapes`,
-    `right_shapes`, `other_shapes`: the shapes of the arrays in frames, which hold only numbers.
+    `right_shapes`, `other_shapes`: the shapes of the arrays in frames. The frames do not contain shapes.
     """
 
     def __init__(self, layout: Layout, rank: int):

@@ -4,9 +4,10 @@ Basu, Data, Karakus, Diggavi: Qsparse-local-SGD: distributed SGD with quantizati
 
     C = b ∘ a:  a selects coordinates, b encodes the vector of their values
 
-The option `values` of `a` has no effect. Both codecs get the same seed and use different streams of random words. C contracts with δ =
-δₐ·δᵦ(k), where k is the largest number of coordinates that a selects; an unbiased b with ωᵦ ≤ 1 has δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper; for
-lemma 2 see the option `damped` of qsgd). If both are unbiased, so is C, with ω = (1 + ωₐ)(1 + ωᵦ(k)) − 1.
+The first codec's option `values` has no effect. Both codecs get the same seed and use different streams of random words. C contracts with
+δ = δₐ·δᵦ(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with ωᵦ ≤ 1, then
+δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper; for lemma 2 see the option `damped` of qsgd). If both are unbiased, so is C, with
+ω = (1 + ωₐ)(1 + ωᵦ(k)) − 1.
 
     values   length of the section of b (LEB128), count of this section (LEB128), its body; the rest as in codecs/selection.py
 """

@@ -7,9 +7,9 @@ Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: communication-efficient SGD via 
 E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with this codec. With `damped`, the codec
 is C/(1 + ω), which contracts with δ = 1/(1 + ω).
 
-The paper sends the norm. Here the unit u is sent, so that decoding does not need s. It is a float32, at most ‖x‖₂/s, for which no level
+The paper sends the norm. Here the unit u is sent, so that decoding does not need s. u is rounded down to a float32 for which no level
 exceeds the range of float32. The format is that of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With them, a frame has
-the units of all chunks, float32, and then one section with the levels of all chunks, whose unit is 1.
+the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
 """
 
 import math

@@ -29,7 +29,8 @@ from .frame import Section, varint
 from .update import Dense, Update
 
 UNROTATED = 0  # the first byte before float32 values
-MAX_UNROTATED_EXPONENT = -100  # of the largest magnitude of a vector that is sent as values
+# Largest exponent of the largest magnitude of a vector that is sent as float32 values
+MAX_UNROTATED_EXPONENT = -100
 HALF = np.dtype("<u4")  # the upper half of a float64
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
 

@@ -8,18 +8,18 @@ A receiver that knows the union recovers the values by peeling (kernels/peeling.
 10⁴ coordinates on, 1.6 at 10³, and more below. In tables of this size all values are exact, except for about one table in a thousand, where
 two coordinates share all their cells. Values that are not exact are estimated by least squares; `RecoveredUpdate.missed` is their number.
 
-The codec is useful if many frames with overlapping supports are added by nodes that can do nothing else: all-reduce, network switches, or
-sums of masked values. Without such nodes, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24,
-3.8 with int16) and 5.0 bytes in `topk` (3.0 with fp16). The difference grows if each table has room for the union. A relay that may read
-frames can also forward the values of the union themselves. benchmarks/s2.py compares the sum of N frames of `s2` with N frames of
+The codec is useful if many frames with overlapping supports pass nodes that can only add: all-reduce, network switches, or sums of masked
+values. Without such nodes, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
+int16) and 5.0 bytes in `topk` (3.0 with fp16). The difference grows if each table has room for the union. A relay that may read frames can
+also decode them and forward the sum of their values. benchmarks/s2.py compares the sum of N frames of `s2` with N frames of
 `topk:density=1%`. On updates of the task digits during training, the sum saves 86 % for N = 128, 61 % for N = 32, and 12 % for N = 8. With
 random supports, it saves 46 %, 11 % to 17 %, and −23 % to 1 %. The paper claims 81 %.
 
 `topk:density=1%+s2` sends the coordinates that topk selects as frames of `s2`. Only frames whose tables have the same shape can be added.
 So the table has room for `union` times the largest number of coordinates that the first codec selects, which is the same for all clients.
 Without a first codec, the table has room for `union` times the nonzeros of x. The option `columns` sets the size directly. If `union` is
-too small, `missed` values are estimated. An encoder that cannot recover its own values doubles the columns; its frame then cannot be added
-to others.
+too small, some values of the sum are estimated. An encoder that cannot recover its own values doubles the columns; its frame then cannot
+be added to others.
 
 Unlike in the paper, supports are coded instead of sent as bitmaps, and cells are integers in units of 2^e, so subtraction is exact:
 

@@ -4,8 +4,8 @@
            values, in a format defined by the codec
            positions, in the shortest form, usually a Rice code (kernels/positions.py)
 
-Positions that are drawn from the seed are not sent. The count of such a section is then the size of the vector, so that frames of one seed
-can be added. Its body has form 63, the number of values (LEB128), and the values. Other sections with this count have form 42.
+Positions that are drawn from the seed are not sent. A section with drawn positions has the size of the vector as its count, so that frames
+of one seed can be added. Its body has form 63, the number of values (LEB128), and the values. Other sections with this count have form 42.
 
 With @chunk, all chunks have one body with a joint code of the positions, unless positions are drawn:
 
@@ -44,7 +44,7 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class Selective(Codec):
-    """A codec that selects coordinates. It selects a zero only if its positions are drawn.
+    """A codec that selects coordinates. Zeros are selected only if positions are drawn from the seed.
 
     Subclasses implement the selection, `select`, and the format of values, `pack_values` and `unpack_values`. This class encodes
     and decodes positions.

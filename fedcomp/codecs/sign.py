@@ -4,8 +4,8 @@ Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation f
 
     C(x)_i = sign(x_i), as 1 or −1
 
-The sign of a zero is a random bit, keyed by (seed, coordinate). If every client has its own seed, the zeros of many clients cancel in a
-vote. If all clients had the same random bit, the zeros could outvote other values. C is neither contractive nor unbiased.
+The sign of a zero is a random bit, keyed by (seed, coordinate). If every client has its own seed, the random signs of many clients cancel
+in a vote. If all clients drew the same sign, zeros could outvote other values. C is neither contractive nor unbiased.
 
     body   signs, one bit each, 1 = positive, padded to a byte
 """

@@ -14,8 +14,8 @@ coordinates has most of ‖x‖, so no contraction is declared. The strategies `
            form 0: float32.  1: bfloat16.  2, 3, 4: an exponent e (int16), then integers in 8, 16, 32 bits
 
 `int8` cells are stochastically rounded to multiples of the unit 2^e, so they are unbiased. Sums have the smallest unit of the added frames
-and 16 or 32 bits per cell, and are exact; if 32 bits do not suffice, the unit is larger. `bf16` cells are added in float32. Their sum is
-sent as bfloat16 if that is exact, else as float32.
+and up to 32 bits per cell, and are exact; if 32 bits do not suffice, the unit is larger and the sum is rounded. `bf16` cells are added in
+float32. Their sum is sent as bfloat16 if that is exact, else as float32.
 """
 
 import math

@@ -5,8 +5,8 @@ Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communic
     C(x)_i = s·sign(x_i)·b_i,  P(b_i = 1) = |x_i|/s;  s = max |x_i|, after clipping x to ±2.5σ
 
 The codec is unbiased apart from the clipping. The paper uses one s per layer, like the scope @layer. If the server announces `scale`, one
-float32 for each section, it replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum consists of
-integers from −m to m, times s, for m frames.
+float32 for each section, the announced scale replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum
+of m frames consists of integers from −m to m, times s.
 
 The paper computes σ about the mean. Here σ = ‖x‖₂/√n is about zero, so that values that are far from zero and close to each other are not
 clipped. The format is that of codecs/levels.py, with s as the unit.

@@ -5,8 +5,8 @@ the memory `residual`.
 
     C(x)_i = τ·sign(x_i) if |x_i| ≥ τ, else 0;  with values=fp32 or fp16, C(x)_i = x_i if |x_i| ≥ τ, else 0
 
-The number of selected coordinates depends on the update, from none to all. The error is never longer than x, so δ = 0. τ is rounded to
-float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
+The number of selected coordinates depends on the update, from none to all. ‖x − C(x)‖ ≤ ‖x‖ for every x, so the contraction holds with
+δ = 0. τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
     values   flag 2: τ as float32; signs, one bit each, 1 = positive, padded to a byte. Other flags: as in codecs/floats.py. The rest as in
              codecs/selection.py

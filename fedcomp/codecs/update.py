@@ -126,7 +126,7 @@ class Sparse(Update):
 
 @dataclass
 class Bits(Update):
-    """An update with one bit per coordinate, and two values per column, of c columns. Coordinate i is in column i mod c."""
+    """An update with one bit per coordinate, and two values for each of c columns. Coordinate i is in column i mod c."""
 
     numel: int
     raw: np.ndarray  # bits, uint8 [⌈numel/8⌉] (kernels/bits.py)

@@ -14,7 +14,7 @@ N_WORDS = 1024  # random words that are drawn at a time
 
 @compiled
 def multiples(x, arguments, low, high, start, out):
-    """The loop of `to_multiples`."""
+    """Fill `out` with the result of `to_multiples` for x [n]."""
     scale, limit = arguments
     words = np.empty(N_WORDS, np.uint32)
     for first in range(0, x.size, N_WORDS):
@@ -27,7 +27,7 @@ def multiples(x, arguments, low, high, start, out):
 
 @compiled
 def powers(x, arguments, low, high, start, out):
-    """The loop of `to_powers`."""
+    """Fill `out` with the result of `to_powers` for x [n]."""
     (factor,) = arguments
     words = np.empty(N_WORDS, np.uint32)
     for first in range(0, x.size, N_WORDS):
@@ -40,7 +40,7 @@ def powers(x, arguments, low, high, start, out):
 
 @compiled
 def levels(x, arguments, low, high, start, out):
-    """The loop of `to_levels`."""
+    """Fill `out` with the result of `to_levels` for x [n]."""
     edges, levels, up = arguments
     words, cells = np.empty(N_WORDS, np.uint32), np.empty(N_WORDS, np.uint8)
     for first in range(0, x.size, N_WORDS):

@@ -1,4 +1,4 @@
-"""Exact selection of coordinates by magnitude, by side or by a threshold, without sorting.
+"""Exact selection of coordinates without sorting: the largest magnitudes, the largest of one sign, or those above a threshold.
 
 Functions take m finite vectors [n], of any float dtype and on any device: the rows of a tensor, or separate tensors. The bits of a float32
 without the sign bit, read as an integer, increase with the magnitude. These integers are the *keys* that selection compares. Ties at the

@@ -77,7 +77,7 @@ def _parsed(text: str) -> tuple[type[Memory], Any]:
 
 
 def default_uplink(text: str) -> str:
-    """Return this memory's default for --uplink, "" for the general default. Raises SpecError."""
+    """Return the default of --uplink with this memory, "" if the memory has no default of its own. Raises SpecError."""
     return "" if text == AUTO else _parsed(text)[0].default_uplink
 
 

@@ -40,7 +40,8 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class MomentumOptions:
-    momentum: float = 0.9  # factor of the past in each round; larger = old updates count for longer
+    # Factor of the old momentum in each round; larger = old updates count for longer
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -108,7 +109,7 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Like `propose`, for m memories of one class and codec. `x`: a tensor [m, numel] or m vectors. `context.moments`: [m, numel] each.
 
-        The result has a NonFiniteError in place of an update that cannot be sent; that memory is unchanged.
+        The result has a NonFiniteError in place of each update that cannot be sent; the memory of such an update is unchanged.
         """
         if not memories:
             return []
@@ -141,7 +142,8 @@ class Memory(ABC):
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
-                f"the server's side of memory '{self.name}' accepts only whole frames, and a part was returned; use --memory residual"
+                f"memory '{self.name}' has state on the server, which counts whole frames, but a part of this frame was returned; "
+                "use --memory residual"
             )
         dropped = None if returned is None else self._open_returned(returned)
         self._commit([self], [self._settle()], [dropped])
@@ -153,7 +155,7 @@ class Memory(ABC):
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Settle the proposal as not accepted. Its content will be sent again."""
+        """Settle the proposal as not accepted. A memory with a residual sends its content again."""
         self._settle()
         self._rollback()
 
@@ -366,7 +368,10 @@ class Counterpart(ABC):
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        """Return the estimate of a client's update, valid until `settle`. `update`: what the client sent, if anything. Changes no state."""
+        """Return the estimate of a client's update, valid until `settle`. Does not change the state.
+
+        `update`: the decoded frame of the client, None if it sent no frame.
+        """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
         """Yield (client, estimate), ascending by client, for clients that count without an accepted update in this round."""
@@ -378,7 +383,7 @@ class Counterpart(ABC):
         """Return the update to add to the mean of the cohort's estimates, or None.
 
         `weights`: by client, its normalized weight among all clients of the run. `present`: by client of the cohort, its normalized
-        weight in the cohort. Both exclude clients that start without state.
+        weight in the cohort. Clients that start without state are in neither.
         """
         return None
 
@@ -394,7 +399,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector` and `value` read it. Raises ValueError or TypeError for invalid data."""
+        """Restore the state from a checkpoint, which `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -434,7 +439,10 @@ def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
 
 
 def at_full_density(codec: Codec, name: str) -> Codec:
-    """Return the codec at density 1, for the memory `name`, which selects coordinates itself. Raises ConfigError for other codecs."""
+    """Return the codec at density 1, for the memory `name`, which selects coordinates itself.
+
+    Raises MismatchError for a codec that cannot send the coordinates that the memory selects.
+    """
     if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
         raise MismatchError(
             f"{{memory}} {name} selects the coordinates itself, and {codec} cannot send a selection; use {{uplink}} topk or stc"

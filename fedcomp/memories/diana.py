@@ -6,9 +6,9 @@ Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed 
     the server's update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
 
 ω is the variance bound of the codec (`Codec.variance`), with `@layer` the largest ω of a tensor. The server stores h of each client, not
-their mean, so that a single client can start again without state. A client without an accepted update counts with h = 0. Robust strategies
-and `--clip-update` bound the influence of each client: for them a client's update is h + C(x − h), and clients outside the cohort do not
-count.
+their mean, so that a single client can start again without state. A client that never had an accepted update counts with h = 0. Robust
+strategies and `--clip-update` bound the influence of each client: for them, a client's update is h + C(x − h), and clients outside the
+cohort do not count.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class DianaCounterpart(ShiftCounterpart):
 
 
 class Diana(ShiftMemory):
-    """A memory that sends the difference of an update to a shift, which follows the client's updates."""
+    """A memory that sends the difference between an update and a shift, which follows the client's updates."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"

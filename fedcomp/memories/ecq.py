@@ -5,8 +5,8 @@ Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to
     y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x
 
 Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for a codec that contracts and γ = ω for an unbiased one. Since
-x − C(y) = (y − C(y)) − α·h, the old part of h shrinks if α²γ + (β − α)² < 1. Other pairs α, β are refused. β > 1
-is also refused with biased codecs: the two terms need not be orthogonal there, and coordinates that are never sent grow by β in each round.
+x − C(y) = (y − C(y)) − α·h, the old part of h shrinks if α²γ + (β − α)² < 1. Other pairs α, β are refused. With biased codecs, β > 1 is
+also refused: the errors y − C(y) and h need not be orthogonal then, and coordinates that are never sent grow by the factor β in each round.
 α = β = 1 is `residual`.
 
 The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, old errors are too
@@ -56,8 +56,8 @@ class ECQ(VectorMemory):
             )
         if gamma > 0 and abs(beta) > 1 and self.codec.variance(self.numel) is None:
             raise MismatchError(
-                f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: unsent coordinates grow by beta in "
-                "every round; give a beta of at most 1"
+                f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: unsent coordinates grow by the factor beta "
+                "in every round; give a beta of at most 1"
             )
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:

@@ -6,8 +6,8 @@ algorithm 2.
     c = C(x − g), send c;  g ← g + c on both sides;  the server moves the model by the mean of all g
 
 Clients outside the cohort, and clients whose reply is lost, count with the g that the server stores for them, as in EF21-PP (Fatkhullin,
-Sokolov, Gorbunov, Li, Richtárik: EF21 with bells & whistles. 2021). That paper starts with a g of every client. Here, a client counts only
-after its first accepted update.
+Sokolov, Gorbunov, Li, Richtárik: EF21 with bells & whistles. 2021). In that paper, every client has a g from the start. Here, a client
+counts only after its first accepted update.
 """
 
 from typing import ClassVar
@@ -18,13 +18,13 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
 class EF21Counterpart(ShiftCounterpart):
-    """The g of every client. All clients with a g count in every round."""
+    """The estimate g of every client. All clients that have a g count in every round."""
 
     counts_absent: ClassVar[bool] = True
 
 
 class EF21(ShiftMemory):
-    """A memory that sends the difference of an update to the server's estimate of the update."""
+    """A memory that sends the difference between an update and the server's estimate of it."""
 
     name: ClassVar[str] = "ef21"
     source: ClassVar[str] = "Richtárik et al. 2021"

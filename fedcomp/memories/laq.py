@@ -8,9 +8,9 @@ Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via laz
 q is the estimate of the client's update that both sides store, θ^k the model in round k, and η the server's learning rate. ε = x − q − δQ
 is the codec's error in this round, and ε̂ its error in the last accepted proposal. ξ_d = 0.8/D with D = 10, and t̄ = 100, as in the
 authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The
-paper's quantizer is a uniform grid. Other codecs also work if their error is so small that the term with ε and ε̂ does not exceed every
-‖δQ‖². With `errors=0` this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients outside the cohort
-count like clients that skip the round.
+paper's quantizer is a uniform grid. Other codecs also work if their error is so small that ‖δQ‖² can exceed the term with ε and ε̂. With
+`errors=0` this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients outside the cohort count like
+clients that skip the round.
 """
 
 import json
@@ -51,7 +51,7 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """The q of every client, and the lengths of the last model steps. All clients with a q count in every round."""
+    """The estimate q of every client, and the norms of the last model steps. All clients that have a q count in every round."""
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class LAQ(ShiftMemory):
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, whose weighted error exceeds the vectors that it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, whose weighted error exceeds every vector that it sends; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 

@@ -34,7 +34,7 @@ PHASE, BASIS = "phase", "left"  # names of entries in the state
 
 
 class LowRank(VectorMemory):
-    """A residual [numel], float32, on the device of the last update, and the initial Q of the next power iteration."""
+    """Error feedback for low-rank factors: a residual [numel], float32, and the initial Q of the next power iteration."""
 
     name: ClassVar[str] = "lowrank"
     source: ClassVar[str] = "Vogels et al. 2019"
@@ -95,7 +95,7 @@ class LowRank(VectorMemory):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, frame, dropped_part in zip(memories, frames, dropped, strict=True):
-            if memory.phase != LEFT:  # no update was accepted if only the first frame was
+            if memory.phase != LEFT:  # if only the first frame was accepted, no update was
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
                 memory._on_accepted(update, dropped_part)

@@ -3,9 +3,9 @@
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift)
 
 η is the learning rate of the round divided by that of the run. Updates grow with η, but the methods estimate gradients. Shifts are
-therefore stored in the unit of an update at the run's learning rate, so that all shifts, also those of absent clients, stay valid when a
-schedule or a warm-up changes the rate. A change of the local steps or the batch size is not corrected: the updates change, and later rounds
-send the difference.
+therefore stored in the unit of an update at the run's learning rate. So all shifts, also those of absent clients, stay valid when a
+schedule or a warm-up changes the rate. A change of the local steps or the batch size also changes the updates, but not the shifts; later
+rounds send the difference.
 
 The shift changes only when a proposal is committed. While a proposal is pending, and after a rollback, client and server have the same
 shift.
@@ -32,7 +32,7 @@ CLIENTS = "clients"  # name in a checkpoint of the list of clients that have a s
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """Return δ of a codec for vectors [numel], in the mean over seeds; 1 − ω for an unbiased codec; 0 if the codec does not contract."""
+    """Return the larger of the codec's δ (`contraction`) and 1 − ω (`variance`) for vectors [numel]; 0 if neither is above 0."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
@@ -115,7 +115,7 @@ class Estimate(Update):
 class ShiftCounterpart(Counterpart):
     """The shift of every client that ever had an accepted update: float32 [numel], on the CPU. A checkpoint has one vector per client."""
 
-    # Whether clients without an update count, with their shifts
+    # Whether clients without an accepted update count, with their shifts as updates
     counts_absent: ClassVar[bool] = False
 
     def __init__(self, memory: ShiftMemory):

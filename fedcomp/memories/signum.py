@@ -18,7 +18,7 @@ from .base import MomentumOptions, Updated, VectorMemory, Vectors
 
 
 class Signum(VectorMemory):
-    """The momentum is sent in place of updates. `velocity` is u."""
+    """A memory that sends the momentum of the updates. `velocity` is u."""
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"

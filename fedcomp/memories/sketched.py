@@ -5,8 +5,9 @@ Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distr
     u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  u and v become zero at the accepted ones
 
 A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second frame contains exact values.
-So with m = 0, the accepted values and v add up to the sum of all x. The server returns which candidates it dropped, as a frame of marks
-among the candidates; the client has their values. Under another strategy, a client would not know which part of its sketch was used.
+So with m = 0, the accepted values and v add up to the sum of all x. The server returns a frame that marks the candidates that it dropped;
+the client has their values. The memory works only with this strategy: with another one, a client would not know which part of its sketch
+was used.
 """
 
 from collections.abc import Sequence

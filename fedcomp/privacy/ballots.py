@@ -76,6 +76,7 @@ def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
 
 
 def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
+    """Return whether a signature [96 bytes] of the text, as made by `sign`, is valid for a public key."""
     try:
         r, s = int.from_bytes(signature[:HALF]), int.from_bytes(signature[HALF:])
         key.verify(encode_dss_signature(r, s), text, ec.ECDSA(SHA256()))
@@ -180,9 +181,10 @@ class SealedBallot:
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
-        """Return the bits. `private`: private key of the voter's card. Raises UnopenableBallot if they differ from the sender's commitment.
+        """Return the bits of the ballot. `private`: private key of the voter's card.
 
-        Raises ProtocolError for a ballot that is not sealed for this card, which does not prove a fault of the sender.
+        Raises UnopenableBallot if the ballot cannot be decrypted, or if its bits differ from the sender's commitment. Raises ProtocolError
+        for a ballot that is not sealed for this card, which does not prove a fault of the sender.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()

@@ -34,7 +34,7 @@ CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients trained at 
 CUDA_MEMORY_FRACTION = 1 / 4
 MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
 TRIAL_BATCHES = 3  # batches of the trial that shows whether a model can be batched
-# Key in [resolved] of config.toml: the placement of clients, which a resumed run chooses again.
+# Key in [resolved] of config.toml: the placement of the clients' vectors, which a resumed run chooses again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {
     "serial": "serial",
@@ -77,7 +77,7 @@ class EngineChoice:
         if config.engine == "processes":
             if device.type != "cpu":
                 raise ConfigError(
-                    "--engine processes is for the cores of a CPU; give --device cpu as well, or another engine"
+                    "--engine processes trains on the cores of a CPU; give --device cpu as well, or another engine"
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
         if config.engine == "ray":
@@ -145,7 +145,10 @@ def make_engine(
     model: nn.Module,
     warn: Callable[[str], None],
 ) -> Engine:
-    """Return the chosen engine, which takes ownership of `model`. Raises ConfigError for several devices unless it is the batched one."""
+    """Return the chosen engine, which takes ownership of `model`.
+
+    Raises ConfigError for several devices, unless the engine is the batched one.
+    """
     if len(devices) > 1:
         if choice.engine != "batched":
             raise ConfigError(

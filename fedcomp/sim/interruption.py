@@ -9,7 +9,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """A context that delays the first signal until `act` is called. A second signal takes effect at once. Works in the main thread only."""
+    """A context manager that delays the first signal until `act` is called. A second signal takes effect at once.
+
+    Outside the main thread, it does nothing, since Python handles signals only there.
+    """
 
     def __init__(self) -> None:
         self.active = threading.current_thread() is threading.main_thread()

@@ -149,7 +149,7 @@ def out_of_range(name: str, value: float) -> str:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The values of each client, float64 [clients], in bytes per second, seconds or fractions. They are named as in `Uniform`."""
+    """The values of each client, float64 [clients], named like the options of `Uniform`: in bytes per second, seconds or fractions."""
 
     up: np.ndarray
     down: np.ndarray
@@ -211,7 +211,7 @@ class Network:
     def exchange_s(
         self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int
     ) -> float:
-        """Return the duration in seconds of an exchange with a client that is not busy."""
+        """Return the duration in seconds of an exchange with a client that is not busy with an earlier assignment."""
         p = self.profiles
         down, up = bytes_down / float(p.down[client]), bytes_up / float(p.up[client])
         latency = float(p.latency[client])

@@ -1,6 +1,7 @@
 """The placement of clients' vectors between their rounds: on the device, in the host's memory, or in the run's checkpoint on disk.
 
-The placement depends on the maximum size of the vectors in the run, and on the free memory at the start. It does not change the results.
+The placement depends on the largest total size that the vectors can reach, and on the free memory at the start. It does not change the
+results.
 """
 
 import math
@@ -26,7 +27,8 @@ class Placement:
 
     name: str  # DEVICE, HOST or FILE
     budget_bytes: float = math.inf  # limit for the vectors in memory
-    training_device: torch.device | None = None  # vectors move to it for training; None: no moves
+    # Device to which the vectors are moved for training; None: they are not moved
+    training_device: torch.device | None = None
     client_bytes: int = 0  # estimated size of one client's vectors
 
     def __str__(self) -> str:

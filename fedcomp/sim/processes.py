@@ -2,8 +2,8 @@
 
 A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is a separate interpreter
 that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, tensors of data, updates and traces
-are in anonymous shared memory, which only Linux has. The rest of a job is sent through a pipe. Each worker itself reads datasets that are
-not in memory.
+are in anonymous shared memory, which only Linux has. The rest of a job is sent through a pipe. Datasets that are not in memory are read by
+each worker itself.
 
 A worker that dies is replaced, and its client is trained once more. If that worker dies too, the client fails.
 """
@@ -40,7 +40,7 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 LOCAL_TRAINING_S = 0.5  # seconds of training in this process before workers are started
 # The run ends after this many workers in a row ended before they were ready.
 MAX_FAILED_STARTS = 3
-# The run ends after this many deaths in a row for each worker of the engine, without a trained client in between.
+# The run ends after this many deaths times the number of workers (at least 3), without a trained client in between.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -347,7 +347,7 @@ class WorkerEngine(Engine):
             )
         else:
             queue.results[i] = FedcompError(
-                f"the worker process that trained this client {end_of_process}, twice; {likely_cause}"
+                f"two worker processes ended while they trained this client; the second {end_of_process}; {likely_cause}"
             )
 
 

@@ -2,8 +2,8 @@
 
 Only local SGD runs in actors. The strategy, the round loop, the client memories and the run folder stay in this process. An actor has one
 core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for, and sends each
-job to an idle actor. Actors keep no state of clients: momentum and running statistics are sent with a job and returned with its update. An
-update therefore equals that of the serial engine on one thread bit for bit, whichever actor computes it.
+job to an idle actor. Actors keep no state of clients: momentum and running statistics are sent with a job and returned with its update.
+Every actor therefore computes the same update, bit for bit, as the serial engine on one thread.
 
 Data and start weights are in Ray's object store, once per machine. Every machine of a cluster needs fedcomp[ray]. If the task is a file,
 every machine also needs this file and the modules that it imports, under the same path.
@@ -184,7 +184,7 @@ class RayEngine(Engine):
             try:
                 result = ray.get(call)
             except RayActorError:
-                result = "the Ray actor that trained this client died, twice; memory may be short, or the task's own code may be the cause"
+                result = "the Ray actor that trained this client died twice; memory may be short, or the task's own code may be the cause"
             except RayError as error:
                 result = f"Ray could not train this client: {reason(error)}"
             yield i, result

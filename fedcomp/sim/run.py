@@ -74,7 +74,8 @@ def simulate(
 ) -> Summary:
     """Run a simulation, or continue the run in `config.out` if `config.resume` is set. Return the content of summary.json.
 
-    `task`: a task object to use; `config.task` must then be OBJECT followed by the name of the task. Default: load `config.task`.
+    `task`: a task object to use; `config.task` must then be `fedcomp.tasks.OBJECT` followed by the name of the task. Default: load the
+    task that `config.task` names.
 
     Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError if memory runs out. A run that is
     interrupted at any moment can be resumed.
@@ -135,7 +136,7 @@ class PreparedRun:
         )
         if advice := partition_advice(config.partition, self.train, config.clients):
             self.warnings(advice)
-        # Rows on which each client evaluates: of the test data, or else rows held out of the training data.
+        # Rows on which each client evaluates: rows of the test data, or else rows held out of the training data.
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
         if config.clients_evaluate and self.test is not None:
@@ -193,7 +194,7 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        if self.placement.name == FILE:  # vectors are read and evicted in every round
+        if self.placement.name == FILE:  # every round reads vectors from the file and evicts others
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
         del self.train, self.model, self.weights  # clients and broadcasts have their own references
@@ -303,7 +304,7 @@ class Simulation(PreparedRun):
                     self._save(recovery, outcome.round, length)
                 raise
             began = time.perf_counter()
-            del outcome  # else its frames would stay in memory during the next round
+            del outcome  # so that its frames do not stay in memory during the next round
 
     def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
         """Save the state after a round. Return the seconds that it took."""
@@ -428,7 +429,7 @@ class Simulation(PreparedRun):
 def _refuse_deployment_options(config: RunConfig) -> None:
     if (config.deadline or config.quorum != 1) and not config.network:
         raise ConfigError(
-            "--deadline and --quorum are for real clients: without --network, virtual clients answer at once; give --network, "
+            "--deadline and --quorum have no effect without --network, since virtual clients then answer at once; give --network, "
             "or use fedcomp server start"
         )
     if config.relays and config.network:

@@ -12,8 +12,8 @@ MIN_PAUSE_S = 10.0  # minimum time between two saves
 class SaveTimes:
     """The rounds after which a run is saved. `every`: "auto", or a number of rounds.
 
-    With "auto", a save is due when PAUSE_FACTOR times the duration of the last save has passed since then, and at least MIN_PAUSE_S. Saves
-    thus take at most a twentieth of the time.
+    With "auto", a save is due when the time since the last save is at least MIN_PAUSE_S, and at least PAUSE_FACTOR times the duration of
+    that save. So saves take at most a twentieth of the time.
     """
 
     def __init__(self, every: str, clock: Callable[[], float] = time.perf_counter):

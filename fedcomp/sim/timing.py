@@ -2,9 +2,9 @@
 
 All clients compute as soon as their assignments are sent. Their answers are delivered when the virtual clock reaches the time of arrival.
 `receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
-it is busy starts the newest of them when it has finished. Unlike in a deployment, it has also trained for the others. A client that goes
-offline before its answer arrives is lost after GRACE_S. If a client does not answer, the exchange waits until the deadline; without a
-deadline, it waits until all other clients have answered.
+it is busy starts the newest of them when it has finished. Unlike in a deployment, it has also trained for the older assignments. A client
+that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits until the
+deadline; without a deadline, it waits until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough others are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -34,7 +34,7 @@ from .network import Network
 STATE = "state"  # name in a checkpoint
 MAX_SLOWDOWN = 4.0  # mean duration of the slowest clients as a multiple of that of the fastest
 MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
-SILENT = "reply"  # stage of the report of a virtual client that does not answer
+SILENT = "reply"  # stage in the report that stands for a virtual client that does not answer
 TRAINED = "train", "encode"  # stages of failures in or after training
 
 
@@ -102,7 +102,7 @@ class Arrival:
 
 
 class TimedTransport(Transport):
-    """A transport that adds the delays of a network to another one. `steps` returns the number of local steps of an assignment."""
+    """A transport that adds the delays of a network to another transport. `steps`: returns the number of local steps of an assignment."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class TimedTransport(Transport):
 class Timing:
     """The clock and the transport of a run on a virtual network, and the choice of the clients from which cohorts are drawn.
 
-    `fewest`: the smallest number of clients that the strategy needs in a round.
+    `fewest`: the minimum number of clients in a round of the strategy.
     """
 
     def __init__(

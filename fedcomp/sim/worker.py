@@ -1,4 +1,4 @@
-"""The worker of the engines that train in other processes. It loads the task and trains jobs. The tensors of jobs are sent packed."""
+"""The worker of the engines that train in other processes. It loads the task and trains jobs, whose tensors are packed for the transfer."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
 """Asynchronous averaging: the server aggregates updates as they arrive.
 
 Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization. NeurIPS 2019 (AsyLPG): workers send low-precision
-gradients of a low-precision copy of the model, which has changed when the gradients arrive. Xie, Koyejo, Gupta: Asynchronous federated
+gradients at a low-precision copy of the model; the model has moved by the time they arrive. Xie, Koyejo, Gupta: Asynchronous federated
 optimization. 2019: an update of staleness s has the weight (1 + s)^−a. Nguyen et al.: Federated learning with buffered asynchronous
 aggregation. AISTATS 2022: the model moves when K updates have arrived.
 

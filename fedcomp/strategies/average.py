@@ -8,8 +8,8 @@ data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, a
 
 With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This is the norm bound of Sun, Kairouz, Suresh, McMahan: Can you
 really backdoor federated learning? 2019. In McMahan, Ramage, Talwar, Zhang: Learning differentially private recurrent language models. ICLR
-2018, clients clip before they send. The clipped part is lost. It does not return to the client's memory, since the client would send it
-again.
+2018, clients clip before they send. The part of an update that the server clips is lost: if it were returned to the client's memory, the
+client would send it again.
 """
 
 import math
@@ -46,7 +46,7 @@ class Average(RoundStrategy):
         counterpart = self.counterpart
         if counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
-        else:  # an estimate may be a view of the counterpart's state, so updates are added one by one
+        else:  # estimates may be views of the counterpart's state, so each is added before the next one is read
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
@@ -55,7 +55,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return a factor 0..1 by which the weight of an update is multiplied. It does not change the weights of other updates."""
+        """Return a factor 0..1 for the weight of an update. It is not part of the sum of weights by which the mean is divided."""
         return 1.0
 
     def _correct(
@@ -65,7 +65,7 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Add the counterpart's correction for clients outside the cohort."""
+        """Add the counterpart's correction, which accounts for clients outside the cohort, to `into`."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [

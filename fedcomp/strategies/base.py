@@ -1,8 +1,9 @@
 """The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
 
 A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges between server and cohort), makes the
-announcements to clients, and combines the accepted updates into one update of the model. server/round_loop.py runs the rounds. Subclasses
-override `aggregate`, and also `phases` and `announce` if a round has more than one exchange.
+announcements (named byte strings that the server sends to a client with its assignment), and combines the accepted updates into one update
+of the model. server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more
+than one exchange.
 """
 
 import math
@@ -25,8 +26,8 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-DEADLINE = "deadline"  # stage at which clients are rejected that did not answer in time
-QUORUM = "quorum"  # stage at which clients are rejected that had not answered when the quorum was reached
+DEADLINE = "deadline"  # stage of the rejection of clients that did not answer in time
+QUORUM = "quorum"  # stage of the rejection of clients that answered after the quorum, or not at all
 
 Frame = bytes | None | FedcompError  # None: nothing to send; an error: this client failed
 Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round
@@ -87,7 +88,10 @@ class RoundState:
 
 @dataclass(frozen=True)
 class DataPartition:
-    """Data on which several clients train. Random draws are keyed by `number`, so that all these clients compute the same update."""
+    """Data of one or more clients, on which several clients train.
+
+    Random draws are keyed by `number`, so that all clients that train on the partition compute the same update.
+    """
 
     number: int
     clients: tuple[int, ...]  # logical ids of the clients whose data form the partition
@@ -97,9 +101,9 @@ class DataPartition:
 class ClientAlgorithm:
     """The client half of a strategy. This base class trains in the first phase and sends the update through the client's memory.
 
-    Only in the first phase of a round does a client settle its previous proposal, download the broadcasts, and train. In each later phase
-    the memory sends the next frame of the same proposal. Subclasses have no state of their own: lasting state is in the memory or in the
-    client state (tensors by name), and state of one round is in `RoundState.values`.
+    In the first phase of a round, a client commits or rolls back its previous proposal (the update that its memory encoded last), downloads
+    the broadcasts, and trains. In each later phase, the memory sends the next frame of the same proposal. Subclasses have no state of their
+    own: lasting state is in the memory or in the client state (tensors by name), and state of one round is in `RoundState.values`.
 
     The server versions and broadcasts the *global state* [numel]. In most strategies it is the vector of model weights.
     """
@@ -108,7 +112,7 @@ class ClientAlgorithm:
 
     # Train on `partitions`, not on the client's own data
     trains_on_partitions: ClassVar[bool] = False
-    # `encode_one` makes every frame, also in the phase with updates
+    # `encode` calls `encode_one` in every phase, also in the phase with updates
     one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
@@ -140,7 +144,7 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the partitions to train on. Training starts from the same weights for each. () for the client's own data."""
+        """Return the partitions to train on, each from the same initial weights; () to train on the client's own data."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
@@ -242,7 +246,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a phase: the stage and the reason with which clients that have not answered are rejected."""
+    """The end of a phase. Clients that have not answered are rejected at this stage, for this reason."""
 
     stage: str = "reply"
     reason: str = "no reply before the round closed"
@@ -250,7 +254,7 @@ class PhaseEnd:
 
 @dataclass(frozen=True)
 class RoundCompletion:
-    """The policy that closes a phase: when all clients have answered, when a quorum was accepted, or at a deadline.
+    """The policy that decides when a phase closes: when all clients have answered, when a quorum was accepted, or at a deadline.
 
     The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
@@ -263,7 +267,7 @@ class RoundCompletion:
         if progress.answered >= progress.asked:
             return PhaseEnd()
         if progress.accepted >= (quorum := quorum_size(self.quorum, progress.asked)):
-            needed = f"{quorum} of {progress.asked}"
+            needed = f"{quorum} of {progress.asked} replies"
             reason = f"no reply before {needed} were accepted (--quorum {self.quorum:g})"
             return PhaseEnd(QUORUM, reason)
         if self.deadline_s is not None and progress.elapsed_s >= self.deadline_s:
@@ -299,7 +303,7 @@ class AcceptedUpdate:
     )  # None: nothing was sent, or a relay added it to the update of another client
     examples: int
     loss: float
-    ticket: str
+    ticket: str  # hash that identifies the proposal (`fedcomp.messages.ticket`)
     frame: bytes = b""
     fresh: bool = True  # no proposal of the client's memory was committed before
     rate: float = 1.0  # learning rate of the client, divided by that of the run
@@ -366,8 +370,8 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 class RoundStrategy(ABC):
     """The server half of an algorithm: its decisions in a round, and its state between rounds.
 
-    `warn(sentence, kind)` is called with each warning during rounds. A run shows only one warning of each kind, but all of the kind "".
-    Raises ConfigError for settings that do not suit the algorithm.
+    During rounds, the strategy calls `warn(sentence, kind)` for each warning. A run shows only the first warning of a kind, but every
+    warning of the kind "". Raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
@@ -377,7 +381,7 @@ class RoundStrategy(ABC):
     notice: str = ""  # text printed at the start of a run
     allowed_uplinks: ClassVar[
         tuple[type[Codec], ...]
-    ] = ()  # codecs that --uplink can have, in any scope; () = all
+    ] = ()  # codecs that --uplink allows, in any scope; () = all
     required_memory: ClassVar[str] = ""  # the only --memory that the strategy works with; "" = any
     supports_weights: ClassVar[bool] = True  # --weights examples is allowed
     # The density of frames cannot change from round to round
@@ -388,7 +392,7 @@ class RoundStrategy(ABC):
     # Weight decay is part of the server's step, not of local SGD.
     decays_in_server_step: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # a round consists of the first answers to arrive
-    # 0/1 [clients, n]: which partitions each client of the cohort counts, for strategies with partitions.
+    # 0/1 [clients, n]: 1 if the client of the cohort counts the partition; None for strategies without partitions.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -404,7 +408,7 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
-        # A memory like those of the clients. It answers questions about them, and never proposes.
+        # Has the type and options of the clients' memories. Only its properties are read.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
         # The server's side of the clients' memories; None if they need none.
         self.counterpart = self._counterpart()
@@ -429,7 +433,7 @@ class RoundStrategy(ABC):
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        """Write the cohort's update to `into` [numel], which holds zeros when this is called."""
+        """Write the combined update of the cohort to `into` [numel], which holds zeros before the call."""
 
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
         """Return the cohort of a round, a subset of the connected clients.
@@ -465,9 +469,9 @@ class RoundStrategy(ABC):
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
-        """Return a frame with the part of an accepted update that `aggregate` dropped, b"" if it dropped none. Its bytes are counted.
+        """Return a frame with the part of an accepted update that `aggregate` dropped, b"" if it dropped none.
 
-        The frame is one of the uplink codec unless the clients' memory reads another format.
+        The frame is in the format of the uplink codec unless the clients' memory reads another format. Its bytes are counted as traffic.
         """
         return b""
 
@@ -477,10 +481,10 @@ class RoundStrategy(ABC):
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
-        """Store the state that `aggregate` computed, unless `broadcast` is None, which means that the model has not moved."""
+        """Store the state that `aggregate` computed. If `broadcast` is None, the model has not moved and the state is not stored."""
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """Set values for signed messages: the name of the run, the public key (P-384 point) of each client, and the announced options."""
+        """Set what signed messages need: the name of the run, the public key (P-384 point) of each client, and the announced options."""
 
     # Checkpoints.
 
@@ -553,7 +557,7 @@ class RoundStrategy(ABC):
         if counterpart.compares_model_steps and steps.scale_free:
             raise ConfigError(
                 f"--memory {name} compares updates with steps of the model, and steps of --server-optimizer {steps.name} have "
-                "another unit; use --server-optimizer sgd, or another --memory"
+                "another unit than updates; use --server-optimizer sgd, or another --memory"
             )
         return counterpart
 

@@ -18,10 +18,10 @@ result while 2f + a ≤ 2b. No local election has a tie. The redundancy, which i
 (n+2b+1)/2 − s/n.
 
 `bernoulli`: G_ij ~ Bernoulli(redundancy/n), drawn again while a row or a column is empty. If all of REDRAWS draws have an empty row or
-column, each empty row and then each empty column of the last draw gets one entry. Redrawing raises the mean redundancy: to about 2.4 for
-redundancy=2 and n = 15. The code is cheaper than `deterministic`. With Byzantine voters in random seats, its votes are correct more often
-than those of `uncoded`. It has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse than `uncoded`
-(benchmarks/codes.py).
+column, one entry is added to each empty row, and then to each empty column, of the last draw. Redrawing raises the mean redundancy: to
+about 2.4 for redundancy=2 and n = 15. The code is cheaper than `deterministic`. With Byzantine voters in random seats, its votes are
+correct more often than those of `uncoded`. It has no guarantee: with Byzantine voters in the seats with the most partitions, it may be
+worse than `uncoded` (benchmarks/codes.py).
 
 `uncoded`: G = I, an ordinary vote.
 
@@ -130,7 +130,8 @@ def assign_seats(
     A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs.
     Adding up the signs of the data sets would give partitions different weights, which breaks the code.
 
-    The result depends only on (seed, round), the sorted ids and n. Raises ConfigError for fewer clients or data sets than n.
+    The result depends only on the seed, the round, n, `byzantine`, and the sorted ids. Raises ConfigError for fewer clients or data sets
+    than n.
     """
     clients, data = sorted(set(clients)), sorted(set(clients if data_sets is None else data_sets))
     for what, ids in (("clients", clients), ("data sets", data)):
@@ -155,7 +156,7 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether a round of this many clients can close if `f` of them are Byzantine. If clients < n, some seats are empty."""
+    """Return whether a round of this many clients can close if `f` of them are Byzantine. If clients < n, empty seats count as absent."""
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
@@ -185,7 +186,7 @@ def _deterministic(n: int, byzantine: int) -> np.ndarray:
 def _bernoulli(n: int, redundancy: float, seed: int) -> np.ndarray:
     if not 0 < redundancy <= n:
         raise ConfigError(
-            f"redundancy={redundancy:g} is out of range; a voter counts more than 0 and at most {n} partitions"
+            f"redundancy={redundancy:g} is out of range; give more than 0 and at most {n} partitions per voter"
         )
     rng = seeds.generator(seed, "allocation")
     for _ in range(REDRAWS):
@@ -274,7 +275,8 @@ def vote_of(
 ) -> Tensor:
     """Return the vote ±1 [numel], float32, of a row whose partitions have these ballots.
 
-    Ties are broken at random, keyed by the seat, so that honest voters of one seat agree, and ties of different seats cancel in the tally.
+    Ties are broken at random, keyed by the seat. So honest voters of one seat agree, and the random signs of different seats cancel in the
+    tally.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
     return torch.from_numpy(kernels.Signs(packed, numel, 1.0).values())

@@ -11,8 +11,8 @@ are its voters. The option `form` selects what voters count:
 `data`      Voters train on every partition of their row and send one vote. Batches, dropout and random signs are keyed by (seed, round,
             partition), so honest votes agree to the bit. With the deterministic code, the model is bit for bit the same as without
             Byzantine clients. Every voter needs the data of all clients and trains once per partition. Running statistics start anew in
-            each partition and are discarded. `--keep-momentum` and weights by examples are refused. If devices of different types round a
-            sign near zero differently, an honest vote in that coordinate can be wrong, like a Byzantine vote.
+            each partition and are discarded. If devices of different types round a value near zero to different signs, an honest vote in
+            that coordinate can be as wrong as a Byzantine vote.
 `ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards to each voter the ballots
             of its row, and the voter votes on them in a second phase. This protects the *tally*, not the ballots: the ballot of a
             Byzantine client counts like any other ballot.
@@ -23,9 +23,11 @@ If several clients form a partition, its signs are those of an update on all of 
 A round closes only if its result is certainly correct, which it is if 2·max(0, f − m) + m + a < `Seats.margin`. f (option `f`) is the
 largest number of Byzantine clients in a cohort. m is the number of clients proven to be Byzantine in this round, by an invalid frame or a
 ballot that cannot be opened. a is the number of absent voters. A Byzantine vote reduces the margin of correct votes by 2. An absent voter
-reduces it by 1, and so does a proven one, which is excluded. If m > f, the option f is too small: the result is then correct if no other
-client is Byzantine, and the run warns once. A round that may not close does not move the model. Its votes are rejected with the reason, it
-has no further phase, and the next round draws a new cohort.
+reduces it by 1, and so does a voter that is proven Byzantine and therefore excluded. If m > f, the option f is too small: the result is
+then correct if no other client is Byzantine, and the run warns once. A round that may not close does not move the model. Its votes are
+rejected with the reason, it has no further phase, and the next round draws a new cohort.
+
+The options `--keep-momentum` and `--weights examples` are refused with both forms.
 """
 
 import json
@@ -83,7 +85,7 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default for `seats`; a voter trains on up to `seats` partitions
 STATE = "election"  # name in a checkpoint
-MANY_CARDS = 1000  # number of cards of a client in a round above which the notice mentions it
+MANY_CARDS = 1000  # number of cards of a client in a round above which the notice states it
 NO_SEATS = codes.Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of the update in a sealed frame
 
@@ -91,12 +93,12 @@ UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of the update in a se
 @dataclass(frozen=True)
 class ElectionOptions:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
-    byzantine: int = 1  # b: Byzantine seats of n that the code tolerates
+    byzantine: int = 1  # b: number of Byzantine seats, of n, that the code tolerates
     f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`
     # Mean number of partitions in a row of the Bernoulli code; None = √(n·ln n)
     redundancy: float | None = None
     seats: int = 0  # n; 0 = the size of the cohort, at most 15
-    # What voters count; ballots: only the tally is protected
+    # What voters count. With ballots, only the tally is protected
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
     momentum: float = 0.0  # β: momentum on the server
@@ -217,8 +219,8 @@ class Election(Vote):
         super()._check_settings()
         if self.config.keep_momentum:
             raise ConfigError(
-                f"--strategy {self.name} trains a client on different data in every round, so a client cannot keep momentum; leave "
-                "--keep-momentum out"
+                f"--strategy {self.name} does not keep the momentum of clients, which with form=data train on different data in every "
+                "round; leave --keep-momentum out"
             )
 
     @classmethod
@@ -281,19 +283,27 @@ class Election(Vote):
         if o.code != "deterministic":
             sentences = [
                 f"code={o.code} changes the probability of a wrong vote and guarantees nothing against Byzantine clients; "
-                "code=deterministic does"
+                "code=deterministic gives a guarantee"
             ]
             if o.code == "bernoulli" and clients:
                 default = codes.default_redundancy(len(code))
                 requested = default if o.redundancy is None else o.redundancy
+                counts, unit = (
+                    ("trains on", "partitions")
+                    if o.form == "data"
+                    else ("counts the ballots of", f"of {len(code)} groups of clients")
+                )
                 sentences.append(
-                    f"a voter trains on {codes.mean_redundancy(code):.3g} partitions on average, not {requested:.3g}: draws with an "
+                    f"a voter {counts} {codes.mean_redundancy(code):.3g} {unit} on average, not {requested:.3g}: draws with an "
                     "empty row or column are repeated"
                 )
             return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
         byzantine = f"{f} Byzantine client{'s' * (f != 1)}"
         if o.form == "data":
-            text = f"up to {byzantine} in a round change nothing: voters train on all partitions of their row, with the data of all clients"
+            text = (
+                f"up to {byzantine} in a round cannot change the model: voters train on all partitions of their row, "
+                "with the data of all clients"
+            )
         else:
             text = (
                 f"the tally is protected against {byzantine} in a round, the ballots are not: the ballot of a Byzantine client counts "
@@ -304,12 +314,12 @@ class Election(Vote):
             spare = margin - 1 - 2 * f
             if o.sealed:
                 spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
-            absent = f"more than {spare}" if spare else "any client"
-            text += f"; with {absent} absent a round does not move the model"
+            absent = f"more than {spare} clients" if spare else "any client"
+            text += f"; with {absent} absent, a round does not move the model"
         if o.sealed:
             text += "; sealed: the server sees votes, sizes and times, and a ballot only if a voter reveals it"
         if o.sealed and clients > MANY_CARDS:
-            text += f"; each client signs and checks {clients} cards a round, fewer with a smaller --participation"
+            text += f"; each client signs and checks {clients} cards a round; a smaller --participation needs fewer"
         return text
 
     # During a round.
@@ -361,7 +371,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The quorum of the run, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller one."""
+        """The quorum of the run, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller quorum."""
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -459,7 +469,7 @@ class Election(Vote):
         return self.convicted | ({a.client: reason for a in remaining} if reason else {})
 
     def _refusal(self, accepted: Sequence[AcceptedUpdate]) -> str:
-        """Return the reason why the votes of these clients do not move the model, "" if they do. Warn about failed rounds."""
+        """Return the reason why the votes of these clients do not move the model, "" if they do. Warn if the round fails or m > f."""
         m, f = len(self.proven_byzantine), self.f
         if m > f:
             clients = f"{m} clients were" if m > 1 else "1 client was"
@@ -471,13 +481,14 @@ class Election(Vote):
         voted = [a for a in accepted if a.update is not None]
         if reason := self._too_few_ballots or self._too_few_votes(voted):
             self.warn(
-                f"round {self._round} failed: {reason}; more clients in a round, a larger 'byzantine' or a smaller 'f' tolerate more",
+                f"round {self._round} failed: {reason}; to tolerate more absent clients, take more clients in a round, a larger "
+                "'byzantine' or a smaller 'f'",
                 kind="failed election",
             )
         return reason
 
     def _is_judged(self, client: int) -> bool:
-        # Honest seats with few partitions often lose by wide margins against seats with most of the partitions.
+        # Honest votes on few partitions often lose by wide margins, so only votes on most of the partitions are judged, if there are any.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.of(client)])
 

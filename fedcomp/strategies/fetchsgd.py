@@ -5,7 +5,7 @@ ICML 2020, algorithm 1.
 
     S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
     S_e ← S_e + S_u
-    Δ   = the estimates from S_e of the k coordinates where they are largest
+    Δ   = the k largest estimates from S_e, else 0
     W   ← W + η C(λΔ); then
     error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ))
     error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0
@@ -14,12 +14,12 @@ S(x) is the count sketch of x, and S_u, S_e are sketches on the server. λ is th
 Updates contain λ, but S_u and S_e do not: they hold gradients times the run's rate. The final update is multiplied by the λ of its round,
 as in the authors' code. So schedules and warm-ups do not mix rates in a sketch.
 
-C is the downlink codec, without a memory: with `subtract`, its error stays in S_e. The paper subtracts gradients; here clients send
+C is the downlink codec, without a memory: with `subtract`, its error stays in S_e. The paper subtracts gradients; here, clients send
 updates, which are added. η is the server's learning rate (`server_lr`). The round loop applies η once, to Δ, as in the authors' code. Since
 η is constant, this equals the paper's η S_u. Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018. The
-authors' code implements `zero`, which also deletes what other coordinates added to these cells; S_e stays bounded. With sketches that
-contract, both options reach the same accuracy (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each). With smaller sketches
-only `zero` learns (3 × 1308 cells: 89.6 % with `zero`, 10 % with `subtract`), so it is the default.
+authors' code implements `zero`, which also deletes what other coordinates added to these cells; S_e stays bounded. With large sketches,
+whose estimates contract the error, both options reach the same accuracy (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 %
+each). With smaller sketches only `zero` learns (3 × 1308 cells: 89.6 % with `zero`, 10 % with `subtract`), so it is the default.
 
 All frames of a run use the same hash functions and sketch the whole model. `@layer` is refused, since k applies to the whole model. The
 strategy's `density` determines k; the density of the uplink codec has no effect.
@@ -73,7 +73,7 @@ class FetchSGDClient(ClientAlgorithm):
 
 
 class FetchSGD(Average):
-    """The k largest estimates of a sketch of the accumulated error."""
+    """The k largest estimates from a sketch of the accumulated error."""
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = FetchSGDOptions

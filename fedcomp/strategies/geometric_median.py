@@ -6,9 +6,9 @@ Weiszfeld).
     z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   starting from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n
 
 x_i are the n updates, at most f of them Byzantine; n > 2f is required. z is a weighted mean of the updates, so a step needs only their
-inner products: n² operations. The paper starts from a point in the convex hull of the updates; here, the first step from 0 leads there. The
-paper stops when the sum of the distances hardly changes. With distant Byzantine vectors this sum hardly changes from the first step on. So
-the criterion here is the norm of the gradient, to which each vector contributes at most 1.
+inner products and takes n² operations. The paper starts from a point in the convex hull of the updates. Here, z is in the convex hull after
+the first step. The paper stops when the sum of the distances hardly changes. With distant Byzantine vectors, this sum hardly changes from
+the first step on. So the iteration here stops at a small norm of the gradient, to which each vector contributes at most 1.
 """
 
 from dataclasses import dataclass

@@ -63,7 +63,7 @@ class MultiKrum(Krum):
 
 
 def scores(products: np.ndarray, f: int) -> np.ndarray:
-    """Return s(i) for every vector: [n], given inner products [n, n]."""
+    """Return the score s(i) of every vector, float64 [n], given inner products [n, n]."""
     n = len(products)
     distances = squared_distances(products)
     np.fill_diagonal(distances, np.inf)

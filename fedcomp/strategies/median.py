@@ -8,9 +8,10 @@ Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards
 With n clients, at most f of them Byzantine, both rules need n > 2f. Then y_i lies within the range of honest values. The paper trims a
 fraction β ≥ f/n on each side.
 
-If most clients do not send a coordinate, its median is 0. So with sparse uplinks most of the update is lost, since the clients' memories
-count it as accepted. The default uplink is therefore dense, unless neighbours are mixed before the rule (option `mix`). Accuracy in % on
-the task digits (10 clients, all in every round, partition dirichlet:0.3, 50 rounds, downlink fp16, f=2, one seed):
+If most clients do not send a coordinate, its median is 0. With sparse uplinks, most values that clients send are therefore lost: their
+memories count them as accepted and do not send them again. The default uplink is dense, unless each update is averaged with its nearest
+neighbours before the rule (option `mix`). Accuracy in % on the task digits (10 clients, all in every round, partition dirichlet:0.3, 50
+rounds, downlink fp16, f=2, one seed):
 
                      stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
     average            91.1      92.8             92.5              93.1

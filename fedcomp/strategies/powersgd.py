@@ -2,9 +2,10 @@
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
-    phase left     Q is announced, client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ; P̂ is an orthonormal basis of the weighted mean of the Pᵢ
-    phase right    P̂ is announced, client i sends Qᵢ = Mᵢᵀ P̂; Q is the weighted mean of the Qᵢ, the update is P̂ Qᵀ, and the next round
-                   starts from Q
+    phase left     the server announces Q, client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ; P̂ is an orthonormal basis of the weighted mean of
+                   the Pᵢ
+    phase right    the server announces P̂, client i sends Qᵢ = Mᵢᵀ P̂; Q is the weighted mean of the Qᵢ, the update is P̂ Qᵀ, and the next
+                   round starts from Q
 
 Both exchanges are linear, so the update is one step of power iteration on the mean of the Mᵢ. The error of each client, Mᵢ − P̂ Qᵢᵀ, stays
 in its memory `lowrank`. Tensors that are not matrices, and matrices that are not larger than their factors, are averaged uncompressed in

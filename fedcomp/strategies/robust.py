@@ -9,8 +9,8 @@ A rule needs a minimum number of vectors, which depends on f. Cohorts that are t
 cannot be read is rejected and counts as one of the f, so the rule then tolerates f − 1 other Byzantine clients. A round with too few
 accepted updates does not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-In addition to the m updates, memory holds one block of all updates, float32 [m, BLOCK], and a CHUNK of this block in float64. The codec
-determines the size of an update in memory: sparse and low-bit updates stay compressed; updates of `qsgd`, `terngrad`, `natural`, `adaptive`
+In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and a CHUNK of this block in float64. The codec
+determines the size of an update in RAM: sparse and low-bit updates stay compressed; updates of `qsgd`, `terngrad`, `natural`, `adaptive`
 and `fp16` are dense from the start; a sketch that is read at density 1 becomes dense at the first read. Distances are computed from inner
 products, which are summed in float64 by CHUNK, independently of BLOCK. The error of a squared distance is about 10⁻¹⁶ of the squared
 lengths of its two vectors, which is smaller than float32 rounding.
@@ -26,8 +26,8 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
 
     y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer
 
-Both are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. Ties of distances are broken by the smaller
-client id. With both options, the buckets are mixed.
+Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. Of two equal distances, that
+to the smaller client id counts as smaller. With both options, the averages of the buckets are mixed.
 """
 
 import math
@@ -85,7 +85,7 @@ class Robust(RoundStrategy):
 
     @property
     def min_cohort(self) -> int:
-        """Smallest number of clients in a round for which there are enough buckets for the rule."""
+        """Smallest number of clients in a round whose updates form enough vectors for the rule, after bucketing."""
         vectors = max(self.min_vectors(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 

@@ -1,9 +1,10 @@
 """The settings of clients in each round: density, learning rate, local steps and batch size.
 
 Density warm-up of Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018: the density falls geometrically from 25 % to its final
-value. With four rounds and a final 0.1 %, the densities are the paper's 25, 6.25, 1.56, 0.39 and 0.1 %. Learning rate warm-up of Goyal et
-al.: Accurate, large minibatch SGD. 2017: the rate grows linearly. After a warm-up, schedules.py determines the values. A byte budget limits
-every update: a client's density is the largest density whose longest possible frame fits into the client's part of the budget.
+value. With a warm-up of four rounds and a final density of 0.1 %, the densities are the paper's 25, 6.25, 1.56, 0.39 and 0.1 %. Learning
+rate warm-up of Goyal et al.: Accurate, large minibatch SGD. 2017: the rate grows linearly. After a warm-up, schedules.py determines the
+values. A byte budget limits every update: a client's density is the largest density whose longest possible frame fits into the client's
+part of the budget.
 """
 
 import math
@@ -65,7 +66,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return the settings of a cohort, by client. `bandwidths`: by client, in bytes/s; for other clients, the mean is used."""
+        """Return the settings of a cohort, by client. `bandwidths`: by client, in bytes/s; clients that are not in it get the mean."""
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -101,7 +102,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return each client's part of `budget_bytes`: the smallest frame, and the rest in proportion to the bandwidths.
+        """Return each client's part of `budget_bytes`: the smallest frame, plus a part of the rest in proportion to its bandwidth.
 
         Raises ConfigError if the budget is too small.
         """

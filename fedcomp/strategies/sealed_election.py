@@ -7,7 +7,7 @@ privacy/ballots.py has the cryptography.
 Glossary:
 
     row       the partitions that a voter counts; they determine the senders whose ballots the voter opens (codes.py)
-    attempt   a random name that the server draws when it starts, so that no key is used again if a round is repeated
+    attempt   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round
     terms     a digest of the model and the options with which clients train in the round
     slot      the identity of one ballot: (run, attempt, round, sender, terms); every signature and every key is bound to a slot
     card      a voter's one-time public key for one slot, signed by the voter
@@ -64,9 +64,9 @@ from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
 CARDS, RECOUNT = "cards", "recount"  # phases, besides BALLOTS and TALLY
 ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
-# Prefixes of announcements by client: its public key, the proof against it
+# Prefixes of the names of two announcements about a client: its public key, and the proof against it
 KEY_OF, PROOF_OF = "key/", "proof/"
-# Smallest number of partitions with a ballot, since a vote on fewer would reveal the ballots
+# A vote needs ballots of at least this many partitions: a vote on fewer would reveal the ballots
 MIN_PARTITIONS = 3
 NO_CARD = bytes(CARD)  # in place of the card for a sender whose key the voter does not know
 MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts of a run, bytes of an attempt
@@ -394,13 +394,16 @@ def signed_attempts(state: RoundState | None) -> list[bytes]:
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return the record of a run for the client's SignatureLog, stored when the client joins another run; b"" if it has signed nothing."""
+    """Return the record of this run for the client's SignatureLog: the last round and the attempts; b"" if the client has signed nothing.
+
+    A client stores the record when it joins another run.
+    """
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return the round state of a client that returns to a run. It holds only the round and the attempts in the record."""
+    """Return the round state of a client that returns to a run. It holds only the round and the attempts of the record."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
@@ -463,7 +466,7 @@ class SealedRound:
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # by voter and sender
         self.ballots: dict[int, bytes] = {}  # by sender
-        self.proofs: dict[int, Proof] = {}  # by sender against which the proof is
+        self.proofs: dict[int, Proof] = {}  # by convicted sender
         self.present: set[int] = set()  # clients that were accepted in phase CARDS
         self.unknown_keys: dict[int, set[int]] = {}  # by voter: senders whose key it does not know
         self._keys: dict[int, bytes] = {}
@@ -495,7 +498,7 @@ class SealedRound:
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the clients to exclude because voters do not know the announced keys of senders, with the reasons.
+        """Return the clients to exclude because some voters do not know the announced key of a sender, with the reasons.
 
         If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. Otherwise the
         voters that do not know the key are excluded.
@@ -503,15 +506,15 @@ class SealedRound:
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
         excluded = {
-            sender: f"{counts[sender]} voters have another key for it, from earlier in this run or from their --roster, or no key; a "
+            sender: f"{counts[sender]} voters have another key for it (from earlier in this run or from their --roster), or no key; a "
             "client whose key is renewed can take part again in the next run"
             for sender in unknown
         }
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"it has another key for client {min(others)} than other voters, from earlier in this run or from its --roster, or "
-                    "no key; give it the newest --roster, or let it take part in the next run"
+                    f"its key for client {min(others)} (from earlier in this run or from its --roster) is missing or differs from that "
+                    "of other voters; give it the newest --roster, or let it take part in the next run"
                 )
         return excluded
 

@@ -3,7 +3,7 @@
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
-    phase scale    client i trains and sends sᵢ = max |x| of each tensor, after clipping;  s = maxᵢ sᵢ is announced
+    phase scale    client i trains and sends sᵢ = max |x| of each tensor, after clipping;  the server announces s = maxᵢ sᵢ
     phase train    client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`
 
 Ternary values of one scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip and increases the

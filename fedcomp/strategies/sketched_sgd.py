@@ -3,12 +3,12 @@
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
 
     phase sketch   client i sends the sketch S(vᵢ);  the server announces the candidates: the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ
-    phase values   client i sends vᵢ at the candidates;  the update is the weighted mean of these at its k largest coordinates, else 0
+    phase values   client i sends vᵢ at the candidates;  the update is the k largest values of the weighted mean at the candidates, else 0
 
 Momentum and the unsent vector vᵢ stay in the clients' memory `sketched`. `returned_frame` tells this memory which candidates were dropped.
-The frame marks some of P·k candidates, is the same for all clients, and takes about 3.3 bits per kept coordinate for P = 4. The memory
-cannot use the broadcast instead: the downlink may drop coordinates, and an absent client may get the model without the broadcast of its
-round.
+The frame marks the dropped ones among the P·k candidates, is the same for all clients, and takes about 3.3 bits per kept coordinate for
+P = 4. The memory cannot learn this from the broadcast: the downlink may drop coordinates, and an absent client may get the model without
+the broadcast of its round.
 
 k and P are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a sketch, and a number of
 candidates in proportion to its size. The default downlink, `topk` with this k, sends the update without loss. Unlike in the paper, the

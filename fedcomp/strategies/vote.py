@@ -10,9 +10,9 @@ Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication e
 
 x_i is the update of client i. η is `lr`, the learning rate of local SGD, since a vote has no length of its own. The sign of a zero of x_i
 is random, keyed by the client, so that the signs of different clients cancel. Ties are broken at random, keyed by (seed, round,
-coordinate). In even cohorts, this costs 2 to 3 points of accuracy compared with no step in coordinates with a tie, so cohorts should be
-odd. Error feedback is optional: with `efsign` and memory `residual`, clients correct the errors of their signs, and the vote ignores the
-scales. The default downlink, `efsign`, sends ±η without loss.
+coordinate). In even cohorts, these random signs cost 2 to 3 points of accuracy compared with no step in coordinates with a tie, so cohorts
+should be odd. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and
+the vote ignores the scales of `efsign`. The default downlink, `efsign`, sends ±η without loss.
 
 The suspicion of a client is the fraction of all its votes so far that lost by a margin of at least half of the voters.
 """
@@ -117,7 +117,7 @@ class Vote(RoundStrategy):
     def _tally(
         self, ballots: Mapping[int, np.ndarray | bytes], updates: RoundUpdates
     ) -> np.ndarray:
-        """Return the packed majority of packed ballots, which are by client. Count how many votes of each client lost."""
+        """Return the packed majority of `ballots`, packed signs by client. Count the votes of each client that lost by a wide margin."""
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
         _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))

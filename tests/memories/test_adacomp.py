@@ -1,4 +1,4 @@
-"""AdaComp: the paper's choice by bins, its one value for all, and error feedback around both."""
+"""AdaComp: the paper's selection by bins and common magnitude, with error feedback."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def update(seed: int) -> torch.Tensor:
 
 
 def chosen(g: np.ndarray, x: np.ndarray, size: int) -> np.ndarray:
-    """Algorithm 2, coordinate by coordinate."""
+    """Compute algorithm 2 of the paper, one coordinate at a time."""
     bins = [slice(i, i + size) for i in range(0, g.size, size)]
     maxima = [float(abs(g[b]).max()) for b in bins]
     scale, out = np.float32(sum(maxima) / len(maxima)), np.zeros_like(g)
@@ -31,7 +31,7 @@ def chosen(g: np.ndarray, x: np.ndarray, size: int) -> np.ndarray:
 
 @for_each("spec", ["stc", "topk", "stc@layer", "topk@layer"])
 @for_each("size", [1, 7, 50, 301, 500])
-def test_equals_the_algorithm(spec, size):
+def test_frames_and_residuals_equal_those_of_the_paper(spec, size):
     c = codec(spec)
     m, e = memory(f"adacomp:bin={size}", c, NUMEL, LAYOUT), np.zeros(NUMEL, np.float32)
     spans = [entry.span for entry in LAYOUT if entry.numel] if "@" in spec else [slice(0, NUMEL)]
@@ -46,7 +46,7 @@ def test_equals_the_algorithm(spec, size):
         assert same_bits(m.residual, e)
 
 
-def test_how_many_are_sent_follows_from_the_values():
+def test_the_number_of_sent_coordinates_depends_on_the_values():
     sent = {}
     for name in ("one spike", "normal", "constant"):
         m = memory("adacomp:bin=100", codec("stc"), NUMEL)
@@ -56,7 +56,7 @@ def test_how_many_are_sent_follows_from_the_values():
 
 
 @for_each("name", vectors(NUMEL))
-def test_what_is_sent_and_what_is_left_is_what_was_put_in(name):
+def test_sent_values_and_residual_add_up_to_the_updates(name):
     m, x, accepted = (
         memory("adacomp:bin=30", codec("stc"), NUMEL),
         vectors(NUMEL)[name],
@@ -77,7 +77,7 @@ def test_what_is_sent_and_what_is_left_is_what_was_put_in(name):
     ).all()
 
 
-def test_a_codec_of_one_side_leaves_the_other_in_the_residual():
+def test_with_a_one_sided_codec_the_other_side_stays_in_the_residual():
     c = codec("sbc")
     m = memory("adacomp:bin=30", c, NUMEL)
     y = c.decode(m.propose(update(1)), numel=NUMEL)
@@ -86,7 +86,7 @@ def test_a_codec_of_one_side_leaves_the_other_in_the_residual():
     assert torch.equal(m.residual, update(1) - y)
 
 
-def test_what_a_schedule_allows_is_not_exceeded():
+def test_frames_do_not_exceed_a_scheduled_density():
     m = memory("adacomp:bin=10", codec("stc"), NUMEL)
     m.set_density(0.02)
     m.propose(update(1))
@@ -98,11 +98,11 @@ def test_what_a_schedule_allows_is_not_exceeded():
 
 
 @for_each("spec", ["identity", "fp16@layer", "randomk", "threshold"])
-def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
+def test_codecs_that_cannot_send_a_given_selection_are_refused(spec):
     with pytest.raises(ConfigError, match="use .*stc"):
         memory("adacomp", codec(spec), NUMEL, LAYOUT)
 
 
-def test_options_out_of_range():
+def test_options_out_of_range_are_refused():
     with pytest.raises(SpecError, match="bin is 0; give at least 1"):
         memory("adacomp:bin=0", codec("stc"), NUMEL)

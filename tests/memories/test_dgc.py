@@ -1,4 +1,4 @@
-"""Deep gradient compression: the paper's recursion, masking, clipping, and a density that changes under one memory."""
+"""Deep gradient compression: the paper's recursion, masking, clipping, and a changing density."""
 
 import math
 
@@ -24,7 +24,7 @@ def update(seed: int) -> torch.Tensor:
     "spec", ["topk:density=1/10", "topk:density=1/10@layer", "stc:density=1/10", "sbc", "fp16"]
 )
 @for_each("momentum", [0.0, 0.5, 0.9])
-def test_equals_the_recursion(spec, momentum):
+def test_state_and_frames_equal_the_recursion_of_the_paper(spec, momentum):
     c = codec(spec)
     m = memory(f"dgc:momentum={momentum}", c, NUMEL, LAYOUT)
     u, v = np.zeros((2, NUMEL), np.float32)
@@ -41,7 +41,7 @@ def test_equals_the_recursion(spec, momentum):
 
 
 @for_each("spec", ["topk:density=1/10", "stc:density=1/10@layer", "identity"])
-def test_what_comes_back_keeps_its_sum_and_its_momentum(spec):
+def test_returned_coordinates_keep_their_sum_and_momentum(spec):
     c = codec(spec)
     m = memory("dgc", c, NUMEL, LAYOUT)
     y = c.decode(m.propose(update(1)), numel=NUMEL, layout=LAYOUT)
@@ -57,7 +57,7 @@ def test_what_comes_back_keeps_its_sum_and_its_momentum(spec):
         assert torch.equal(kept, update(1).where(~arrived, 0))
 
 
-def test_without_momentum_and_with_exact_values_it_is_error_feedback():
+def test_without_momentum_and_with_exact_values_dgc_is_error_feedback():
     dgc, residual = (
         memory(name, codec("topk:density=1/10"), NUMEL) for name in ("dgc:momentum=0", "residual")
     )
@@ -68,11 +68,11 @@ def test_without_momentum_and_with_exact_values_it_is_error_feedback():
         assert torch.equal(dgc.residual, residual.residual)
 
 
-def test_a_coordinate_that_waits_gathers_momentum():
+def test_an_unsent_coordinate_accumulates_momentum():
     m = memory("dgc:momentum=0.5", codec("topk:density=1/300"), NUMEL)
     x = torch.full((NUMEL,), 0.5).index_fill(
         0, torch.tensor([7]), 1e3
-    )  # the seventh is always sent
+    )  # coordinate 7 is always sent
     for _ in range(4):
         m.propose(x)
         m.commit()
@@ -80,7 +80,7 @@ def test_a_coordinate_that_waits_gathers_momentum():
 
 
 @for_each("nodes", [1, 16])
-def test_an_update_is_clipped_to_its_share_before_it_is_added(nodes):
+def test_updates_are_clipped_to_the_limit_of_one_client(nodes):
     m = memory(f"dgc:clip=8,nodes={nodes}", codec("topk:density=1/10"), NUMEL)
     long, short = 100 * update(1), 0.01 * update(2)
     m.propose(long)
@@ -94,14 +94,14 @@ def test_an_update_is_clipped_to_its_share_before_it_is_added(nodes):
     assert not m.residual.any()
 
 
-def test_a_density_may_change_under_one_memory():
+def test_the_density_of_a_memory_can_change_between_rounds():
     c = codec("topk:density=1/100")
     m = memory("dgc", c, NUMEL)
     for density, count in ((0.25, 75), (0.0625, 19), (0.015625, 5), (0.0, 3)):
         m.set_density(density)
         m.propose(update(count))
         assert m.sent_positions.size == count
-        m.set_density(0.0)  # the news comes when another round has another density
+        m.set_density(0.0)  # the commit comes in a round with another density
         sent = m.sent_positions
         m.commit()
         assert not m.residual[sent].any() and not m.velocity[sent].any()
@@ -116,6 +116,6 @@ def test_a_density_may_change_under_one_memory():
         ("nodes=0", "at least 1"),
     ],
 )
-def test_options_out_of_range(options, says):
+def test_options_out_of_range_are_refused(options, says):
     with pytest.raises(SpecError, match=says):
         memory(f"dgc:{options}", codec("topk"), NUMEL)

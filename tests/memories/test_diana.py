@@ -1,4 +1,4 @@
-"""DIANA: what the server takes for the update is unbiased, and its error dies out where the update stays."""
+"""DIANA: the server's estimate is unbiased, and its error vanishes for a constant update."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,7 +28,7 @@ UNBIASED = [
 
 @dataclass(frozen=True)
 class Coin(Identity):
-    """Twice the coordinate or nothing, by a coin of the seed: unbiased. It admits to more variance of longer vectors: layers differ."""
+    """An unbiased codec that doubles or drops each coordinate at random. It declares a larger variance for longer vectors."""
 
     name: ClassVar[str] = "coin"
 
@@ -55,7 +55,7 @@ def update(seed: int) -> Tensor:
     [*map(codec, [*UNBIASED, "randomk:density=1/10,scaled=true@layer"]), Coin(), LayerWise(Coin())],
     ids=str,
 )
-def test_the_shift_goes_a_part_of_the_way_that_was_sent(c):
+def test_the_shift_changes_by_alpha_times_the_sent_difference(c):
     m, h = memory("diana", c, NUMEL, LAYOUT), torch.zeros(NUMEL)
     for seed in range(4):
         x = update(seed)
@@ -65,7 +65,7 @@ def test_the_shift_goes_a_part_of_the_way_that_was_sent(c):
         assert same_bits(m.shift, h)
 
 
-def test_the_step_is_the_largest_that_the_codec_bears_unless_it_is_given():
+def test_the_default_step_is_the_largest_that_the_codec_allows():
     assert memory("diana", Coin(), NUMEL).step == 1 / 2.401
     assert memory("diana", LayerWise(Coin()), NUMEL, LAYOUT).step == 1 / (
         2 + max(e.numel for e in LAYOUT) / 1000
@@ -83,7 +83,7 @@ def test_the_step_is_the_largest_that_the_codec_bears_unless_it_is_given():
 
 
 @for_each("alpha", ["0.42", "1", "0", "-1"])
-def test_a_step_that_the_codec_does_not_bear_is_refused(alpha):
+def test_a_step_that_is_too_large_for_the_codec_is_refused(alpha):
     with pytest.raises(
         ConfigError,
         match=r"alpha is .*; with coin it must be above 0 and at most 0\.416493",
@@ -101,7 +101,7 @@ def test_a_biased_codec_is_refused(spec):
 
 
 def mean_estimate(c, x: Tensor, rounds: int, runs: int) -> tuple[Tensor, float]:
-    """The mean of what the server takes for x after some rounds of it, and its mean squared error."""
+    """Return the mean of the server's estimates of x after several rounds, and their mean squared error."""
     total, error = torch.zeros(NUMEL), 0.0
     for run in range(runs):
         m, server = memory("diana", c, NUMEL, LAYOUT), counterpart("diana", c, NUMEL, LAYOUT)
@@ -117,7 +117,7 @@ def mean_estimate(c, x: Tensor, rounds: int, runs: int) -> tuple[Tensor, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("c", [Coin(), codec("randomk:density=1/2,scaled=true@layer")], ids=str)
-def test_estimates_are_unbiased_and_their_error_dies_out(c):
+def test_estimates_are_unbiased_and_their_error_vanishes(c):
     x = update(1)
     for rounds in (1, 3):
         mean, error = mean_estimate(c, x, rounds, runs=20)
@@ -126,5 +126,5 @@ def test_estimates_are_unbiased_and_their_error_dies_out(c):
     assert late < 0.01 * early
 
 
-def test_an_update_that_is_opened_is_one_of_the_codec():
+def test_a_codec_in_a_test_opens_its_own_frames():
     assert isinstance(Coin().open(Coin().encode(update(1), seed=1), NUMEL), Update)

@@ -1,4 +1,4 @@
-"""ECQ: the paper's recursion, and pairs of weight and decay that cannot diverge."""
+"""ECQ: the paper's recursion, and pairs of weight and decay that do not diverge."""
 
 import re
 
@@ -21,7 +21,7 @@ def update(seed: int) -> torch.Tensor:
 
 @for_each("spec", ["stc:density=1/10", "topk:density=1/10,values=fp16", "sbc@layer", "natural"])
 @for_each("alpha, beta", [(0.95, 0.95), (0.5, 0.9), (1.0, 1.0), (0.2, 0.0)])
-def test_equals_the_recursion(spec, alpha, beta):
+def test_state_and_frames_equal_the_recursion_of_the_paper(spec, alpha, beta):
     c = codec(spec)
     m, h = memory(f"ecq:alpha={alpha},beta={beta}", c, NUMEL, LAYOUT), torch.zeros(NUMEL)
     for round, taken in enumerate([True, True, False, True, False, False, True]):
@@ -35,7 +35,7 @@ def test_equals_the_recursion(spec, alpha, beta):
         assert same_bits(m.residual, h)
 
 
-def test_what_comes_back_is_kept():
+def test_returned_values_are_added_to_the_residual():
     c = codec("topk:density=1/10")
     m = memory("ecq", c, NUMEL)
     y = c.decode(m.propose(update(1)), numel=NUMEL)
@@ -44,7 +44,7 @@ def test_what_comes_back_is_kept():
     assert torch.equal(m.residual, update(1) - y + dropped)
 
 
-def test_weight_and_decay_of_one_are_error_feedback():
+def test_with_weight_and_decay_1_ecq_is_error_feedback():
     ecq, residual = (
         memory(name, codec("stc:density=1/10"), NUMEL)
         for name in ("ecq:alpha=1,beta=1", "residual")
@@ -76,7 +76,7 @@ def test_the_default_pair_is_stable_with_every_codec_that_contracts(spec, numel)
 
 @for_each("spec", ["stc", "identity", "qsgd:levels=1", "qsgd:levels=16", "natural"])
 @for_each("pair", ["alpha=1,beta=-1", "alpha=3,beta=3.5", "alpha=0,beta=1.5", "alpha=1e200,beta=0"])
-def test_a_pair_that_diverges_is_refused_with_one_that_does_not(spec, pair):
+def test_the_error_for_a_pair_that_diverges_names_a_stable_one(spec, pair):
     if spec == "identity" and pair == "alpha=3,beta=3.5":
         memory(f"ecq:{pair}", codec(spec), NUMEL)  # nothing is lost
         return
@@ -99,7 +99,7 @@ def longest(m: ECQ, rounds: int = 60) -> float:
     return max(lengths)
 
 
-def test_the_bound_tells_pairs_apart():
+def test_the_suggested_pair_is_stable_and_the_refused_one_diverges():
     c = codec("qsgd:levels=1")  # ω = √n
     with pytest.raises(ConfigError) as refused:
         memory("ecq", c, NUMEL)
@@ -108,7 +108,7 @@ def test_the_bound_tells_pairs_apart():
     assert longest(Unchecked(c, NUMEL)) > 1e4 * NUMEL**0.5
 
 
-def test_what_a_biased_codec_never_sends_may_not_grow():
+def test_a_beta_above_1_is_refused_with_biased_codecs():
     with pytest.raises(ConfigError, match="give a beta of at most 1"):
         memory("ecq:alpha=-0.7,beta=-1.3", codec("topk:density=10%"), NUMEL)
     with pytest.raises(

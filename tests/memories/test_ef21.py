@@ -1,4 +1,4 @@
-"""EF21: the server's estimate runs after the update, at the pace at which the codec contracts."""
+"""EF21: the server's estimate converges to a constant update, at the rate at which the codec contracts."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ CONTRACTING = [
 
 
 @for_each("spec", ["identity", "stc:density=1/10", "topk:density=1/10@layer", "natural"])
-def test_what_is_sent_is_what_the_estimate_lacks(spec):
+def test_frames_contain_the_difference_to_the_estimate(spec):
     m, estimate = memory("ef21", codec(spec), NUMEL, LAYOUT), torch.zeros(NUMEL)
     for seed in range(4):
         x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
@@ -31,7 +31,7 @@ def test_what_is_sent_is_what_the_estimate_lacks(spec):
 
 
 @for_each("spec", CONTRACTING)
-def test_an_update_that_stays_is_approached_at_the_pace_of_the_codec(spec):
+def test_the_estimate_converges_to_a_constant_update_at_the_rate_of_the_codec(spec):
     x, steps, seeds = vectors(NUMEL)["normal"], 3, 6
     delta = contraction(codec(spec), NUMEL)
     left = 0.0
@@ -44,7 +44,7 @@ def test_an_update_that_stays_is_approached_at_the_pace_of_the_codec(spec):
     assert left <= 1.05 * (1 - delta) ** steps * float(x.square().sum())
 
 
-def test_while_nothing_is_taken_the_whole_difference_is_offered_again():
+def test_after_a_rollback_the_whole_difference_is_sent_again():
     m = memory("ef21", codec("stc:density=1/10"), NUMEL)
     x = torch.ones(NUMEL)
     frame = m.propose(x)
@@ -52,7 +52,7 @@ def test_while_nothing_is_taken_the_whole_difference_is_offered_again():
     assert m.propose(x) == frame
 
 
-def test_a_bfloat16_update_is_subtracted_from_in_float32():
+def test_differences_to_a_bfloat16_update_are_computed_in_float32():
     m = memory("ef21", codec("identity"), NUMEL)
     x = torch.randn(NUMEL).to(torch.bfloat16)
     m.propose(x)

@@ -1,4 +1,4 @@
-"""The protocol of a memory: a proposal, then one commit or rollback; what disturbs it is refused and changes nothing."""
+"""The protocol of a memory: a proposal, then one commit or rollback. Calls out of order are refused without a change of state."""
 
 import pytest
 import torch
@@ -12,10 +12,11 @@ from fedcomp.memories import Memory
 from fedcomp.memories.sketched import CANDIDATES, MARKS, SKETCH, VALUES
 
 NUMEL = 401
-DENSE = ("identity", "qsgd:levels=16@layer", "powersgd:rank=1")  # touch every coordinate
+# Codecs that send every coordinate
+DENSE = ("identity", "qsgd:levels=16@layer", "powersgd:rank=1")
 CODECS = (*DENSE, "topk:density=1/10", "stc:density=1/10@layer", "sketch:cells=int8")
 IN_PHASES = {
-    "sketched": {  # memories whose proposals have more frames than one, and what they know in each phase
+    "sketched": {  # memories whose proposals have several frames, and the context of each phase
         SKETCH: Context(phase=SKETCH),
         VALUES: Context(
             phase=VALUES,
@@ -48,7 +49,7 @@ def update(seed: int) -> torch.Tensor:
 
 
 def propose(m: Memory, x: torch.Tensor, seed: int = 0) -> bytes:
-    """The frame with which a proposal begins."""
+    """Return the first frame of a proposal."""
     return m.propose(x, seed=seed, context=begins(m.name))
 
 
@@ -74,7 +75,7 @@ def same_state(a: dict, b: dict) -> bool:
 
 
 def warm(name: str, spec: str) -> Memory:
-    """A memory with a past."""
+    """Return a memory after some proposals."""
     m = make(name, spec)
     for seed, settle in enumerate((m.commit, m.rollback, m.commit)):
         propose(m, update(seed), seed)
@@ -85,7 +86,7 @@ def warm(name: str, spec: str) -> Memory:
 
 
 @every_pair
-def test_a_proposal_is_a_frame_of_the_codec_and_leaves_the_update_as_it_was(name, spec):
+def test_a_proposal_is_a_frame_of_the_codec_and_does_not_modify_the_update(name, spec):
     m, layout = make(name, spec), layout_of(NUMEL)
     for seed in range(3):
         x = update(seed)
@@ -97,7 +98,7 @@ def test_a_proposal_is_a_frame_of_the_codec_and_leaves_the_update_as_it_was(name
         m.commit()
 
 
-def test_no_memory_keeps_no_copy_of_a_lossless_frame():
+def test_the_memory_none_stores_no_copy_of_a_lossless_frame():
     m = memory("none", codec("identity"), 10_000)
     m.propose(torch.ones(10_000))
     assert m.state_dict() == {"pending": b""} and m.sent_positions is None
@@ -106,7 +107,7 @@ def test_no_memory_keeps_no_copy_of_a_lossless_frame():
 
 
 @one_each
-def test_one_proposal_waits_at_a_time(name, spec):
+def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
     m = warm(name, spec)
     propose(m, update(8))
     before = copied(m.state_dict())
@@ -118,7 +119,7 @@ def test_one_proposal_waits_at_a_time(name, spec):
 
 
 @one_each
-def test_there_is_nothing_to_settle_without_a_proposal(name, spec):
+def test_settling_without_a_proposal_is_refused(name, spec):
     for m in (make(name, spec), warm(name, spec)):
         before = copied(m.state_dict())
         for settle in (m.commit, m.rollback):
@@ -128,7 +129,7 @@ def test_there_is_nothing_to_settle_without_a_proposal(name, spec):
 
 
 @one_each
-def test_what_is_not_finite_changes_nothing(name, spec):
+def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
     for m in (make(name, spec), warm(name, spec)):
         x, before = update(8), copied(m.state_dict())
         x[266] = float("nan")
@@ -153,13 +154,13 @@ def test_an_update_of_another_model_is_refused(name, spec):
 
 
 @every_pair
-def test_sent_are_the_positions_that_the_waiting_frame_touches(name, spec):
+def test_sent_positions_are_those_of_the_pending_frame(name, spec):
     m, layout = warm(name, spec), layout_of(NUMEL)
     assert m.sent_positions.size == 0
     y = m.codec.decode(propose(m, update(8)), numel=NUMEL, layout=layout)
     read = (
         [] if name in IN_PHASES else y.nonzero().flatten().tolist()
-    )  # nothing is taken of the first frame alone
+    )  # the first frame alone sends no values
     assert m.sent_positions is None if spec in DENSE else m.sent_positions.tolist() == read
     m.rollback()
     assert m.sent_positions.size == 0
@@ -167,7 +168,7 @@ def test_sent_are_the_positions_that_the_waiting_frame_touches(name, spec):
 
 @one_each
 @for_each("settle", ["commit", "rollback"])
-def test_a_state_moved_in_the_middle_of_a_proposal_goes_on_bit_by_bit(name, spec, settle):
+def test_a_state_loaded_during_a_proposal_continues_with_the_same_bits(name, spec, settle):
     stayed = warm(name, spec)
     propose(stayed, update(8), 8)
     state = copied(stayed.state_dict())
@@ -198,7 +199,7 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
 
 
 @every_pair
-def test_clients_of_a_stack_propose_and_settle_as_each_by_itself(name, spec):
+def test_memories_of_a_stack_behave_like_single_ones(name, spec):
     dtype = torch.bfloat16 if "@layer" in spec else torch.float32
     each, stacked = (
         [make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2)
@@ -226,11 +227,13 @@ def test_clients_of_a_stack_propose_and_settle_as_each_by_itself(name, spec):
         for m, other in zip(each, stacked, strict=True):
             assert same_state(m.state_dict(), other.state_dict())
             own = [v for v in other.state_dict(copy=False).values() if isinstance(v, torch.Tensor)]
-            assert all(v.untyped_storage().nbytes() == 4 * NUMEL for v in own), "not of the stack"
+            assert all(v.untyped_storage().nbytes() == 4 * NUMEL for v in own), (
+                "the state must not share the storage of the stack"
+            )
 
 
 @every_memory
-def test_every_memory_is_tested_with_some_codec(name):
+def test_every_memory_is_tested_with_at_least_one_codec(name):
     assert any(name == paired for paired, _ in PAIRS)
 
 
@@ -248,7 +251,7 @@ def test_memories_loaded_from_one_state_share_nothing(name, spec):
 
 
 @every_memory
-def test_a_stack_of_none(name):
+def test_an_empty_stack_returns_no_frames(name):
     assert available_memories()[name].propose_stack([], torch.empty(0, NUMEL), []) == []
 
 
@@ -259,7 +262,7 @@ def test_a_layout_of_another_model_is_refused(name):
 
 
 @every_memory
-def test_a_vector_without_elements(name):
+def test_an_empty_vector_can_be_proposed(name):
     m = memory(name, codec(next(spec for paired, spec in PAIRS if paired == name)), 0, layout_of(0))
     propose(m, torch.empty(0))
     m.commit()
@@ -282,13 +285,13 @@ def test_a_vector_without_elements(name):
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_fix(text, sentence):
+def test_errors_in_specs_say_how_to_fix_them(text, sentence):
     with pytest.raises(SpecError) as caught:
         memory(text, codec("stc"), NUMEL)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_available_codecs_returns_a_copy():
+def test_available_memories_returns_a_copy():
     available_memories().clear()
     assert {name: cls.name for name, cls in available_memories().items()} == {
         name: name for name in available_memories()
@@ -307,7 +310,7 @@ def test_available_codecs_returns_a_copy():
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_a_memory_stays_usable_at_the_ends_of_the_range_of_float32(name, spec):
+def test_the_state_stays_finite_for_updates_near_the_largest_float32(name, spec):
     m = memory(name, codec(spec), NUMEL, layout_of(NUMEL))
     x = 3.4e38 * torch.sin(torch.arange(NUMEL) + 1.0)
     for seed in range(4):

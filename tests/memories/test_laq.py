@@ -1,4 +1,4 @@
-"""LAQ: nothing is sent while what would be sent matters less than how far the model moves and what the codec loses."""
+"""LAQ: a client skips rounds while its difference is small compared with the last model steps and the codec's error."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ class Oracle:
         self.last, self.clock, self.lost, self.sent = np.zeros(NUMEL), 0, 0.0, False
 
     def decide(self, x: torch.Tensor, threshold: float) -> bool:
-        """Whether to send, with the state of a worker whose frame then arrives."""
+        """Return whether to send, and update the state as if the frame were accepted."""
         difference = (x - torch.from_numpy(self.last.astype(np.float32))).double()
         quantized = self.codec.decode(
             self.codec.encode(difference.float(), layout=LAYOUT), numel=NUMEL, layout=LAYOUT
@@ -63,7 +63,7 @@ class Oracle:
         ("stc:density=1/10", 0.0, 0),
     ],
 )
-def test_the_rule_is_that_of_the_paper(spec, errors, patience):
+def test_decisions_equal_those_of_the_paper(spec, errors, patience):
     m, oracle = (
         memory(f"laq:errors={errors},patience={patience}", codec(spec), NUMEL, LAYOUT),
         Oracle(spec, errors, patience),
@@ -84,7 +84,7 @@ def test_the_rule_is_that_of_the_paper(spec, errors, patience):
     assert sent[0] and (any(sent[1:]) and not all(sent) or not patience)
 
 
-def test_a_schedule_of_the_learning_rate_changes_no_decision():
+def test_a_learning_rate_schedule_does_not_change_decisions():
     """Updates, thresholds and errors grow with the rate, or with its square; powers of two are exact."""
     constant, scheduled = (memory("laq:errors=4", codec("natural"), NUMEL) for _ in range(2))
     drawn, sent = np.random.default_rng(1), []
@@ -103,7 +103,7 @@ def test_a_schedule_of_the_learning_rate_changes_no_decision():
     assert any(sent[3:]) and not all(sent)
 
 
-def test_the_first_proposal_is_sent_until_it_is_taken():
+def test_the_first_proposal_is_sent_until_it_is_accepted():
     m = memory("laq", codec("identity"), NUMEL)
     for _ in range(3):
         assert m.propose(update(1), context=told(float("inf"))) is not None
@@ -123,7 +123,7 @@ def test_no_client_skips_more_rounds_in_a_row_than_patience_allows(patience):
     assert {b - a for a, b in pairwise(sent)} == {patience + 1}
 
 
-def test_a_round_whose_frame_was_not_taken_counts_like_a_skipped_one():
+def test_a_round_with_a_rejected_frame_counts_as_a_skipped_one():
     m = memory("laq:patience=2", codec("identity"), NUMEL)
     m.propose(update(0))
     m.commit()
@@ -133,14 +133,14 @@ def test_a_round_whose_frame_was_not_taken_counts_like_a_skipped_one():
     assert m.propose(update(3), context=told(1e30)) is not None
 
 
-def test_without_a_word_of_the_server_everything_is_sent():
+def test_without_an_announced_threshold_no_round_is_skipped():
     m = memory("laq", codec("fp16"), NUMEL)
     for _ in range(3):
         assert m.propose(update(1)) is not None
         m.commit()
 
 
-def test_the_state_moves_with_its_clock():
+def test_the_state_includes_the_number_of_skipped_rounds():
     m, moved = (
         memory("laq:patience=3", codec("fp16"), NUMEL),
         memory("laq:patience=3", codec("fp16"), NUMEL),
@@ -178,7 +178,7 @@ def test_a_threshold_of_another_length_is_refused():
 
 
 @for_each("spec", ["stc:density=1/10", "topk:density=0.74", "sbc"])
-def test_a_codec_that_loses_too_much_to_send_ever_is_refused(spec):
+def test_a_codec_with_which_every_round_would_be_skipped_is_refused(spec):
     with pytest.raises(
         ConfigError,
         match="--memory laq would skip every round with .*; use --uplink fp16, or --memory laq:errors=0",
@@ -193,6 +193,6 @@ def test_a_codec_that_does_not_contract_is_refused():
 
 
 @for_each("text", ["window=0", "weight=-1", "errors=-0.5", "patience=-1", "window=100000"])
-def test_options_out_of_range(text):
+def test_options_out_of_range_are_refused(text):
     with pytest.raises(SpecError, match=f"{text.split('=')[0]} is .*; give "):
         memory(f"laq:{text}", codec("identity"), NUMEL)

@@ -1,4 +1,4 @@
-"""Factors with a residual: nothing is lost, in one phase or in two, wherever a proposal ends."""
+"""Low-rank factors with a residual: no update is lost, in one phase or two, wherever a proposal ends."""
 
 import numpy as np
 import pytest
@@ -32,12 +32,12 @@ def residual(m: LowRank) -> torch.Tensor:
 
 
 def left(m: LowRank, x: torch.Tensor) -> bytes:
-    """The first phase."""
+    """Return the frame of the first phase."""
     return m.propose(x, context=Context(phase=LEFT, announced={RIGHT: START.tobytes()}))
 
 
 def basis_of(frame: bytes) -> bytes:
-    """What a server would announce if there were no other client."""
+    """Return the basis that a server would announce to a single client."""
     flat = NUMBERS.open(frame, 2 * (8 + 6)).values
     parts = [flat[:16].reshape(8, 2), flat[16:].reshape(6, 2)]
     return b"".join(
@@ -46,7 +46,7 @@ def basis_of(frame: bytes) -> bytes:
 
 
 def right(m: LowRank, basis: bytes) -> bytes:
-    """The second phase."""
+    """Return the frame of the second phase."""
     return m.proceed(context=Context(phase=RIGHT, announced={LEFT: basis}))
 
 
@@ -54,7 +54,7 @@ def own_part(m: LowRank, frame: bytes, basis: bytes) -> torch.Tensor:
     return SPLIT.update(basis, NUMBERS.open(frame, 2 * (10 + 8) + 6).values).dense()
 
 
-def test_the_frames_of_the_two_phases_are_what_the_paper_says():
+def test_the_frames_of_both_phases_equal_those_of_the_paper():
     m, x = make(), update(1)
     numbers = NUMBERS.decode(left(m, x), numel=28)
     w, k = x[5:85].view(8, 10).double(), x[85:133].view(6, 8).double()
@@ -81,7 +81,7 @@ moments = st.sampled_from(
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(moments, st.sampled_from([1e-30, 1.0, 1.0, 1e6])), max_size=10))
-def test_what_was_accepted_and_what_is_left_is_what_was_put_in(rounds):
+def test_accepted_updates_and_residual_add_up_to_the_updates(rounds):
     m, inputs, accepted, moved = make(), np.zeros(NUMEL), np.zeros(NUMEL), np.zeros(NUMEL)
     for seed, (end, scale) in enumerate(rounds):
         x = update(seed, scale)
@@ -112,14 +112,14 @@ def test_what_was_accepted_and_what_is_left_is_what_was_put_in(rounds):
     ).all()
 
 
-def test_of_the_first_frame_alone_nothing_is_taken():
+def test_committing_only_the_first_frame_keeps_the_whole_update():
     m = make()
     left(m, update(1))
     m.commit()
     assert same_bits(residual(m), update(1))
 
 
-def test_the_next_iteration_starts_where_the_last_that_was_accepted_ended():
+def test_the_next_iteration_starts_from_the_last_accepted_factors():
     m, x = make(), update(1)
     drawn = codec("powersgd:rank=2").encode(x, seed=3, layout=LAYOUT)
     assert m.propose(x, seed=3) == drawn
@@ -134,7 +134,7 @@ def test_the_next_iteration_starts_where_the_last_that_was_accepted_ended():
     )
 
 
-def test_under_a_constant_update_all_of_it_gets_through():
+def test_a_constant_update_is_eventually_sent_completely():
     m, total, x = make(), torch.zeros(NUMEL), update(1)
     for seed in range(60):
         m.codec.accumulate(m.propose(x, seed=seed), total, layout=LAYOUT)
@@ -144,7 +144,7 @@ def test_under_a_constant_update_all_of_it_gets_through():
 
 @for_each("phase", [LEFT, RIGHT])
 @for_each("settle", ["commit", "rollback"])
-def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
+def test_a_state_loaded_between_the_phases_continues_with_the_same_bits(phase, settle):
     stayed = make()
     stayed.propose(update(1))
     stayed.commit()
@@ -177,7 +177,9 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
         ({RIGHT: (START * np.float32("inf")).tobytes()}, ProtocolError, "NaN or infinity"),
     ],
 )
-def test_a_wrong_announcement_changes_nothing_in_the_first_phase(announced, error, sentence):
+def test_an_invalid_announcement_in_the_first_phase_does_not_change_the_state(
+    announced, error, sentence
+):
     m = make()
     m.propose(update(1))
     m.commit()
@@ -191,7 +193,9 @@ def test_a_wrong_announcement_changes_nothing_in_the_first_phase(announced, erro
     "announced, error",
     [({}, ProtocolError), ({LEFT: b""}, ProtocolError), ({LEFT: bytes(4)}, ProtocolError)],
 )
-def test_a_wrong_announcement_in_the_second_phase_leaves_the_first_frame_waiting(announced, error):
+def test_an_invalid_announcement_in_the_second_phase_keeps_the_first_frame_pending(
+    announced, error
+):
     m = make()
     frame = left(m, update(1))
     with pytest.raises(error):
@@ -201,7 +205,7 @@ def test_a_wrong_announcement_in_the_second_phase_leaves_the_first_frame_waiting
     assert same_bits(residual(m), update(1))
 
 
-def test_a_phase_out_of_turn_is_refused():
+def test_a_phase_in_the_wrong_order_is_refused():
     m = make()
     with pytest.raises(ConfigError, match="no proposal is pending"):
         right(m, b"")
@@ -217,7 +221,7 @@ def test_a_phase_out_of_turn_is_refused():
         right(alone, basis)
 
 
-def test_other_memories_have_one_frame():
+def test_memories_with_one_frame_refuse_a_second_phase():
     m = memory("residual", codec("powersgd"), NUMEL, LAYOUT)
     frame = m.propose(update(1))
     with pytest.raises(
@@ -237,7 +241,7 @@ def test_other_codecs_are_refused(spec):
         memory("lowrank", codec(spec), NUMEL, LAYOUT)
 
 
-def test_numbers_at_the_end_of_float32_stay_in_it():
+def test_numbers_near_the_largest_float32_stay_finite():
     m = make()
     basis = basis_of(left(m, torch.full((NUMEL,), 3.4e38)))
     right(m, basis)

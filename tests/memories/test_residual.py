@@ -1,4 +1,4 @@
-"""Error accumulation: nothing that was put in is lost, whatever becomes of the proposals."""
+"""Error feedback: no part of an update is lost, whether proposals are committed or rolled back."""
 
 from dataclasses import dataclass
 
@@ -33,12 +33,12 @@ def residual(m: Memory) -> torch.Tensor:
     return m.state_dict()["residual"].clone()
 
 
-outcomes = st.sampled_from(["commit", "rollback", "not finite", "some comes back"])
+outcomes = st.sampled_from(["commit", "rollback", "not finite", "part returned"])
 scales = st.sampled_from([1e-30, 1e-3, 1.0, 1.0, 1.0, 1e6])
 
 
 @given(st.sampled_from(CONTRACTING), st.lists(st.tuples(outcomes, scales), max_size=12))
-def test_what_was_accepted_and_what_is_left_is_what_was_put_in(spec, rounds):
+def test_accepted_updates_and_residual_add_up_to_the_updates(spec, rounds):
     m, inputs, accepted, moved = make(spec), np.zeros(NUMEL), np.zeros(NUMEL), np.zeros(NUMEL)
     for seed, (outcome, scale) in enumerate(rounds):
         x = update(seed, scale)
@@ -70,7 +70,7 @@ def test_what_was_accepted_and_what_is_left_is_what_was_put_in(spec, rounds):
 
 
 @for_each("spec", [spec for spec in CONTRACTING if not codec(spec).unscoped.lossless])
-def test_while_a_proposal_waits_the_residual_holds_all_of_it(spec):
+def test_while_a_proposal_is_pending_the_residual_contains_all_of_it(spec):
     m = make(spec)
     assert same_bits(residual(m), torch.zeros(NUMEL))
     m.propose(update(1))
@@ -83,7 +83,7 @@ def test_while_a_proposal_waits_the_residual_holds_all_of_it(spec):
 
 
 @for_each("spec", CONTRACTING)
-def test_what_is_rolled_back_goes_out_with_the_next(spec):
+def test_a_rolled_back_update_is_sent_with_the_next_one(spec):
     m = make(spec)
     assert m.propose(update(1), seed=3) == codec(spec).encode(update(1), seed=3, layout=LAYOUT)
     m.rollback()
@@ -93,7 +93,7 @@ def test_what_is_rolled_back_goes_out_with_the_next(spec):
 
 
 @for_each("spec", ["topk:density=1/10@chunk=16", "topk:density=1/4,values=2bit@chunk=16", "efsign"])
-def test_with_a_decay_what_was_not_sent_fades(spec):
+def test_with_a_decay_unsent_values_fade(spec):
     m = memory("residual:decay=0.5", codec(spec), NUMEL, LAYOUT)
     assert m.propose(update(1)) == codec(spec).encode(update(1), layout=LAYOUT)
     m.commit()
@@ -106,7 +106,7 @@ def test_with_a_decay_what_was_not_sent_fades(spec):
     assert same_bits(residual(m), 0.5 * e + update(2))
 
 
-def test_the_null_object_leaves_nothing():
+def test_a_lossless_codec_leaves_no_residual():
     m = make("identity")
     for seed in range(3):
         m.propose(update(seed))
@@ -114,7 +114,7 @@ def test_the_null_object_leaves_nothing():
         assert torch.equal(residual(m), torch.zeros(NUMEL))
 
 
-def test_of_a_lossless_codec_the_state_is_the_pending_frame_alone():
+def test_with_a_lossless_codec_the_state_is_only_the_pending_frame():
     m = make("identity")
     m.propose(update(1))
     m.rollback()
@@ -127,7 +127,7 @@ def test_of_a_lossless_codec_the_state_is_the_pending_frame_alone():
     assert same_bits(residual(other), update(1) + update(2))
 
 
-def test_under_a_constant_update_every_coordinate_gets_its_turn():
+def test_with_a_constant_update_every_coordinate_is_sent_eventually():
     m, total = make("topk:density=1/10"), torch.zeros(NUMEL)
     x = torch.linspace(1, 2, NUMEL)
     for _ in range(200):
@@ -136,7 +136,7 @@ def test_under_a_constant_update_every_coordinate_gets_its_turn():
     assert torch.allclose(total / 200, x, rtol=0.2)
 
 
-def test_bfloat16_updates_are_kept_in_float32():
+def test_residuals_of_bfloat16_updates_are_float32():
     m = make("stc:density=1/10")
     x = update(1).to(torch.bfloat16)
     m.propose(x)
@@ -147,7 +147,7 @@ def test_bfloat16_updates_are_kept_in_float32():
     assert same_bits(residual(m), x.float() + x.float())
 
 
-def test_an_update_with_a_gradient_leaves_none_in_the_memory():
+def test_the_residual_of_an_update_that_requires_grad_does_not():
     m = make("stc:density=1/10")
     m.propose(update(1).requires_grad_())
     m.commit()
@@ -155,7 +155,7 @@ def test_an_update_with_a_gradient_leaves_none_in_the_memory():
 
 
 @for_each("spec", CONTRACTING)
-def test_a_sum_that_overflows_changes_nothing(spec):
+def test_a_sum_that_overflows_does_not_change_the_memory(spec):
     m = make(spec)
     m.propose(torch.full((NUMEL,), 3e38))
     m.rollback()
@@ -164,7 +164,7 @@ def test_a_sum_that_overflows_changes_nothing(spec):
     assert m.pending is None and same_bits(residual(m), torch.full((NUMEL,), 3e38))
 
 
-def test_a_damaged_frame_that_comes_back_leaves_the_proposal_waiting():
+def test_a_damaged_returned_frame_keeps_the_proposal_pending():
     m = make("topk:density=1/10")
     frame = m.propose(update(1))
     for returned in (
@@ -182,7 +182,7 @@ def test_a_damaged_frame_that_comes_back_leaves_the_proposal_waiting():
 
 @dataclass(frozen=True)
 class Unscaled(TopK):
-    """Sends k coordinates n/k times as large as they are: unbiased if they were drawn, and it does not contract."""
+    """A codec that multiplies k sent coordinates by n/k, so that it does not contract."""
 
     def contraction(self, numel: int) -> None:
         return None
@@ -199,7 +199,7 @@ def test_a_codec_that_does_not_contract_is_refused(layerwise):
     assert memory("none", c, NUMEL, LAYOUT).propose(update(1))
 
 
-def test_the_null_memory_forgets():
+def test_the_memory_none_has_no_state():
     m = memory("none", codec("stc:density=1/10"), NUMEL)
     for settle in (m.commit, m.rollback):
         frame = m.propose(update(1))
@@ -208,7 +208,7 @@ def test_the_null_memory_forgets():
         assert m.state_dict() == {}
 
 
-def test_the_null_memory_forgets_what_comes_back():
+def test_the_memory_none_ignores_returned_values():
     m = memory("none", codec("stc:density=1/10"), NUMEL)
     m.commit(returned=m.propose(update(1)))
     assert m.state_dict() == {} and m.propose(update(2)) == m.codec.encode(update(2))
@@ -251,14 +251,14 @@ def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
     ],
 )
 @for_each("name", ["residual", "none"])
-def test_what_is_no_dense_tensor_is_refused_and_changes_nothing(name, x):
+def test_updates_that_are_no_dense_tensors_are_refused(name, x):
     keeper = memory(name, codec("identity"), numel=10)
     with pytest.raises(ConfigError, match="dense torch tensor"):
         keeper.propose(x)
     assert codec("identity").decode(keeper.propose(torch.ones(10)), numel=10).tolist() == [1.0] * 10
 
 
-def test_a_state_has_float32_whatever_a_task_sets():
+def test_the_state_is_float32_for_any_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         keeper = memory("residual", codec("stc"), numel=10)
@@ -270,13 +270,13 @@ def test_a_state_has_float32_whatever_a_task_sets():
 
 
 @for_each("name, given", [("residual", "stc"), ("none", None), (3, codec("stc"))])
-def test_what_is_no_codec_or_no_text_makes_no_memory(name, given):
+def test_memory_refuses_arguments_of_other_types(name, given):
     with pytest.raises(SpecError, match=r"memory\(\) needs a spec string and a codec"):
         memory(name, given, 10)
 
 
 @for_each("spec", [spec for spec in ONE_EACH if codec(spec).contraction(NUMEL) is None])
-def test_where_a_codec_is_refused_the_one_that_is_named_is_not(spec):
+def test_the_codec_that_an_error_suggests_is_accepted(spec):
     with pytest.raises(
         ConfigError, match="which does not contract; use --memory none, or --uplink "
     ) as refused:
@@ -284,7 +284,7 @@ def test_where_a_codec_is_refused_the_one_that_is_named_is_not(spec):
     make(str(refused.value).partition("--uplink ")[2].partition(",")[0])
 
 
-def test_a_residual_stays_where_it_is():
+def test_the_residual_keeps_its_storage():
     keepers = [make("topk:density=20%") for _ in range(3)]
     for round in range(2):
         x = torch.stack([update(10 * round + i) for i in range(3)])

@@ -1,4 +1,4 @@
-"""Differences to a vector that both sides keep: whatever becomes of the proposals, both keep the same."""
+"""Differences to a shift: client and server have the same shift, whether proposals are committed or rolled back."""
 
 import json
 
@@ -55,7 +55,7 @@ outcomes = st.sampled_from(["commit", "commit", "rollback", "not finite", "reset
 
 
 @given(st.sampled_from(PAIRS), st.lists(outcomes, max_size=12))
-def test_both_sides_keep_the_same_whatever_happens(pair_, rounds):
+def test_both_sides_have_the_same_shift_after_any_outcome(pair_, rounds):
     m, server = pair(*pair_)
     fresh = True
     for seed, outcome in enumerate(rounds):
@@ -84,7 +84,7 @@ def test_both_sides_keep_the_same_whatever_happens(pair_, rounds):
 
 
 @for_each("name, spec", PAIRS)
-def test_an_estimate_reads_the_same_in_every_way(name, spec):
+def test_all_methods_of_an_estimate_agree(name, spec):
     m, server = pair(name, spec)
     server.settle([(0, opened(m, m.propose(update(1), seed=1)), True)], 0.0)
     m.commit()
@@ -104,7 +104,7 @@ def test_an_estimate_reads_the_same_in_every_way(name, spec):
 
 
 @for_each("name", NAMES)
-def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
+def test_a_checkpoint_restores_the_shifts(name):
     m, server = pair(name, "identity")
     written: dict[str, torch.Tensor | bytes | None] = {}
 
@@ -121,7 +121,7 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
     server.settle([(11, sent[3], False), (3, None, False)], 2.5)
     written.pop(CLIENTS)
     assert write() == {"11"} and CLIENTS not in written
-    server.settle([(3, None, True)], 0.5)  # begins anew, with nothing to send
+    server.settle([(3, None, True)], 0.5)  # starts without state, and has no frame
     assert write() == set() and json.loads(written[CLIENTS]) == [11, 2**63]
     restored = counterpart(name, codec("identity"), NUMEL)
     restored.restore(written.get, written.get)
@@ -135,7 +135,7 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
 
 
 @for_each("name", NAMES)
-def test_a_checkpoint_of_somebody_else_is_an_error(name):
+def test_a_damaged_checkpoint_raises_an_error(name):
     for damaged in (b"[1", b'{"1": 2', b'["x"]'):
         with pytest.raises((ValueError, TypeError)):
             counterpart(name, codec("identity"), NUMEL).restore(
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_somebody_else_is_an_error(name):
 
 
 @for_each("name", NAMES)
-def test_a_memory_that_begins_anew_is_a_new_memory(name):
+def test_a_reset_memory_behaves_like_a_new_one(name):
     m, new = memory(name, codec("identity"), NUMEL), memory(name, codec("identity"), NUMEL)
     m.propose(update(1))
     m.commit()
@@ -155,19 +155,19 @@ def test_a_memory_that_begins_anew_is_a_new_memory(name):
 
 
 @for_each("name", ["ef21", "diana", "laq:errors=0"])
-def test_a_frame_is_taken_as_a_whole(name):
+def test_a_returned_part_of_a_frame_is_refused(name):
     m = memory(name, codec("identity"), NUMEL)
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="accepts only whole frames, and a part was returned; use --memory residual",
+        match="counts whole frames, but a part of this frame was returned; use --memory residual",
     ):
         m.commit(returned=codec("identity").encode(update(1)))
     assert m.pending == frame and m.shift is None
 
 
 @for_each("name", ["ef21", "diana", "laq"])
-def test_a_difference_that_is_out_of_range_changes_nothing(name):
+def test_a_difference_out_of_range_does_not_change_the_memory(name):
     m = memory(name, codec("identity"), NUMEL)
     m.propose(torch.full((NUMEL,), 3e38))
     m.commit()
@@ -177,15 +177,15 @@ def test_a_difference_that_is_out_of_range_changes_nothing(name):
     assert isinstance(error, NonFiniteError) and m.pending is None and bool((m.shift == 3e38).all())
 
 
-def test_there_is_no_counterpart_of_a_memory_that_clients_keep_alone():
+def test_memories_with_state_only_on_clients_have_no_counterpart():
     assert (
         counterpart("residual", codec("stc"), NUMEL) is None
         and counterpart("none", codec("sign"), NUMEL) is None
     )
 
 
-def test_a_late_update_counts_at_the_rate_that_it_was_made_with():
-    """A round at a tenth of the learning rate takes an update that was made at half of it."""
+def test_a_late_update_is_scaled_by_the_rate_with_which_it_was_computed():
+    """A round with a tenth of the learning rate accepts an update that was computed with half of it."""
     _, server = pair("ef21", "identity")
     taken = codec("identity").open(codec("identity").encode(update(1)), NUMEL)
     server.set_rates(0.1, {3: 0.5})

@@ -1,4 +1,4 @@
-"""Signum: the paper's recursion, whatever becomes of the frames."""
+"""Signum: the paper's recursion, whether frames are accepted or not."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def update(seed: int) -> torch.Tensor:
 
 @for_each("spec", ["sign", "efsign@layer", "identity", "topk:density=1/10"])
 @for_each("beta", [0.9, 0.5, 0.0])
-def test_equals_the_recursion_taken_or_not(spec, beta):
+def test_momentum_equals_the_recursion_for_accepted_and_rejected_frames(spec, beta):
     c = codec(spec)
     m, u = memory(f"signum:momentum={beta}", c, NUMEL, LAYOUT), torch.zeros(NUMEL)
     for round, taken in enumerate([True, True, False, True, False]):
@@ -29,7 +29,7 @@ def test_equals_the_recursion_taken_or_not(spec, beta):
         assert same_bits(m.state_dict()["velocity"], u)
 
 
-def test_what_is_dropped_of_a_frame_changes_nothing():
+def test_a_returned_part_of_a_frame_does_not_change_the_momentum():
     c = codec("identity")
     m = memory("signum", c, NUMEL)
     m.propose(update(1))
@@ -39,6 +39,6 @@ def test_what_is_dropped_of_a_frame_changes_nothing():
 
 
 @for_each("momentum", ["1", "-0.1", "2"])
-def test_momentum_that_forgets_nothing_is_refused(momentum):
+def test_a_momentum_outside_0_to_1_is_refused(momentum):
     with pytest.raises(SpecError, match="such as 0.9"):
         memory(f"signum:momentum={momentum}", codec("sign"), NUMEL)

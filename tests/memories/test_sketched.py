@@ -1,4 +1,4 @@
-"""Two frames of one proposal, a sketch and exact values: what was kept is gone, to the last bit, and nothing else is."""
+"""The two frames of a proposal, a sketch and exact values: only accepted values leave the memory."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def marks(positions, numel: int = NUMEL) -> bytes:
 
 
 def values(m: Sketched, positions) -> bytes:
-    """The second phase."""
+    """Return the frame of the second phase."""
     return m.proceed(context=Context(phase=VALUES, announced={CANDIDATES: marks(positions)}))
 
 
@@ -68,10 +68,10 @@ def test_the_first_frame_is_a_sketch_of_v_and_the_second_its_exact_values(spec):
     )
 
 
-def test_u_and_v_are_zero_where_a_candidate_was_kept_and_only_there():
+def test_u_and_v_become_zero_only_at_accepted_candidates():
     m = make("momentum=0.9")
     m.propose(update(1), context=BEGIN)
-    m.residual[20] = 0  # a candidate whose value says nothing of whether it was kept
+    m.residual[20] = 0  # the value of this candidate does not show whether it was accepted
     u, v = vector(m, "velocity"), vector(m)
     candidates, kept = [2, 9, 20, 21, 80], [9, 80]
     values(m, candidates)
@@ -95,7 +95,7 @@ def test_u_and_v_are_zero_where_a_candidate_was_kept_and_only_there():
         max_size=10,
     )
 )
-def test_what_was_kept_and_what_is_left_is_what_was_put_in(rounds):
+def test_accepted_values_and_v_add_up_to_the_updates(rounds):
     m, inputs, accepted, moved = make(), np.zeros(NUMEL), np.zeros(NUMEL), np.zeros(NUMEL)
     for seed, (end, scale) in enumerate(rounds):
         x = update(seed, scale)
@@ -126,7 +126,7 @@ def test_what_was_kept_and_what_is_left_is_what_was_put_in(rounds):
     ).all()
 
 
-def test_of_the_sketch_alone_nothing_is_taken():
+def test_committing_only_the_sketch_keeps_the_whole_update():
     m = make()
     m.propose(update(1), context=BEGIN)
     m.commit()
@@ -135,7 +135,7 @@ def test_of_the_sketch_alone_nothing_is_taken():
 
 @for_each("phase", [SKETCH, VALUES])
 @for_each("end", ["commit", "rollback"])
-def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
+def test_a_state_loaded_between_the_phases_continues_with_the_same_bits(phase, end):
     stayed, moved, at = make("momentum=0.9"), make("momentum=0.9"), [1, 5, 40]
     stayed.propose(update(1), context=BEGIN)
     values(stayed, [2, 3])
@@ -177,7 +177,7 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
         ({CANDIDATES: marks([1], NUMEL - 1)}, FrameError, None),
     ],
 )
-def test_a_wrong_announcement_leaves_the_sketch_waiting(announced, error, sentence):
+def test_an_invalid_announcement_keeps_the_sketch_pending(announced, error, sentence):
     m = make()
     frame = m.propose(update(1), context=BEGIN)
     with pytest.raises(error, match=sentence):
@@ -186,7 +186,7 @@ def test_a_wrong_announcement_leaves_the_sketch_waiting(announced, error, senten
     assert values(m, [1, 2]) == m.pending != frame
 
 
-def test_a_second_phase_that_comes_twice_is_answered_twice():
+def test_a_repeated_second_phase_is_answered_again():
     m = make()
     m.propose(update(1), context=BEGIN)
     assert values(m, [1, 2]) == values(m, [1, 2])
@@ -194,7 +194,7 @@ def test_a_second_phase_that_comes_twice_is_answered_twice():
     assert vector(m).count_nonzero() == NUMEL - 2
 
 
-def test_nobody_is_a_candidate():
+def test_a_round_without_candidates_sends_no_values():
     m = make()
     m.propose(torch.zeros(NUMEL), context=BEGIN)
     assert NUMBERS.decode(values(m, []), numel=0).numel() == 0 and m.sent_positions.size == 0
@@ -203,7 +203,7 @@ def test_nobody_is_a_candidate():
 
 
 @for_each("returned", [b"", marks([0], 2)[:-1], marks([0], 3), NUMBERS.encode(torch.ones(2))])
-def test_marks_that_return_damaged_leave_the_proposal_waiting(returned):
+def test_damaged_returned_marks_keep_the_proposal_pending(returned):
     m = make()
     m.propose(update(1), context=BEGIN)
     frame, held = values(m, [1, 2]), vector(m)
@@ -214,7 +214,7 @@ def test_marks_that_return_damaged_leave_the_proposal_waiting(returned):
     assert vector(m)[1] and not vector(m)[2]
 
 
-def test_a_clients_own_momentum_is_masked_where_its_values_were_kept():
+def test_the_momentum_of_local_sgd_is_masked_at_accepted_candidates():
     m, momentum = make(), torch.ones(NUMEL)
     m.propose(update(1), context=BEGIN)
     values(m, [1, 2, 3])
@@ -222,7 +222,7 @@ def test_a_clients_own_momentum_is_masked_where_its_values_were_kept():
     assert momentum.nonzero().flatten().tolist() == [i for i in range(NUMEL) if i not in (1, 3)]
 
 
-def test_a_phase_out_of_turn_is_refused():
+def test_a_phase_in_the_wrong_order_is_refused():
     m = make()
     with pytest.raises(ConfigError, match="no proposal is pending"):
         values(m, [1])
@@ -246,13 +246,13 @@ def test_other_codecs_are_refused(spec):
 
 
 @for_each("momentum", ["1", "-0.1"])
-def test_a_momentum_that_is_none_is_refused(momentum):
+def test_an_invalid_momentum_is_refused(momentum):
     with pytest.raises(SpecError, match="momentum is"):
         make(f"momentum={momentum}")
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_numbers_at_the_end_of_float32_stay_in_it():
+def test_numbers_near_the_largest_float32_stay_finite():
     m = make("momentum=0.9")
     m.propose(torch.full((NUMEL,), 3.4e38), context=BEGIN)
     assert m.codec.decode(m.pending, numel=NUMEL, layout=LAYOUT).isfinite().all()

@@ -1,4 +1,4 @@
-"""Variance-based compression: unambiguous coordinates are sent, and what is known of a coordinate outlives what does not arrive."""
+"""Variance-based compression: unambiguous coordinates are sent, and rejected frames do not change the statistics."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LAYOUT = layout_of(NUMEL)
 
 
 def gradients(seed: int) -> torch.Tensor:
-    """Of six steps [6, n]: noise, around a mean that grows with the position."""
+    """Return the gradients of six steps [6, n]: noise around a mean that grows with the position."""
     noise = torch.randn(STEPS, NUMEL, generator=torch.Generator().manual_seed(seed))
     return noise + torch.linspace(0, 2, NUMEL)
 
@@ -26,7 +26,7 @@ def moments(g: torch.Tensor) -> Context:
 
 @for_each("spec", ["topk", "stc", "topk@layer", "sbc"])
 @for_each("alpha, zeta", [(1.0, 0.999), (2.0, 0.9), (4.0, 1.0)])
-def test_equals_the_algorithm(spec, alpha, zeta):
+def test_frames_and_state_equal_the_algorithm_of_the_paper(spec, alpha, zeta):
     c = codec(spec)
     m = memory(f"variance:alpha={alpha},zeta={zeta}", c, NUMEL, LAYOUT)
     e, r, v = np.zeros((3, NUMEL), np.float32)
@@ -46,7 +46,7 @@ def test_equals_the_algorithm(spec, alpha, zeta):
         assert same_bits(m.residual, e) and same_bits(m.gradients, r) and same_bits(m.squares, v)
 
 
-def test_a_clear_coordinate_is_sent_and_a_noisy_one_waits():
+def test_an_unambiguous_coordinate_is_sent_and_a_noisy_one_is_not():
     g = torch.zeros(STEPS, NUMEL)
     g[:, 0], g[::2, 1], g[1::2, 1] = 1.0, 5.0, -5.0
     m = memory("variance", codec("topk"), NUMEL)
@@ -66,7 +66,7 @@ def test_weak_evidence_adds_up_over_rounds():
     assert torch.allclose(m.residual, x)
 
 
-def test_without_moments_an_update_is_one_step():
+def test_without_moments_an_update_counts_as_one_step():
     one, other = (memory("variance:alpha=1", codec("topk"), NUMEL) for _ in range(2))
     for seed in range(4):
         x = gradients(seed)[0]
@@ -98,7 +98,7 @@ def test_a_stack_has_a_row_of_moments_for_each_client():
             )
 
 
-def test_what_comes_back_keeps_what_was_known_of_it():
+def test_returned_coordinates_keep_their_statistics():
     c, g = codec("topk"), gradients(1)
     m = memory("variance:alpha=1", c, NUMEL)
     y = c.decode(m.propose(g.sum(0), context=moments(g)), numel=NUMEL)
@@ -112,7 +112,7 @@ def test_what_comes_back_keeps_what_was_known_of_it():
     )
 
 
-def test_moments_that_overflow_change_nothing():
+def test_moments_that_overflow_do_not_change_the_memory():
     m = memory("variance", codec("topk"), NUMEL, LAYOUT)
     with pytest.raises(
         NonFiniteError, match="with the update added is inf in tensor 'w', element 3"
@@ -125,12 +125,12 @@ def test_moments_that_overflow_change_nothing():
 
 
 @for_each("spec", ["identity", "natural@layer", "randomk"])
-def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
+def test_codecs_that_cannot_send_a_given_selection_are_refused(spec):
     with pytest.raises(ConfigError, match="--memory variance selects the coordinates"):
         memory("variance", codec(spec), NUMEL, LAYOUT)
 
 
 @for_each("options", ["alpha=0", "alpha=-1", "zeta=0", "zeta=1.1"])
-def test_options_out_of_range(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(SpecError, match="give alpha above 0, and zeta above 0 and at most 1"):
         memory(f"variance:{options}", codec("topk"), NUMEL)

@@ -1,4 +1,4 @@
-"""Sealed ballots: who may read, who is held to what, what is proven, and that nothing fits a slot for which it was not made."""
+"""Sealed ballots: who can open them, what a sender commits to, what a complaint proves, and that nothing is valid in another slot."""
 
 import dataclasses
 import hashlib
@@ -32,7 +32,7 @@ VOTERS = (1, 2)
 
 
 def counter(name: str):
-    """Entropy that a test can repeat."""
+    """Entropy that a test can reproduce."""
     numbers = itertools.count()
     return lambda size: hashlib.shake_256(f"{name} {next(numbers)}".encode()).digest(size)
 
@@ -60,7 +60,7 @@ def read(data: bytes, slot: Slot = SLOT) -> SealedBallot:
 
 
 @pytest.mark.parametrize("voter", VOTERS)
-def test_each_voter_opens_what_was_sealed(data, cards, voter):
+def test_each_voter_can_open_the_ballot(data, cards, voter):
     assert read(data).open(voter, cards[voter].private) == BITS
 
 
@@ -71,27 +71,29 @@ def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(voters):
     assert len(seal(b"", SLOT, publics, KEYS[0])) == 210 + 84 * voters
 
 
-def test_who_has_no_card_opens_nothing(data, cards):
+def test_a_client_without_a_card_cannot_open_a_ballot(data, cards):
     for voter, private in ((3, Card.make(SLOT, 3, KEYS[3]).private), (1, cards[2].private)):
         with pytest.raises(ProtocolError, match="not sealed for the card") as caught:
             read(data).open(voter, private)
-        assert not isinstance(caught.value, UnopenableBallot), "its sender is not to blame"
+        assert not isinstance(caught.value, UnopenableBallot), (
+            "this does not prove a fault of the sender"
+        )
 
 
-def test_what_travels_holds_neither_the_bits_nor_any_key(data, cards):
+def test_a_sealed_ballot_contains_neither_the_bits_nor_a_key(data, cards):
     travels = data + b"".join(card.data for card in cards.values())
     assert BITS[:16] not in travels and all(card.private not in travels for card in cards.values())
 
 
-def test_the_hash_of_a_guessed_ballot_is_not_in_it(data):
-    """The salt keeps a server from trying out ballots of few bits."""
+def test_a_ballot_does_not_contain_the_hash_of_its_bits(data):
+    """The salt prevents a server from guessing ballots of few bits."""
     assert hashlib.sha256(SLOT.bytes("ballot", bytes(SALT), BITS)).digest() != read(data).commitment
 
 
 @pytest.mark.parametrize(
     "change", [{"run": "other"}, {"attempt": "other"}, {"round": 4}, {"sender": 1}]
 )
-def test_nothing_fits_another_slot(data, cards, change):
+def test_cards_and_ballots_are_invalid_in_another_slot(data, cards, change):
     other = dataclasses.replace(SLOT, **change)
     with pytest.raises(ProtocolError, match="not signed"):
         SealedBallot.read(data, other, KEYS[0].public_key())
@@ -99,19 +101,19 @@ def test_nothing_fits_another_slot(data, cards, change):
         card_key(cards[1].data, other, 1, KEYS[1].public_key())
 
 
-def test_parts_of_a_slot_do_not_flow_into_each_other():
+def test_slots_with_different_parts_have_different_bytes():
     assert Slot("a", "bc", 1, 2).bytes() != Slot("ab", "c", 1, 2).bytes()
     assert Slot("a", "b", 1, 23).bytes() != Slot("a", "b", 12, 3).bytes()
 
 
-def test_a_card_is_its_voters_alone(cards):
+def test_a_card_is_valid_only_for_its_voter(cards):
     with pytest.raises(ProtocolError, match="card of voter 2"):
         card_key(cards[1].data, SLOT, 2, KEYS[2].public_key())
     with pytest.raises(ProtocolError, match="card of voter 1"):
         card_key(cards[1].data, SLOT, 1, KEYS[2].public_key())
 
 
-def test_a_flipped_bit_anywhere_is_noticed(data):
+def test_a_flipped_bit_at_any_position_is_detected(data):
     for place in range(0, len(data), 7):
         bad = bytearray(data)
         bad[place] ^= 1 << place % 8
@@ -138,7 +140,7 @@ def test_a_point_of_low_order_is_refused():
         seal(BITS, SLOT, {1: bytes(32)}, KEYS[0])
 
 
-def test_no_key_is_made_twice():
+def test_sealing_twice_uses_new_keys():
     """Sealing the same bits for the same voters again, as after a resume, shares no key, salt or text with the first time."""
     publics = {v: Card.make(SLOT, v, KEYS[v]).data[: ballots.KEY] for v in VOTERS}
     first, second = (read(seal(BITS, SLOT, publics, KEYS[0])) for _ in range(2))
@@ -152,7 +154,7 @@ def test_no_key_is_made_twice():
     )
 
 
-def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
+def test_attempts_have_different_keys_even_with_the_same_random_bytes():
     attempts = [dataclasses.replace(SLOT, attempt=name) for name in ("1", "2")]
     publics = {1: Card.make(SLOT, 1, KEYS[1], counter("card")).data[: ballots.KEY]}
     one, two = (
@@ -166,7 +168,7 @@ def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
     )
 
 
-def test_the_same_draws_make_the_same_bytes():
+def test_the_same_random_bytes_give_the_same_ballot():
     made = [Card.make(SLOT, 1, KEYS[1], counter("card")) for _ in range(2)]
     assert made[0] == made[1]
     sealed = [
@@ -177,7 +179,7 @@ def test_the_same_draws_make_the_same_bytes():
 
 
 def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
-    """A ballot whose wrap for voter 2 holds another key than that of the content, under a good signature."""
+    """Return a validly signed ballot whose wrap for voter 2 contains another key than that of the content."""
     entropy = counter("crooked")
     key, _, own = entropy(32), entropy(32), ballots.X25519PrivateKey.from_private_bytes(entropy(32))
     whole = bytearray(seal(BITS, SLOT, publics, KEYS[0], counter("crooked")))
@@ -194,7 +196,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     return bytes(whole)
 
 
-def test_a_sender_that_gives_voters_different_keys_is_proven_to_lie(publics, cards):
+def test_a_voter_can_prove_that_its_wrapped_key_is_wrong(publics, cards):
     sealed = read(crooked(publics, bytes(32)))
     assert sealed.open(1, cards[1].private) == BITS
     with pytest.raises(UnopenableBallot):
@@ -202,8 +204,8 @@ def test_a_sender_that_gives_voters_different_keys_is_proven_to_lie(publics, car
     assert sealed.proven_bad(2, publics[2], cards[2].private)
 
 
-def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
-    """What opens, but to something else than the hash that was signed."""
+def test_bits_that_differ_from_the_commitment_do_not_open(publics, cards):
+    """The ballot can be decrypted, but its bits do not match the signed hash."""
     whole = bytearray(seal(BITS, SLOT, publics, KEYS[0]))
     end = HEAD.size + 2 * WRAP.size
     whole[32:64] = hashlib.sha256(b"another ballot").digest()
@@ -221,30 +223,30 @@ def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
     assert sealed.proven_bad(1, publics[1], cards[1].private)
 
 
-def test_nobody_can_be_framed(data, publics, cards):
-    """Neither by the right key, which opens the ballot, nor by a wrong one."""
+def test_a_voter_cannot_accuse_an_honest_sender(data, publics, cards):
+    """The right key opens the ballot, and a wrong key does not belong to the card."""
     sealed = read(data)
     assert not sealed.proven_bad(1, publics[1], cards[1].private)
     assert not sealed.proven_bad(1, publics[1], cards[2].private)
     assert not sealed.proven_bad(1, publics[1], b"")
 
 
-def test_another_card_of_a_lying_voter_convicts_nobody(data, publics, cards):
-    """Nor does the card of one for whom the ballot was not sealed."""
+def test_a_card_that_the_ballot_does_not_name_proves_nothing(data, publics, cards):
+    """Neither does the card of a voter for which the ballot was not sealed."""
     second, stranger = Card.make(SLOT, 1, KEYS[1]), Card.make(SLOT, 3, KEYS[3])
     assert not read(data).proven_bad(1, second.data[: ballots.KEY], second.private)
     assert not read(data).proven_bad(3, stranger.data[: ballots.KEY], stranger.private)
 
 
-def test_the_card_that_a_ballot_names_is_signed_for(data):
+def test_the_signature_of_a_ballot_covers_the_card_that_it_names(data):
     at = HEAD.size + 4
     other = Card.make(SLOT, 1, KEYS[1]).data[: ballots.KEY]
     with pytest.raises(ProtocolError, match="not signed"):
         read(data[:at] + other + data[at + ballots.KEY :])
 
 
-def test_a_voter_that_is_named_twice_is_noticed(publics):
-    """Two wraps for one voter could open to two things."""
+def test_a_ballot_that_names_a_voter_twice_is_refused(publics):
+    """Two wraps for one voter could contain different keys."""
     whole = seal(BITS, SLOT, {1: publics[1]}, KEYS[0])
     at = HEAD.size + WRAP.size
     point, held, _, _ = HEAD.unpack_from(whole)

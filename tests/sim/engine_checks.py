@@ -29,7 +29,7 @@ SHARDS = [
     np.arange(40) + 25,
     np.arange(20) + 65,
     np.arange(35) + 85,
-]  # the second has smaller batches
+]  # the second client has smaller batches
 
 
 def serial(name: str = "task") -> SequentialJobs:
@@ -59,7 +59,7 @@ def start_of(engine: SequentialJobs) -> torch.Tensor:
 
 
 def two_rounds(engine, start: torch.Tensor, data: Data, sgd: LocalSGD = SGD) -> list[tuple]:
-    """Return updates, results and jobs of two rounds, the second with the buffers that the first left."""
+    """Return the updates, results and jobs of two rounds. The second round starts with the buffers that the first one returned."""
     found, buffers = [], {}
     for round in (1, 2):
         mine = jobs(start, sgd, round, buffers)

@@ -1,4 +1,4 @@
-"""Runs whose server waits for nobody: virtual time is a function of the seed, interrupted or not."""
+"""Asynchronous runs: virtual time depends only on the seed, also after an interruption."""
 
 import sqlite3
 from dataclasses import replace
@@ -25,15 +25,13 @@ RUN = replace(TINY, strategy="asynchronous:wait=0.5,staleness=3", rounds=12)
     ("memory", "every", "stop"),
     [("residual", 1, (1, 1)), ("residual", 4, (3, None)), ("ef21", 1, (5, 2))],
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, every, stop):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, memory, every, stop):
     config = replace(RUN, memory=memory, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_a_refused_client_that_is_at_work_when_a_run_stops_is_refused_when_it_goes_on(
-    tmp_path, engine
-):
+def test_a_client_that_fails_while_a_run_is_stopped_is_rejected_after_the_resume(tmp_path, engine):
     config = replace(
         RUN,
         task=TINY.task.replace(":task", ":one_is_nan"),
@@ -48,13 +46,12 @@ def test_a_refused_client_that_is_at_work_when_a_run_stops_is_refused_when_it_go
     ]
     simulate(replace(config, rounds=first - 1, out=out(tmp_path, "parts")))
     simulate(replace(config, out=out(tmp_path, "parts"), resume=True))
-    assert (
-        rounds_of(out(tmp_path, "parts"))[first:] == lines[first:]
-    )  # the last round of a part is evaluated
+    # From the round with the rejection on. The line before differs, since the last round of each part is evaluated.
+    assert rounds_of(out(tmp_path, "parts"))[first - 1 :] == lines[first - 1 :]
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "parts"))
 
 
-def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
+def test_equal_seeds_give_equal_runs_and_other_seeds_other_runs(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         simulate(replace(RUN, seed=seed, out=out(tmp_path, name)))
     assert (
@@ -65,7 +62,7 @@ def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
     assert rounds_of(out(tmp_path, "a")) == rounds_of(out(tmp_path, "b"))
 
 
-def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch):
+def test_checkpoints_write_only_new_and_delivered_answers(tmp_path, monkeypatch):
     written: list[set[str]] = []
     save = Checkpoint.save
 
@@ -80,7 +77,7 @@ def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_the_tiny_task_is_learned_from_low_precision_both_ways(tmp_path):
+def test_the_tiny_task_is_learned_with_low_precision_in_both_directions(tmp_path):
     config = replace(
         RUN,
         strategy="asynchronous",
@@ -99,7 +96,7 @@ def test_the_tiny_task_is_learned_from_low_precision_both_ways(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"[1", b"[0.0, [99]]", b"{}"])
-def test_a_checkpoint_whose_clients_at_work_are_damaged_is_one_sentence(tmp_path, data):
+def test_a_checkpoint_with_damaged_training_clients_raises_an_error(tmp_path, data):
     config = replace(RUN, rounds=2, out=out(tmp_path, "run"))
     simulate(config)
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:

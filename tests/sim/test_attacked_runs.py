@@ -80,7 +80,7 @@ def test_every_attack_is_tried():
 
 
 @pytest.mark.parametrize("attack", EVERY)
-def test_no_attack_ends_a_run_or_makes_a_model_that_is_not_finite(tmp_path, attack):
+def test_no_attack_ends_a_run_or_makes_the_model_nonfinite(tmp_path, attack):
     folder = out(tmp_path, "run")
     assert simulate(replace(BYZANTINE, attack=attack, out=folder)).rounds == 3 and finite(folder)
 
@@ -99,27 +99,27 @@ GROUPS = {
     + [(way, "updates") for way in ("identity", "sign", "powersgd")]
     + [(way, "largest") for way in ("identity", "fetchsgd")],
 )
-def test_whatever_the_codec_and_the_strategy(tmp_path, way, group):
+def test_attacked_runs_finish_with_every_codec_and_strategy(tmp_path, way, group):
     config = replace(
         BYZANTINE, **WAYS[way], clients=16, attack=GROUPS[group], out=out(tmp_path, "run")
     )
     assert simulate(config).rounds == 3 and finite(config.out)
     lines = (
         rounds_of(config.out) if way != "asynchronous" else []
-    )  # where a round takes only the first answers
+    )  # an asynchronous round accepts only the first answers
     if group == "frames":
-        unread = 2 if way == "sign" else 4  # votes hold no number that could be NaN
+        unread = 2 if way == "sign" else 4  # votes contain no number that could be NaN
         assert all(line["rejected"] >= unread and line["accepted"] >= 11 for line in lines), (
-            "what cannot be read is turned down alone"
+            "only unreadable frames are rejected"
         )
     if group == "updates" and lines:
-        assert lines[0]["accepted"] == 16, "a Byzantine client's frame is a whole one"
+        assert lines[0]["accepted"] == 16, "frames of Byzantine clients are valid"
 
 
 @pytest.mark.parametrize(
     "attack", ["malformed:1,how=garbage", "infinity:1,value=inf", "abstention:1"]
 )
-def test_one_of_200_clients_costs_its_own_update_alone(tmp_path, attack):
+def test_one_byzantine_client_of_200_loses_only_its_own_update(tmp_path, attack):
     config = replace(BYZANTINE, clients=200, attack=attack, out=out(tmp_path, "run"))
     simulate(config)
     (byzantine,) = {r["client"] for line in rounds_of(config.out) for r in line["rejections"]}
@@ -134,7 +134,7 @@ def test_one_of_200_clients_costs_its_own_update_alone(tmp_path, attack):
     )
 
 
-def test_what_is_rejected_stands_in_summary_and_metrics(tmp_path):
+def test_rejections_are_in_the_summary_and_the_metrics(tmp_path):
     config = replace(
         BYZANTINE,
         attack="abstention:clients=1/6+infinity:clients=3,value=inf",
@@ -165,13 +165,13 @@ def test_what_is_rejected_stands_in_summary_and_metrics(tmp_path):
         ("inverted:1+malformed:1", WAYS["powersgd"]),
     ],
 )
-def test_an_attacked_run_stopped_at_any_moment_ends_the_same(tmp_path, attack, change):
+def test_a_stopped_and_resumed_attacked_run_equals_an_uninterrupted_one(tmp_path, attack, change):
     config = replace(TINY, attack=attack, clients=10, rounds=9, checkpoint_every=4, **change)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3), StopsAt(7))
 
 
 @pytest.mark.parametrize("attack", ["alie:2,z=1+random-sign:1", "mimic:2,of=0", "low-margin:2"])
-def test_the_batch_of_clients_does_not_matter(tmp_path, attack, monkeypatch):
+def test_frames_do_not_depend_on_how_a_cohort_is_split(tmp_path, attack, monkeypatch):
     seen: list[list[tuple]] = []
     for pieces in (1, 3, 100):
         frames: list[tuple] = []
@@ -204,7 +204,7 @@ def test_engines_agree_on_an_attacked_run_to_rounding(tmp_path):
     torch.testing.assert_close(models["serial"], models["batched"], rtol=1e-4, atol=1e-5)
 
 
-def test_inverted_updates_of_all_but_one_lead_away_and_of_none_leave_the_run_as_it_is(tmp_path):
+def test_attacks_by_most_clients_prevent_learning_and_abstention_by_two_does_not(tmp_path):
     config = replace(BYZANTINE, rounds=20, uplink="identity", downlink="identity")
     honest = simulate(replace(config, out=out(tmp_path, "honest")))
     led = simulate(replace(config, attack="inverted:7,scale=0.5", out=out(tmp_path, "led")))
@@ -215,7 +215,7 @@ def test_inverted_updates_of_all_but_one_lead_away_and_of_none_leave_the_run_as_
 
 
 class Coded(Average):
-    """Hands out partitions by a matrix whose rows 1 and 4 hold all."""
+    """A strategy with an allocation matrix whose rows 1 and 4 contain all partitions."""
 
     name = "coded"
     allocation = np.array(
@@ -223,7 +223,7 @@ class Coded(Average):
     )
 
 
-def test_code_aware_byzantine_clients_turn_the_updates_of_the_heaviest_rows(tmp_path, monkeypatch):
+def test_code_aware_clients_invert_the_updates_of_the_heaviest_rows(tmp_path, monkeypatch):
     installed = install(tmp_path, "theirs", strategies=[f"coded = {__name__}:Coded"])
     monkeypatch.syspath_prepend(installed)
     config = replace(BYZANTINE, clients=5, rounds=1, strategy="coded", uplink="identity")
@@ -247,7 +247,7 @@ def test_code_aware_byzantine_clients_turn_the_updates_of_the_heaviest_rows(tmp_
         np.testing.assert_array_equal(values["lying"][client], sign * values["honest"][client])
 
 
-def test_what_votes_are_suspected_stands_in_the_metrics(tmp_path, monkeypatch):
+def test_suspicions_are_in_the_metrics(tmp_path, monkeypatch):
     monkeypatch.setattr(Average, "suspicion", {3: 0.75, 0: 0.1})
     config = replace(TINY, rounds=2, out=out(tmp_path, "run"))
     watched = Records()
@@ -261,7 +261,7 @@ def test_what_votes_are_suspected_stands_in_the_metrics(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "attack", ["infinity:1", "malformed:1", "inverted:1", "abstention:1", "alie:1,z=1"]
 )
-def test_relays_pass_on_what_others_sent(tmp_path, attack):
+def test_relays_forward_the_frames_of_honest_clients(tmp_path, attack):
     config = replace(
         BYZANTINE, uplink="identity", relays=2, attack=attack, out=out(tmp_path, "run")
     )

@@ -107,7 +107,7 @@ def test_alie_computes_z_from_n_and_f():
     assert z_max(50, 24) == pytest.approx(statistics.NormalDist().inv_cdf(24 / 26))  # s = 2
     assert z_max(50, 24) == pytest.approx(1.4261, abs=1e-4)
     assert z_max(9, 1) == 0  # s = 4 of 8 honest ones
-    assert z_max(4, 4) == z_max(3, 2) > 4  # no supporters are needed
+    assert z_max(4, 4) == z_max(3, 2) > 4  # the attackers need no honest supporters
     mean, spread = HONEST.mean(0), HONEST.std(0)
     context = UpdateContext(9, 3, CONTEXT.honest_clients, HONEST)
     assert z_max(9, 3) == pytest.approx(statistics.NormalDist().inv_cdf(4 / 6))
@@ -158,7 +158,7 @@ def test_mimic_handles_updates_of_any_size():
     )
 
 
-def test_low_margin_votes_against_narrow_majorities_only():
+def test_low_margin_votes_only_against_narrow_majorities():
     tally = HONEST.sign().sum(0)
     for text, margin in (
         ("low-margin:2", 2),
@@ -248,7 +248,7 @@ def reply_context(spec: str, numel: int, seed: int = 0) -> ReplyContext:
 
 
 def sent(text: str, spec: str, numel: int, seed: int = 0) -> bytes:
-    """Return the frame that a Byzantine client sends in offset of an honest one."""
+    """Return the frame that a Byzantine client sends in place of an honest one."""
     (attack,) = attacks(text)
     honest = codec(spec).encode(normal(numel), seed=5, layout=layout_of(numel))
     report = Report(1, TRAIN, 3, UPDATE, "v", "f", honest, ticket(1, 3, honest), 10, 0.5, "", "")
@@ -400,7 +400,7 @@ def test_code_aware_clients_have_the_heaviest_rows_of_every_cohort():
         byzantine.on_assignments([])  # a later phase
         again = assignments_of(
             cohort[0], round=cohort[0]
-        )  # one that needs the dense model is assignments again
+        )  # a client that needs the dense model gets a second assignment
         byzantine.on_assignments(again)
         assert {a.client for a in assignments if byzantine.attack_of(a)} == attackers.keys()
     groups = byzantine.groups(assignments)

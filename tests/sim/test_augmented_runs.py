@@ -43,7 +43,7 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.deploy
-def test_runs_of_every_engine_train_on_the_same_changed_examples(tmp_path):
+def test_all_engines_train_on_the_same_augmented_examples(tmp_path):
     config = RunConfig(
         task=f"{pictures(tmp_path)}:task",
         clients=4,
@@ -68,7 +68,7 @@ def test_runs_of_every_engine_train_on_the_same_changed_examples(tmp_path):
     assert (unchanged - serial).norm() > 1e-3 * serial.norm()
 
 
-def test_an_election_draws_by_the_part_that_is_trained_on(tmp_path):
+def test_augmentation_in_an_election_is_keyed_by_the_partition(tmp_path):
     config = RunConfig(
         task=f"{pictures(tmp_path)}:task",
         clients=6,
@@ -88,7 +88,7 @@ def test_an_election_draws_by_the_part_that_is_trained_on(tmp_path):
     serial, batched, unchanged = (weights(tmp_path / name) for name in ways)
     assert (
         (batched != serial).float().mean() < 0.01 < (unchanged != serial).float().mean()
-    )  # a vote that is nearly a tie may turn
+    )  # rounding can change votes that are nearly ties
 
 
 def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
@@ -104,6 +104,6 @@ def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
     assert not run.exists()
 
 
-def test_clients_of_a_server_are_told():
+def test_the_invitation_of_a_server_includes_the_option():
     invitation = Invitation("run", 0, pack_options(RunConfig(augment=True)), "", "")
     assert LocalSGD.from_config(unpack_options(invitation)).augment

@@ -30,7 +30,7 @@ VARIANTS = {
 
 
 class Scaled(nn.Linear):
-    """A constant buffer, and a forward that is not nn.Linear's."""
+    """A linear layer with a constant buffer and its own forward pass."""
 
     def __init__(self):
         super().__init__(12, 4)
@@ -128,7 +128,7 @@ def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
     "name, variant",
     [(name, "all") for name in MODELS] + [("mlp", v) for v in VARIANTS if v != "all"],
 )
-def test_same_as_one_client_after_the_other(name, variant):
+def test_updates_equal_those_of_the_serial_engine(name, variant):
     make = MODELS[name]
     sgd = dataclasses.replace(SGD, **VARIANTS[variant])
     shards = [
@@ -137,19 +137,19 @@ def test_same_as_one_client_after_the_other(name, variant):
         np.arange(20) + 25,
         np.arange(5) + 45,
         np.arange(37) + 50,
-    ]  # three kinds of plan, mingled
+    ]  # clients with three different batch plans
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     assert_same_as_one_by_one(make, examples(), plans, sgd)
 
 
 @for_each("at_once", [1, 2, 3, 7, 100])
 @for_each("make", [MODELS["mlp"], Tied], ids=["mlp", "tied"])
-def test_any_batch_of_clients(make, at_once):
+def test_updates_do_not_depend_on_the_number_of_clients_at_once(make, at_once):
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
     assert_same_as_one_by_one(make, examples(), plans, SGD, at_once)
 
 
-def test_embeddings_and_sequences():
+def test_embeddings_and_sequences_are_trained():
     drawn = torch.Generator().manual_seed(1)
     texts = Data(
         torch.randint(0, 9, (40, 5), generator=drawn), torch.randint(0, 4, (40,), generator=drawn)
@@ -161,13 +161,13 @@ def test_embeddings_and_sequences():
     assert_same_as_one_by_one(MODELS["mlp"], rows, plans, SGD, loss=F.mse_loss)
 
 
-def test_a_loss_of_the_tasks_own():
+def test_a_loss_of_the_task_is_used():
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
     squared = lambda outputs, targets: ((outputs - F.one_hot(targets, 4)) ** 2).mean()  # noqa: E731
     assert_same_as_one_by_one(MODELS["linear"], examples(), plans, SGD, loss=squared)
 
 
-def test_targets_that_cross_entropy_leaves_out():
+def test_targets_that_cross_entropy_ignores_are_ignored():
     data = examples()
     data.targets[::3] = -100
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
@@ -183,7 +183,7 @@ def test_targets_that_cross_entropy_leaves_out():
     "model, method",
     [("linear", "layered"), ("convolution", "mapped"), ("tied, frozen, unused", "mapped")],
 )
-def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, method, options):
+def test_a_batch_with_only_ignored_targets_has_no_gradient(model, method, options):
     make, data, sgd = MODELS[model], examples(), dataclasses.replace(SGD, **options)
     data.targets[80:88] = -100
     plans = [
@@ -199,13 +199,13 @@ def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, method, o
     torch.testing.assert_close(losses, expected_losses, equal_nan=True)
 
 
-def test_targets_that_are_probabilities():
+def test_targets_can_be_probabilities():
     data = Data(examples().inputs, torch.rand(90, 4).softmax(1))
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
     assert_same_as_one_by_one(MODELS["linear"], data, plans, SGD)
 
 
-def test_a_default_precision_that_a_task_sets_changes_no_vector():
+def test_updates_are_float32_for_any_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         task, model, layout, start = parts(MODELS["mlp"])
@@ -219,7 +219,7 @@ def test_a_default_precision_that_a_task_sets_changes_no_vector():
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_client_that_diverges_does_not_touch_the_others():
+def test_a_client_that_diverges_does_not_affect_the_others():
     data = examples()
     data.inputs[:30] = torch.inf
     task, model, layout, start = parts(MODELS["mlp"])
@@ -232,7 +232,7 @@ def test_a_client_that_diverges_does_not_touch_the_others():
     )
 
 
-MINDED = {  # model, asked on the CPU → engine
+MINDED = {  # model, engine requested on the CPU → chosen engine
     "linear": (lambda: nn.Linear(784, 10), "auto", "batched"),
     "mlp": (
         lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
@@ -259,12 +259,12 @@ MINDED = {  # model, asked on the CPU → engine
 
 
 @for_each("make, asked, engine", MINDED.values(), ids=MINDED)
-def test_the_engine_follows_from_the_model(make, asked, engine):
+def test_the_engine_is_chosen_by_the_model(make, asked, engine):
     chosen, at_once = choose_engine(make(), "cpu", asked)
     assert chosen == engine and (at_once == 1 if engine == "serial" else at_once >= 2)
 
 
-def test_larger_models_and_batches_are_trained_fewer_at_once():
+def test_fewer_clients_of_larger_models_and_batches_are_trained_at_once():
     assert choose_engine(nn.Linear(100, 10), "cpu")[1] > choose_engine(nn.Linear(784, 10), "cpu")[1]
     assert (
         choose_engine(nn.Linear(784, 10), "cpu", batch_size=5)[1]
@@ -283,7 +283,7 @@ def test_larger_models_and_batches_are_trained_fewer_at_once():
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_asking_for_what_cannot_be_names_the_flag(layer):
+def test_the_error_for_a_model_that_cannot_be_batched_names_the_flag(layer):
     with pytest.raises(ConfigError, match=f"{type(layer).__name__}.*--engine serial"):
         choose_engine(nn.Sequential(nn.Linear(12, 12), layer), "cpu", "batched")
 
@@ -298,7 +298,7 @@ def test_asking_for_what_cannot_be_names_the_flag(layer):
     ],
     ids=["branch", "item", "random", "buffer"],
 )
-def test_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):
+def test_the_error_for_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):
     class Own(nn.Linear):
         def __init__(self, *sizes):
             super().__init__(*sizes)
@@ -308,13 +308,15 @@ def test_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):
             return forward(self, super().forward(x))
 
     task, model, layout, start = parts(lambda: Own(12, 4))
-    with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):
+    with pytest.raises(
+        ConfigError, match="'small' cannot be trained by the batched engine.*--engine serial"
+    ):
         BatchedEngine(task, model, layout, "cpu").train(
             start, examples(), [[np.arange(5)]] * 2, SGD
         )
 
 
-def test_other_errors_of_the_model_stay_what_they_are():
+def test_other_errors_of_the_model_are_raised_unchanged():
     task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(13, 4), nn.LayerNorm(4)))
     with pytest.raises(RuntimeError, match="size"):
         BatchedEngine(task, model, layout, "cpu").train(

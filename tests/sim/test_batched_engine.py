@@ -1,4 +1,4 @@
-"""The batched engine beside the serial one: models in every batched form, lower precision, memory that is not enough."""
+"""The batched engine compared with the serial one: models of every batched form, low precision, and too little memory."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def tied_and_frozen() -> nn.Module:
 
 
 class Own(nn.Module):
-    """A forward pass of its own around a layer."""
+    """A module with its own forward pass around a layer."""
 
     def __init__(self, forward):
         super().__init__()
@@ -98,7 +98,7 @@ def parts(make, data, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]
 
 
 def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
-    """Those of clients with 12 examples, but for the last one with 3."""
+    """Return the batches of clients with 12 examples each, except the last one, which has 3."""
     shards = [np.arange(12) + 9 * who for who in range(clients - 1)] + [np.arange(3) + 57]
     return [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
 
@@ -120,7 +120,7 @@ def assert_close(found, expected, tolerance=1e-4):
 
 
 @for_each("make, method", MODELS.values(), ids=MODELS)
-def test_every_way_gives_what_one_client_after_the_other_gives(make, method):
+def test_every_batched_form_equals_the_serial_engine(make, method):
     data, sgd = images(), replace(SGD, momentum=0.5, clip=1.0)
     plans = planned(sgd, 4)
     task, model, layout, start = parts(make, data)
@@ -130,14 +130,14 @@ def test_every_way_gives_what_one_client_after_the_other_gives(make, method):
 
 
 @for_each("at_once", [1, 2, 3, 7])
-def test_any_batch_of_clients(at_once):
+def test_updates_do_not_depend_on_the_number_of_clients_at_once(at_once):
     data, plans = images(), planned(SGD, 6)
     task, model, layout, start = parts(network, data)
     engine = BatchedEngine(task, model, layout, "cpu", at_once)
     assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD))
 
 
-def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
+def test_a_loss_of_the_task_and_probabilities_as_targets_are_trained():
     data = Data(images().inputs, torch.rand(60, 4).softmax(1))
     plans, squared = (
         planned(SGD, 3),
@@ -152,7 +152,7 @@ def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
 
 
 @for_each("make", [network, dense, lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4))])
-def test_bfloat16_is_for_the_passes_alone(make):
+def test_bfloat16_is_used_only_in_forward_and_backward_passes(make):
     data, plans = images(), planned(SGD, 3)
     task, model, layout, start = parts(make, data)
     updates, losses = BatchedEngine(task, model, layout, "cpu").train(
@@ -167,7 +167,7 @@ def test_bfloat16_is_for_the_passes_alone(make):
     assert ((losses - exact_losses).abs() < 0.05 * exact_losses).all()
 
 
-def test_the_model_itself_is_not_trained():
+def test_training_changes_neither_the_model_nor_the_start_weights():
     data = images()
     task, model, layout, start = parts(network, data)
     engine, given = BatchedEngine(task, model, layout, "cpu"), start.clone()
@@ -179,11 +179,11 @@ def test_the_model_itself_is_not_trained():
     )
 
 
-# Memory: an allocator with a limit in the place of the step's first operation; all else is the engine's own.
+# Memory: a limit in place of the first operation of a step. All other code is that of the engine.
 
 
 def limited(monkeypatch, most: int, tell: Exception) -> list[int]:
-    """From now on steps of more than `most` clients find no memory. Returns how many were trained together, as it goes on."""
+    """Let steps of more than `most` clients run out of memory. Return a list that collects the number of clients of each step."""
     sizes, gradients = [], BatchedEngine._gradients
 
     def bounded(self, parameters, data, batch, sgd):
@@ -205,7 +205,7 @@ def limited(monkeypatch, most: int, tell: Exception) -> list[int]:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_memory_that_is_not_enough_halves_the_batch_and_is_remembered(monkeypatch, error):
+def test_too_little_memory_halves_the_number_of_clients_from_then_on(monkeypatch, error):
     sizes, said = limited(monkeypatch, 3, error), []
     sgd, data = replace(SGD, momentum=0.9, keep_momentum=True), images()
     plans = planned(sgd, 6)[:5] * 3
@@ -227,7 +227,7 @@ def test_memory_that_is_not_enough_halves_the_batch_and_is_remembered(monkeypatc
     assert len(said) == 1
 
 
-def test_memory_that_runs_out_in_a_later_batch(monkeypatch):
+def test_memory_may_run_out_in_a_later_step(monkeypatch):
     data, plans = images(), planned(SGD, 6)
     task, model, layout, start = parts(network, data)
     engine, passed, gradients = (
@@ -248,7 +248,7 @@ def test_memory_that_runs_out_in_a_later_batch(monkeypatch):
     assert_close(found, one_by_one(network, data, plans, SGD))
 
 
-def test_one_client_that_does_not_fit_is_a_sentence(monkeypatch):
+def test_an_error_says_that_one_client_does_not_fit_into_memory(monkeypatch):
     limited(monkeypatch, 0, torch.OutOfMemoryError())
     task, model, layout, start = parts(network, images())
     with pytest.raises(
@@ -257,7 +257,7 @@ def test_one_client_that_does_not_fit_is_a_sentence(monkeypatch):
         BatchedEngine(task, model, layout, "cpu").train(start, images(), planned(SGD, 4), SGD)
 
 
-def test_other_errors_are_not_taken_for_memory(monkeypatch):
+def test_other_errors_are_not_treated_as_out_of_memory(monkeypatch):
     limited(monkeypatch, 2, RuntimeError("the model's own"))
     said = []
     task, model, layout, start = parts(Tied, Data(torch.randn(60, 12), torch.randint(0, 4, (60,))))
@@ -267,16 +267,18 @@ def test_other_errors_are_not_taken_for_memory(monkeypatch):
     assert not said and engine.at_once == 0
 
 
-def test_a_model_that_nothing_batches_names_the_flag():
+def test_the_error_for_a_model_that_cannot_be_batched_names_the_flag():
     data = images()
     task, model, layout, start = parts(
         lambda: Own(lambda layer, x: flattened(layer, x) * x.max().item()), data
     )
-    with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):
+    with pytest.raises(
+        ConfigError, match="'small' cannot be trained by the batched engine.*--engine serial"
+    ):
         BatchedEngine(task, model, layout, "cpu").train(start, data, planned(SGD, 3), SGD)
 
 
-def test_a_chain_of_bfloat16_layers():
+def test_bfloat16_models_are_trained():
     data = Data(images().inputs.bfloat16(), images().targets)
 
     def make():

@@ -1,4 +1,4 @@
-"""Layers in their batched form: outputs and gradients beside those of torch.nn, client by client."""
+"""Layers in their batched form: outputs and gradients equal those of torch.nn for each client."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def task_of(model: nn.Module) -> Task:
 
 
 @for_each("make, shape", CASES.values(), ids=CASES)
-def test_a_stack_gives_what_each_client_gives(make, shape):
+def test_the_results_of_a_stack_equal_those_of_each_client(make, shape):
     model = make()
     gradients = layered_gradients(task_of(model), model)
     drawn = torch.Generator().manual_seed(2)

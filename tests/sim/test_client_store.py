@@ -47,7 +47,7 @@ CODECS = (
     "sketch",
     "topk:density=1/10",
 )
-NOWHERE = Placement(FILE, 0.0)  # only those who are at work are in memory
+NOWHERE = Placement(FILE, 0.0)  # only the clients in training are in memory
 PHASES = {
     "sketched": [
         Context(phase=SKETCH),
@@ -60,7 +60,7 @@ PHASES = {
 
 
 def made(name: str) -> Memory:
-    """A memory with the first codec that suits it."""
+    """Return the memory with the first codec that it accepts."""
     for spec in CODECS:
         try:
             return memory(name, codec(spec), NUMEL, layout_of(NUMEL))
@@ -76,7 +76,7 @@ def bounded(folder: Path, home: Placement = NOWHERE, name: str = "residual") -> 
 
 
 def worked(store: ClientStore, client: int, round: int) -> list[bytes | None]:
-    """What a client sends in a round, after the news of the round before; in every fourth round it was not accepted."""
+    """Return the frames of a client in a round. First settle its previous proposal, which every fourth time was not accepted."""
     state, own = store.at(client), 1000 * client + round
     if state.memory.pending is not None:
         if (client + round) % 4:
@@ -114,8 +114,8 @@ def same(a: dict, b: dict) -> bool:
 
 
 @pytest.mark.parametrize("name", available_memories())
-def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
-    """Each other memory as if clients were trained on a device of its own."""
+def test_every_memory_has_the_same_bits_in_memory_and_in_the_checkpoint(tmp_path, name):
+    """Every second memory is tested with a separate training device."""
     training_device = torch.device("cpu") if list(available_memories()).index(name) % 2 else None
     here, away = (
         ClientStore(lambda: made(name), "v0"),
@@ -125,7 +125,7 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
         np.random.default_rng(round).choice(9, 3, replace=False).tolist() for round in range(10)
     ]
     for round, cohort in enumerate(cohorts):
-        for client in cohort:  # each in a piece of its own
+        for client in cohort:  # each client in its own call
             for store in (here, away):
                 store.ensure_loaded([client])
             assert worked(here, client, round) == worked(away, client, round)
@@ -140,11 +140,11 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
 
 @pytest.fixture
 def in_files(monkeypatch):
-    """Every vector has a file of its own, as those of 262,144 elements and more have."""
+    """Store every vector in its own file, as vectors of at least 262,144 elements are."""
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
 
 
-def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_twice(
+def test_without_memory_only_training_clients_are_loaded_and_vectors_are_written_once(
     tmp_path, in_files, monkeypatch
 ):
     written, save_file = [], checkpoint.save_file
@@ -163,12 +163,12 @@ def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_tw
                 worked(store, client, round)
             store.mark_changed(piece)
         store.checkpoint.save(*store.take_changes())
-    vectors = 3 * (6 + 3)  # six clients, three of whom have a momentum
+    vectors = 3 * (6 + 3)  # six clients, three of which have a momentum
     assert sum(written) == vectors
     store.checkpoint.close()
 
 
-def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(tmp_path):
+def test_the_budget_holds_in_a_first_round_of_all_clients_and_after_a_restart(tmp_path):
     home = Placement(FILE, 10 * (4 * 2 * NUMEL + 4096), None, 4 * 2 * NUMEL)
     store = bounded(tmp_path, home)
     for first in range(0, 40, 2):
@@ -187,7 +187,7 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
     store.checkpoint.close()
 
 
-def test_a_client_whose_file_is_damaged_cannot_be_read(tmp_path, monkeypatch):
+def test_a_damaged_file_of_a_client_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
     store = bounded(tmp_path, Placement(FILE, 1e9))
     store.ensure_loaded([7])
@@ -226,7 +226,7 @@ def no_room(monkeypatch):
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_a_run_is_the_same_wherever_its_clients_rest(tmp_path, no_room, variant):
+def test_a_run_does_not_depend_on_the_placement_of_its_clients(tmp_path, no_room, variant):
     config = replace(PIECES, **variant, checkpoint_every=3)
     simulate(replace(config, out=out(tmp_path, "host"), residuals="host"))
     simulate(replace(config, out=out(tmp_path, "file"), residuals="file"))
@@ -234,7 +234,7 @@ def test_a_run_is_the_same_wherever_its_clients_rest(tmp_path, no_room, variant)
     assert rounds_of(out(tmp_path, "host")) == rounds_of(out(tmp_path, "file"))
 
 
-def test_the_home_is_recorded_and_said_where_it_is_not_memory(tmp_path, no_room):
+def test_the_placement_is_recorded_and_shown_if_it_is_the_disk(tmp_path, no_room):
     for home in ("host", "file"):
         watched = Records()
         simulate(replace(PIECES, out=out(tmp_path, home), residuals=home), watched)
@@ -243,7 +243,7 @@ def test_the_home_is_recorded_and_said_where_it_is_not_memory(tmp_path, no_room)
 
 
 @pytest.mark.parametrize("stop", [StopsAt(4, 1), StopsAt(4, 5), StopsAt(5)])
-def test_a_run_that_is_stopped_may_go_on_with_another_home(tmp_path, no_room, stop):
+def test_a_stopped_run_can_continue_with_another_placement(tmp_path, no_room, stop):
     config = replace(PIECES, checkpoint_every=3)
     simulate(replace(config, out=out(tmp_path, "whole")))
     for first, then in (("file", "host"), ("host", "file")):
@@ -256,7 +256,7 @@ def test_a_run_that_is_stopped_may_go_on_with_another_home(tmp_path, no_room, st
 
 
 @pytest.mark.parametrize("call", [6, 9, 14])
-def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(
+def test_a_run_that_a_full_disk_ended_can_be_resumed(
     tmp_path, no_room, in_files, monkeypatch, call
 ):
     config = replace(PIECES, checkpoint_every=4, residuals="file")
@@ -280,14 +280,14 @@ def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(
 
 
 @pytest.mark.slow
-def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
+def test_a_run_killed_while_it_writes_files_can_be_resumed(
     tmp_path, no_room, in_files, monkeypatch
 ):
     config = replace(PIECES, checkpoint_every=3, residuals="file", out=out(tmp_path, "whole"))
     left, calls, save_file = [], [], checkpoint.save_file
 
     def copied(tensors, path):
-        """A kill leaves the files as they are: here, with half of a file that is being written."""
+        """Save a file, and copy the folder as a kill would leave it: with a truncated file."""
         calls.append(path)
         save_file(tensors, path)
         if len(calls) % 12 == 2:
@@ -317,7 +317,7 @@ simulate(RunConfig(task={task!r}, clients=12, participation=0.5, rounds=300, loc
 
 @pytest.mark.deploy
 @pytest.mark.timeout(300)
-def test_a_process_whose_clients_are_on_the_disk_is_killed_and_its_run_goes_on(tmp_path, no_room):
+def test_a_killed_run_with_clients_on_disk_can_be_resumed(tmp_path, no_room):
     config = replace(PIECES, rounds=60, eval_every=50, checkpoint_every=3, residuals="file")
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
@@ -336,7 +336,7 @@ def test_a_process_whose_clients_are_on_the_disk_is_killed_and_its_run_goes_on(t
     assert rounds_of(str(folder)) == rounds_of(out(tmp_path, "whole"))
 
 
-def test_a_file_that_may_not_grow_is_a_sentence_and_an_exit_status(tmp_path):
+def test_a_file_size_limit_gives_one_error_line_and_an_exit_status(tmp_path):
     config = replace(
         TINY,
         task=f"{TASKS}:wide",
@@ -390,8 +390,8 @@ simulate(RunConfig(clients=260, participation=1.0, rounds=1, local_steps=1, batc
 
 @pytest.mark.deploy
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_a_cohort_is_not_in_memory_as_a_whole(tmp_path):
-    """What 160 clients keep would be 71 MB. It is on the disk."""
+def test_a_large_cohort_is_not_completely_in_memory(tmp_path):
+    """The vectors of 160 clients would take 71 MB. They are on disk."""
     said = tmp_path / "said"
     program = COHORT.format(folder=str(tmp_path / "run"), said=str(said))
     process = FORKS.Process(target=exec, args=(program, {}))
@@ -401,12 +401,12 @@ def test_a_cohort_is_not_in_memory_as_a_whole(tmp_path):
     assert process.exitcode == 0 and 1024 * (late - early) < 25e6
 
 
-# Homes.
+# Placement.
 
 CPU = torch.device("cpu")
 
 
-def test_the_home_is_chosen_from_what_is_free(monkeypatch):
+def test_the_placement_is_chosen_by_the_free_memory(monkeypatch):
     monkeypatch.setattr(placement, "free_memory", lambda: 20 * 10**9)
     assert choose_placement("auto", CPU, 1000, 4 * 10**6) == replace(
         IN_MEMORY, client_bytes=4 * 10**6
@@ -420,7 +420,7 @@ def test_the_home_is_chosen_from_what_is_free(monkeypatch):
         choose_placement("host", CPU, 10_000, 4 * 10**6)
 
 
-def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_are_at_work(
+def test_clients_stay_on_the_gpu_if_they_fit_and_else_move_there_for_training(
     monkeypatch,
 ):
     cuda = torch.device("cuda:0")
@@ -441,7 +441,7 @@ def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_a
         choose_placement("device", cuda, 10_000, 4 * 10**6)
 
 
-def test_a_control_group_bounds_what_is_free(monkeypatch, tmp_path):
+def test_a_control_group_limits_the_free_memory(monkeypatch, tmp_path):
     unbounded = free_memory()
     (tmp_path / "memory.max").write_text("5000000\n")
     (tmp_path / "memory.current").write_text("4000000\n")

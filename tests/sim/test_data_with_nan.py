@@ -1,4 +1,4 @@
-"""NaN in the training data is reported as such, not as a learning rate that is too large."""
+"""NaN in the training data is reported as the cause, instead of a learning rate that is too large."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from fedcomp.tasks import Task
 
 
 def task(bad: slice) -> Task:
-    """400 examples, those of the slice with NaN in one of four inputs, and clean test data."""
+    """Return a task with 400 examples, of which those in the slice have NaN in one of four inputs. The test data have no NaN."""
     inputs = torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
     targets = (inputs[:, 1] > 0).long()
     spoiled = inputs.clone()

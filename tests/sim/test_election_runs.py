@@ -1,4 +1,4 @@
-"""Elections give the same model with Byzantine clients as without, and say so where that cannot be guaranteed."""
+"""Elections give the same model with Byzantine clients as without, and report rounds in which that cannot be guaranteed."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ VOTING = replace(
     rounds=3,
     local_steps=1,
     batch_size=1,
-)  # one example of one class: partitions that disagree
+)  # one example of one class per client, so that partitions disagree
 ATTACKS = [
     "inverted:{b}",
     "random-sign:{b}",
@@ -54,7 +54,7 @@ def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "b"), [(5, 2), (9, 3)])
-def test_byzantine_clients_change_not_a_bit_of_the_model(tmp_path, n, b):
+def test_byzantine_clients_do_not_change_the_model(tmp_path, n, b):
     config = replace(VOTING, clients=n, strategy=f"election:byzantine={b}")
     honest = model(tmp_path, "honest", config)
     for attack in (
@@ -66,7 +66,7 @@ def test_byzantine_clients_change_not_a_bit_of_the_model(tmp_path, n, b):
 
 
 @pytest.mark.slow
-def test_nor_where_there_is_something_to_learn(tmp_path):
+def test_byzantine_clients_do_not_change_a_model_that_learns_digits(tmp_path):
     config = replace(
         VOTING,
         task="digits",
@@ -87,7 +87,7 @@ def test_nor_where_there_is_something_to_learn(tmp_path):
     assert simulate(byzantine).accuracy < honest.accuracy
 
 
-def test_byzantine_clients_would_win_the_plain_vote(tmp_path):
+def test_the_same_byzantine_clients_change_an_ordinary_vote(tmp_path):
     """Without the code, the same Byzantine clients and partitions decide the vote."""
     for strategy in (
         "election:code=uncoded,byzantine=2",
@@ -100,8 +100,8 @@ def test_byzantine_clients_would_win_the_plain_vote(tmp_path):
         )
 
 
-def test_without_byzantine_clients_every_form_is_the_vote_of_all_ballots(tmp_path):
-    """One example of its own a client: with the deterministic code, ballot passing ends as the plain vote does."""
+def test_without_byzantine_clients_ballot_elections_equal_the_ordinary_vote(tmp_path):
+    """Each client has one example. Forwarded ballots give the same model as the strategy `vote`."""
     plain = model(tmp_path, "vote", VOTING, strategy="vote")
     assert model(tmp_path, "passed", VOTING, strategy="election:byzantine=2,form=ballots") == plain
     assert (
@@ -113,20 +113,20 @@ def test_without_byzantine_clients_every_form_is_the_vote_of_all_ballots(tmp_pat
 
 
 @pytest.mark.parametrize("seats", [3, 5])
-def test_a_cohort_larger_than_the_code_is_seated(tmp_path, seats):
+def test_a_cohort_larger_than_the_number_of_seats_shares_them(tmp_path, seats):
     config = replace(VOTING, clients=11, strategy=f"election:byzantine=1,seats={seats},f=2")
     honest = model(tmp_path, "honest", config)
     for attack in ("inverted:2", "code-aware:2", "malformed:1+constant:1"):
         assert model(tmp_path, attack, config, attack=attack) == honest
 
 
-def test_absent_voters_are_borne_as_far_as_the_rule_goes(tmp_path):
+def test_tolerated_absent_voters_do_not_change_the_model(tmp_path):
     config = replace(VOTING, strategy="election:byzantine=2,f=1")
     honest = model(tmp_path, "honest", config)
     assert model(tmp_path, "borne", config, attack="inverted:1+abstention:2") == honest
 
 
-def test_a_round_with_too_many_absent_fails_and_says_so_once(tmp_path):
+def test_rounds_with_too_many_absent_voters_fail_with_one_warning(tmp_path):
     config = replace(
         VOTING, strategy="election:byzantine=2,f=1", attack="abstention:3", out=out(tmp_path, "run")
     )
@@ -142,11 +142,11 @@ def test_a_round_with_too_many_absent_fails_and_says_so_once(tmp_path):
         assert line["accepted"] == 0 and line["rejected"] == 9
         assert {r["stage"] for r in line["rejections"]} == {"reply", "aggregate"}
     assert summary.client_updates == 0 and summary.downlink_bytes < 3 * 9 * 100, (
-        "nothing but rows went down"
+        "clients downloaded only rows"
     )
 
 
-def test_rounds_fail_one_by_one_and_the_others_go_on(tmp_path):
+def test_only_rounds_with_too_many_absent_voters_fail(tmp_path):
     config = replace(
         VOTING,
         rounds=8,
@@ -161,8 +161,8 @@ def test_rounds_fail_one_by_one_and_the_others_go_on(tmp_path):
     )
 
 
-def test_frames_that_are_none_count_as_one_byzantine_client_each(tmp_path):
-    """Four of nine: as absent ones they would end every round, being among the four that the code bears they do not."""
+def test_an_invalid_frame_counts_as_one_byzantine_client(tmp_path):
+    """Four of nine clients are Byzantine, three of them with invalid frames. If these also counted as absent, every round would fail."""
     config = replace(
         VOTING,
         strategy="election:byzantine=4",
@@ -173,7 +173,7 @@ def test_frames_that_are_none_count_as_one_byzantine_client_each(tmp_path):
     assert model_bytes(config.out) == model(tmp_path, "honest", replace(config, attack=None))
 
 
-def test_more_proven_byzantine_clients_than_were_reckoned_with_are_told(tmp_path):
+def test_more_proven_byzantine_clients_than_f_are_reported(tmp_path):
     config = replace(
         VOTING, strategy="election:byzantine=3,f=1", attack="malformed:2", out=out(tmp_path, "run")
     )
@@ -189,7 +189,7 @@ def test_the_header_of_a_run_has_the_notice(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["data", "ballots"])
-def test_low_margin_byzantine_clients_turn_what_is_thin_unless_the_code_stands(tmp_path, form):
+def test_low_margin_attacks_change_the_model_only_with_form_ballots(tmp_path, form):
     config = replace(VOTING, clients=5, strategy=f"election:byzantine=2,form={form}")
     same = model(tmp_path, "honest", config) == model(
         tmp_path, "lied", config, attack="low-margin:2"
@@ -212,14 +212,14 @@ def test_byzantine_clients_are_suspected(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["election:byzantine=1", "election:byzantine=3,form=ballots"])
-def test_who_is_honest_is_not_suspected_for_a_seat_of_few_partitions(tmp_path, strategy):
+def test_honest_voters_on_few_partitions_are_not_suspected(tmp_path, strategy):
     seen = Records()
     simulate(
         replace(VOTING, clients=15, strategy=strategy, rounds=6, out=out(tmp_path, "run")), seen
     )
     judged = [record.suspicion for record in seen.records]
     assert [suspects(record) for record in seen.records] == [""] * 6
-    assert 7 < len(judged[0]) < 15 and len(judged[-1]) == 15  # seats change hands
+    assert 7 < len(judged[0]) < 15 and len(judged[-1]) == 15  # seats are drawn again in each round
 
 
 @pytest.mark.parametrize(
@@ -231,12 +231,12 @@ def test_who_is_honest_is_not_suspected_for_a_seat_of_few_partitions(tmp_path, s
         ("election:byzantine=2,f=0", "abstention:6,share=0.4", (2, None)),
     ],
 )
-def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, strategy, attack, at):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, strategy, attack, at):
     config = replace(VOTING, rounds=5, strategy=strategy, attack=attack)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*at))
 
 
-def test_an_example_that_is_no_number_makes_coins_of_one_partition_and_no_more(tmp_path):
+def test_nan_in_an_example_randomizes_only_the_ballot_of_its_partition(tmp_path):
     task = VOTING.task.replace(":task", ":one_is_nan")
     config = replace(
         VOTING,
@@ -251,8 +251,8 @@ def test_an_example_that_is_no_number_makes_coins_of_one_partition_and_no_more(t
     assert summary.client_updates == 6 * 9 and summary.accuracy > 0.8 and not summary.rejections
 
 
-def test_who_fails_on_an_example_is_absent(tmp_path):
-    """One of nine partitions cannot be trained on, and who counts it cannot vote: the run goes on and says why nothing moves."""
+def test_voters_that_cannot_train_a_partition_are_absent(tmp_path):
+    """Training on one of nine partitions fails, so its voters cannot vote. The run continues and says why the model does not move."""
     task = VOTING.task.replace(":task", ":one_raises")
     config = replace(
         VOTING,
@@ -267,7 +267,7 @@ def test_who_fails_on_an_example_is_absent(tmp_path):
     assert any("a sensor reports nonsense" in r.reason for r in summary.rejections)
 
 
-def test_momentum_that_is_kept_is_refused(tmp_path):
+def test_keep_momentum_is_refused(tmp_path):
     with pytest.raises(UserError, match="leave --keep-momentum out"):
         simulate(
             replace(
@@ -280,8 +280,8 @@ def test_momentum_that_is_kept_is_refused(tmp_path):
         )
 
 
-def test_training_that_fails_everywhere_moves_nothing_and_is_told(tmp_path):
-    """Votes of nothing but coins would walk the model about, and no line would say so."""
+def test_training_that_fails_on_all_partitions_does_not_move_the_model(tmp_path):
+    """Votes of only random signs would move the model at random, without a warning."""
     config = replace(VOTING, rounds=2, strategy="election:byzantine=2", lr=1e30, local_steps=4)
     summary = simulate(replace(config, out=out(tmp_path, "run")))
     assert summary.client_updates == 0

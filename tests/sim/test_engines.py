@@ -1,4 +1,4 @@
-"""Engines that train in this process do what training.engine.Engine promises; which one it is follows from model and device."""
+"""Engines that train in this process fulfil the interface of training.engine.Engine. Model and device determine the chosen engine."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ def jobs(start: torch.Tensor) -> list[Job]:
     ]
 
 
-def test_both_give_updates_losses_and_traces():
+def test_both_engines_return_equal_updates_losses_and_traces():
     one_by_one, together, start = engines()
     found = []
     for engine in (one_by_one, together):
@@ -77,7 +77,7 @@ def test_both_give_updates_losses_and_traces():
         torch.testing.assert_close(a, b)
 
 
-def test_a_client_that_fails_fails_alone():
+def test_an_error_of_a_client_does_not_affect_the_others():
     one_by_one, together, start = engines(loss=nn.CrossEntropyLoss())
     for engine in (one_by_one, together):
         mine = jobs(start)
@@ -95,7 +95,7 @@ def test_a_client_that_fails_fails_alone():
 
 
 @for_each("engine", ["serial", "batched"])
-def test_bfloat16_is_close_to_float32_and_not_it(engine):
+def test_bfloat16_is_close_but_not_equal_to_float32(engine):
     one_by_one, together, start = engines()
     mine = one_by_one if engine == "serial" else together
     fine, _ = mine.train(start, examples(), jobs(start), SGD, seed=0)
@@ -108,7 +108,7 @@ def test_bfloat16_is_close_to_float32_and_not_it(engine):
     assert 0 < (coarse - fine).norm() < 0.02 * fine.norm()
 
 
-CHOICES = {  # model, asked for, threads → engine, clients at once (None: by another rule)
+CHOICES = {  # model, requested engine, threads → engine, clients at once (None: not checked)
     "convolution on two cores": (lambda: nn.Conv2d(3, 4, 3), "auto", 2, ("processes", 2)),
     "convolution on one core": (lambda: nn.Conv2d(3, 4, 3), "auto", 1, ("serial", 1)),
     "linear": (lambda: nn.Linear(784, 10), "auto", 2, ("batched", None)),
@@ -128,7 +128,7 @@ def chosen(config: RunConfig, model: nn.Module, device: torch.device) -> EngineC
 
 
 @pytest.mark.parametrize(("make", "asked", "threads", "expected"), CHOICES.values(), ids=CHOICES)
-def test_the_engine_follows_from_model_and_device(monkeypatch, make, asked, threads, expected):
+def test_the_engine_is_chosen_by_model_and_device(monkeypatch, make, asked, threads, expected):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     machine = chosen(RunConfig(engine=asked), make(), CPU)
     assert (machine.engine, expected[1] and machine.at_once) == expected
@@ -153,7 +153,7 @@ def test_the_reason_for_an_engine(model, options, reason):
     assert engine_reason(RunConfig(**options), task, examples(), model, CPU) == reason
 
 
-def test_what_cannot_be_names_the_flag():
+def test_errors_for_unsuitable_options_name_the_flag():
     with pytest.raises(ConfigError, match="--engine processes.*--device cpu"):
         chosen(RunConfig(engine="processes"), nn.Linear(2, 2), torch.device("cuda"))
     with pytest.raises(ConfigError, match="--cohort-batch"):

@@ -1,4 +1,4 @@
-"""Clients evaluate the model that they receive on data of their own, and report metrics, which the run folder keeps."""
+"""Clients evaluate the received model on their own data and report metrics, which are stored in the run folder."""
 
 import json
 import re
@@ -172,14 +172,14 @@ def test_a_resumed_run_has_the_same_metrics(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.parametrize("name", ["by_client", "own_loop", "own_evaluation"])
-def test_worker_processes_give_the_metrics_of_the_serial_engine(tmp_path, name):
+def test_worker_processes_compute_the_metrics_of_the_serial_engine(tmp_path, name):
     for engine in ("serial", "processes"):
         run(tmp_path / engine, name, evaluate="both", engine=engine)
     assert compared(tmp_path / "processes") == compared(tmp_path / "serial")
     assert compared(tmp_path / "serial")[-1][1]
 
 
-def test_numbers_of_a_train_fn_are_reported_and_its_examples_are_the_weight(tmp_path):
+def test_metrics_of_a_train_fn_are_reported_and_weighted_by_its_examples(tmp_path):
     weighted = run(
         tmp_path / "weighted",
         "own_loop",
@@ -203,7 +203,7 @@ def test_numbers_of_a_train_fn_are_reported_and_its_examples_are_the_weight(tmp_
     assert torch.allclose(moved - uniform, torch.full((2, 3), difference), atol=1e-6)
 
 
-def test_numbers_that_are_not_finite_are_left_out_with_one_warning(tmp_path):
+def test_nonfinite_metrics_are_left_out_with_one_warning(tmp_path):
     def train(model, data, local_round):
         return {"loss": 1.0, "score": float("nan") if local_round.client else 2.0}
 
@@ -282,7 +282,7 @@ def test_an_error_of_the_evaluation_rejects_the_client(tmp_path, fails, reason):
     assert reason in record.rejections[0].reason and record.accepted == 1
 
 
-def test_running_statistics_are_those_of_the_clients_own_examples(tmp_path):
+def test_evaluation_uses_the_clients_own_running_statistics(tmp_path):
     def normalized():
         return nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2))
 
@@ -303,7 +303,7 @@ def test_running_statistics_are_those_of_the_clients_own_examples(tmp_path):
         assert record.by_client[client].metrics["mean"] == pytest.approx(mean, abs=1e-5)
 
 
-def test_a_run_without_client_metrics_writes_what_it_did_before(tmp_path):
+def test_a_run_without_client_metrics_writes_the_same_files_as_before(tmp_path):
     watched = Records()
     simulate(replace(TINY, out=out(tmp_path, "run")), watched)
     assert all(

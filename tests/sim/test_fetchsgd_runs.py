@@ -1,4 +1,4 @@
-"""Runs of FetchSGD: the same interrupted or not, with virtual clients or real ones, through every kind of cell; and they learn."""
+"""Runs of FetchSGD learn, with every type of cell. Interruptions, and real instead of virtual clients, do not change them."""
 
 import sqlite3
 from dataclasses import replace
@@ -44,7 +44,7 @@ STATEFUL = ("subtract", "zero", "int8", "lossy downlink", "kept momentum")
 
 
 @pytest.mark.parametrize("variant", STATEFUL)
-def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, variant):
+def test_a_run_stopped_in_a_round_equals_an_uninterrupted_one(tmp_path, variant):
     config = replace(SKETCHED, **VARIANTS[variant])
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
 
@@ -52,7 +52,7 @@ def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, variant):
 @pytest.mark.parametrize(
     ("error", "stop", "every"), [("subtract", (1, 1), 1), ("zero", (4, None), 4)]
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, error, stop, every):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, error, stop, every):
     config = replace(
         SKETCHED, strategy=f"fetchsgd:density=10%,error={error}", rounds=8, checkpoint_every=every
     )
@@ -60,7 +60,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, error, stop, every)
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
+def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine):
     config = replace(
         SKETCHED,
         partition="iid",
@@ -91,7 +91,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
 
 
 @every_variant
-def test_it_is_learned_without_a_warning(tmp_path, variant):
+def test_the_task_is_learned_without_a_warning(tmp_path, variant):
     watched = Sentences()
     summary = simulate(
         replace(SKETCHED, **variant, rounds=40, eval_every=40, out=out(tmp_path, "run")), watched
@@ -100,7 +100,7 @@ def test_it_is_learned_without_a_warning(tmp_path, variant):
     assert summary.downlink_bytes < summary.dense_downlink_bytes
 
 
-def test_links_and_memories_are_the_strategys_where_they_are_not_given(tmp_path):
+def test_unset_codecs_and_memories_get_the_defaults_of_the_strategy(tmp_path):
     simulate(replace(SKETCHED, uplink=RunConfig.uplink, rounds=1, out=out(tmp_path, "run")))
     stored = read_run(tmp_path / "run")
     assert (stored["uplink"], stored["memory"]) == ("sketch", "none")
@@ -110,7 +110,7 @@ def test_links_and_memories_are_the_strategys_where_they_are_not_given(tmp_path)
     )
 
 
-def test_clients_keep_no_vector_and_the_server_its_two_sketches(tmp_path):
+def test_checkpoints_contain_two_sketches_and_no_vectors_of_clients(tmp_path):
     simulate(replace(SKETCHED, rounds=3, out=out(tmp_path, "run")))
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
         sizes = dict(state.execute("SELECT name, length(data) FROM entry"))
@@ -121,7 +121,7 @@ def test_clients_keep_no_vector_and_the_server_its_two_sketches(tmp_path):
     assert sizes["strategy/momentum"] == sizes["strategy/error"] == 4 * 72
 
 
-def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path):
     with pytest.raises(UserError) as error:
         simulate(replace(SKETCHED, memory="dgc", out=out(tmp_path, "run")))
     assert "leave --memory out, or give none" in str(error.value) and "\n" not in str(error.value)

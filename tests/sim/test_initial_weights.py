@@ -16,7 +16,7 @@ from fedcomp.sim import simulate
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
-    """The file of a model that was trained."""
+    """Return the file of a trained model."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     simulate(replace(TINY, out=str(folder)))
     return folder / "model.safetensors"
@@ -47,7 +47,7 @@ def test_a_resumed_run_does_not_need_the_file(weights, tmp_path):
     assert rounds_of(config.out) == rounds_of(whole.out)
 
 
-def test_weights_of_another_model_are_refused_in_a_sentence(weights, tmp_path):
+def test_weights_of_another_model_are_refused(weights, tmp_path):
     tensors, path = load_file(weights), tmp_path / "start.safetensors"
     name, tensor = next(iter(tensors.items()))
     cases = {
@@ -68,7 +68,7 @@ def test_weights_of_another_model_are_refused_in_a_sentence(weights, tmp_path):
         simulate(replace(TINY, init=str(tmp_path / "gone"), out=out(tmp_path, "run")))
 
 
-def test_the_memory_suits_the_codec_unless_one_is_given(tmp_path):
+def test_auto_chooses_a_memory_that_suits_the_codec(tmp_path):
     for uplink, downlink, given, chosen in [
         ("stc:density=10%", "identity", {}, ("residual", "none")),
         ("qsgd:levels=4", "terngrad", {}, ("none", "none")),

@@ -1,4 +1,4 @@
-"""Runs with each memory of the client alone: the same interrupted or not, with virtual clients or real ones; and residuals that diverge."""
+"""Runs with memories that have state only on clients: interruptions and real clients do not change them, and divergence is reported."""
 
 from dataclasses import dataclass, replace
 
@@ -62,7 +62,7 @@ def assert_stopped_is_whole(tmp_path, config, stop: StopsAt) -> None:
 
 
 @every_variant
-def test_a_run_is_the_same_stopped_in_a_round_or_with_real_clients(tmp_path, variant):
+def test_stops_and_real_clients_do_not_change_a_run(tmp_path, variant):
     config = replace(
         TINY, partition="iid", seed=5, engine="serial", **variant, out=out(tmp_path, "run")
     )
@@ -89,7 +89,7 @@ def test_a_run_is_the_same_stopped_in_a_round_or_with_real_clients(tmp_path, var
 
 
 @pytest.mark.parametrize("variant", ["variance", "momentum masking"])
-def test_what_is_traced_in_a_stack_survives_between_checkpoints(tmp_path, variant):
+def test_traces_of_a_stack_are_restored_between_checkpoints(tmp_path, variant):
     config = replace(
         TINY, **VARIANTS[variant], engine="batched", checkpoint_every=2, out=out(tmp_path, "run")
     )
@@ -98,7 +98,7 @@ def test_what_is_traced_in_a_stack_survives_between_checkpoints(tmp_path, varian
 
 
 @every_variant
-def test_it_is_learned(tmp_path, variant):
+def test_the_task_is_learned(tmp_path, variant):
     watched = Sentences()
     summary = simulate(
         replace(TINY, **variant, rounds=30, eval_every=30, out=out(tmp_path, "run")), watched
@@ -107,7 +107,7 @@ def test_it_is_learned(tmp_path, variant):
     assert summary.uplink_bytes < summary.dense_uplink_bytes
 
 
-def test_what_returns_is_part_of_the_downlink(tmp_path):
+def test_returned_frames_count_as_downlink_bytes(tmp_path):
     for strategy in ("average", "gtopk"):
         simulate(
             replace(
@@ -141,7 +141,7 @@ def test_what_returns_is_part_of_the_downlink(tmp_path):
         ({"keep_momentum": True}, "give --momentum 0.9 as well"),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError) as error:
         simulate(replace(TINY, **change, out=out(tmp_path, "run")))
     assert says in str(error.value) and "\n" not in str(error.value)
@@ -150,7 +150,7 @@ def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, 
 
 @dataclass(frozen=True)
 class Overshooting(TopK):
-    """Says that it contracts, and sends what it sends two and a half times as large as it is."""
+    """A codec that declares a contraction, but multiplies the sent values by 2.5."""
 
     name = "overshooting"
     id = 200
@@ -185,7 +185,7 @@ def test_a_residual_that_grows_without_bound_is_reported_once(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("density", ["1/400", "10%"])
-def test_a_residual_that_only_waits_is_not_reported(tmp_path, density):
+def test_a_large_but_bounded_residual_is_not_reported(tmp_path, density):
     watched = Sentences()
     simulate(
         replace(
@@ -200,7 +200,7 @@ def test_a_residual_that_only_waits_is_not_reported(tmp_path, density):
     assert not watched.warnings
 
 
-def test_after_a_checkpoint_what_was_kept_counts_as_put_in():
+def test_a_residual_restored_from_a_checkpoint_counts_as_input():
     sentences: list[str] = []
     keeper = memory("residual", codec("stc"), 4)
     keeper.load_state_dict({"residual": torch.full((4,), 100.0)})

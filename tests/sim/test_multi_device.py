@@ -1,4 +1,4 @@
-"""Cohorts that are dealt out to several devices; here two engines of their own on the CPU, driven by two threads."""
+"""Cohorts divided among several devices, represented by engines on the CPU with one thread each."""
 
 import threading
 from dataclasses import replace
@@ -48,7 +48,7 @@ def jobs(clients: int, momentum: bool = False) -> list[Job]:
 
 @for_each("clients", [1, 2, 5])
 @for_each("count", [2, 3])
-def test_as_on_one_device(count, clients):
+def test_results_equal_those_of_one_device(count, clients):
     engine, start = several(count, at_once=2)
     data, sgd = images(), replace(SGD, momentum=0.9, keep_momentum=True)
     there, alone = jobs(clients, True), jobs(clients, True)
@@ -64,19 +64,19 @@ def test_as_on_one_device(count, clients):
     engine.close()
 
 
-def test_no_clients_no_updates():
+def test_an_empty_cohort_returns_no_updates():
     engine, start = several(2)
     updates, results = engine.train(start, images(), [], SGD, seed=0)
     assert updates.shape == (0, len(start)) and results == []
     engine.close()
 
 
-def test_a_client_that_fails_is_left_out_of_its_share():
+def test_the_update_of_a_failed_client_is_left_out():
     engine, start = several(2)
     asked = jobs(4)
     asked[1] = asked[1]._replace(
         batches=[batch + 1000 for batch in asked[1].batches]
-    )  # no such examples
+    )  # there are no such examples
     updates, results = engine.train(start, images(), asked, SGD, seed=0)
     assert [isinstance(result, Exception) for result in results] == [
         False,
@@ -87,21 +87,19 @@ def test_a_client_that_fails_is_left_out_of_its_share():
     engine.close()
 
 
-def test_what_is_said_in_threads_is_heard_afterwards(monkeypatch):
+def test_warnings_from_threads_are_passed_on_in_the_callers_thread(monkeypatch):
     limited(monkeypatch, 2, torch.OutOfMemoryError())
     said = []
     engine, start = several(2, lambda sentence: said.append((sentence, threading.get_ident())))
     engine.train(start, images(), jobs(8), SGD, seed=0)
     assert len(said) == 2 and all("too small to train" in sentence for sentence, _ in said)
     assert {thread for _, thread in said} == {threading.get_ident()}
-    assert [each.engine.at_once for each in engine.engines] == [
-        2,
-        1,
-    ]  # 4 with batches of 4; 3 with those, and one with batches of 3
+    # The first engine has 4 clients with batches of 4. The second has 3 of these, and one with batches of 3.
+    assert [each.engine.at_once for each in engine.engines] == [2, 1]
     engine.close()
 
 
-def test_a_mistake_of_the_user_is_raised_here(monkeypatch):
+def test_a_user_error_in_a_thread_is_raised_in_the_callers_thread(monkeypatch):
     limited(monkeypatch, 0, torch.OutOfMemoryError())
     engine, start = several(2)
     with pytest.raises(UserError, match="smaller --batch-size"):
@@ -128,7 +126,7 @@ VARIANTS = {
 
 
 def run_on(monkeypatch, count: int, config: RunConfig, callback=None) -> MultiDevice | None:
-    """A simulation whose --device means `count` CPUs. Returns its engine, if they are several."""
+    """Run a simulation whose --device stands for `count` CPUs. Return its engine if there are several."""
     made, begin = [], MultiDevice.__init__
 
     def noted(self, *given):
@@ -145,7 +143,7 @@ def run_on(monkeypatch, count: int, config: RunConfig, callback=None) -> MultiDe
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeypatch, variant):
+def test_a_run_on_several_devices_equals_one_on_a_single_device(tmp_path, monkeypatch, variant):
     config = replace(TINY, participation=1.0, engine="batched", cohort_batch=2, **VARIANTS[variant])
     one, two = (replace(config, out=out(tmp_path, name)) for name in ("one", "two"))
     simulate(one)
@@ -159,7 +157,7 @@ def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeyp
         )
 
 
-def test_a_run_on_several_devices_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+def test_a_run_on_several_devices_can_be_resumed(tmp_path, monkeypatch):
     config = replace(TINY, engine="batched", cohort_batch=2, out=out(tmp_path, "whole"))
     run_on(monkeypatch, 2, config)
     stopped = replace(config, out=out(tmp_path, "stopped"))
@@ -173,7 +171,7 @@ def test_a_run_on_several_devices_goes_on_where_it_was_stopped(tmp_path, monkeyp
     assert read_run(config.out)["resolved"]["device"].count("cpu") == 2
 
 
-def test_several_devices_are_for_the_batched_engine(tmp_path, monkeypatch):
+def test_several_devices_need_the_batched_engine(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError,
         match="only the batched engine supports several devices, but this run uses serial; give --device cpu",
@@ -183,7 +181,7 @@ def test_several_devices_are_for_the_batched_engine(tmp_path, monkeypatch):
         )
 
 
-def test_what_device_may_say(monkeypatch):
+def test_valid_and_invalid_values_of_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices.parse_devices("cuda:0,cuda:1") == [

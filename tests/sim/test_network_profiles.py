@@ -1,4 +1,4 @@
-"""The virtual network: what a client's line is, how long an exchange takes, who is away, and what a file may say."""
+"""The virtual network: the links of clients, the duration of exchanges, absences, and profiles in files."""
 
 import dataclasses
 import math
@@ -68,17 +68,17 @@ def profiles(clients: int = 4, **changes) -> Profiles:
         ("1/4s", 0.25),
     ],
 )
-def test_times_that_are_read(text, seconds):
+def test_valid_times_are_parsed(text, seconds):
     assert spec.parse_duration(text) == pytest.approx(seconds, rel=1e-15)
 
 
 @for_each("text", ["", "s", "-1s", "1x", "ms", "1e400", "1_0s", "nan"])
-def test_what_is_no_time(text):
+def test_invalid_times_are_refused(text):
     with pytest.raises(ValueError):
         spec.parse_duration(text)
 
 
-def test_a_spec_says_what_it_says():
+def test_a_spec_sets_the_options_of_a_network():
     kind = parse_network(
         "uniform:up=100kB,down=1MB,latency=50ms,step=20ms,absent=5%,stretch=10min,slow=1/10"
     )
@@ -111,7 +111,7 @@ def test_invalid_specs_raise_an_error(text, message):
         parse_network(text)
 
 
-def test_who_has_which_line_depends_on_the_seed_alone():
+def test_drawn_profiles_depend_only_on_seed_and_network():
     kind = parse_network("lognormal:slow=20%")
     assert (
         draw_profiles(kind, 50, 1).fingerprint
@@ -124,7 +124,7 @@ def test_who_has_which_line_depends_on_the_seed_alone():
     )
 
 
-def test_values_of_a_spec_are_medians_and_spread_is_that_of_the_logarithms():
+def test_values_of_a_spec_are_medians_and_spread_is_the_log_deviation():
     found = draw_profiles(
         parse_network("lognormal:up=250kB,down=2MB,latency=40ms,step=10ms,spread=0.5"), 40_000, 3
     )
@@ -132,12 +132,12 @@ def test_values_of_a_spec_are_medians_and_spread_is_that_of_the_logarithms():
         values = getattr(found, name)
         assert statistics.median(values) == pytest.approx(median, rel=0.03)
         assert np.log(values).std() == pytest.approx(0.5, rel=0.03)
-    assert np.allclose(found.down / found.up, 8)  # one line both ways
+    assert np.allclose(found.down / found.up, 8)  # one factor for both directions
     alike = draw_profiles(parse_network("uniform"), 10, 3)
     assert all(len(set(getattr(alike, name))) == 1 for name in COLUMNS)
 
 
-def test_a_share_of_the_clients_is_slow_for_good():
+def test_a_fraction_of_the_clients_is_always_slow():
     found = draw_profiles(parse_network("uniform:step=1s,slow=25%,factor=6"), 4000, 0)
     assert set(found.step) == {1.0, 6.0} and np.mean(found.step == 6.0) == pytest.approx(
         0.25, abs=0.03
@@ -147,13 +147,13 @@ def test_a_share_of_the_clients_is_slow_for_good():
 # Durations.
 
 
-def test_an_exchange_takes_what_the_formula_says():
+def test_the_duration_of_an_exchange_follows_the_formula():
     network = Network(profiles(), seed=0)
     assert network.exchange_s(1, 7, 6000, 3, 500) == 0.5 + 6000 / 4000 + 3 * 0.25 + 500 / 1000 + 0.5
     assert network.exchange_s(1, 7, 0, 0, 0) == 1.0
 
 
-def test_a_client_swings_and_stalls_from_round_to_round():
+def test_step_times_swing_and_stall_from_round_to_round():
     network = Network(profiles(swing=0.5, stall=0.25, factor=10.0, step=1.0), seed=0)
     took = np.array(
         [network.compute_s(client, round, 2) for round in range(200) for client in range(4)]
@@ -174,7 +174,7 @@ def test_a_client_swings_and_stalls_from_round_to_round():
         LocalSGD(epochs=3, batch_size=50),
     ],
 )
-def test_the_steps_that_are_timed_are_those_that_are_made(sgd):
+def test_the_counted_steps_equal_the_planned_batches(sgd):
     shards = [np.arange(n) for n in (5, 12, 1)]
     steps = step_counter(ClientAlgorithm(), sgd, shards)
     for client, shard in enumerate(shards):
@@ -183,7 +183,7 @@ def test_the_steps_that_are_timed_are_those_that_are_made(sgd):
         assert steps(dataclasses.replace(asked, phase="tally")) == 0
 
 
-def test_who_trains_on_several_parts_takes_the_steps_of_all():
+def test_a_client_with_several_partitions_takes_the_steps_of_all():
     class Parts(ClientAlgorithm):
         def partitions(self, assignment):
             return DataPartition(0, (0, 1)), DataPartition(1, (2,))
@@ -254,7 +254,7 @@ def test_first_absence_agrees_with_sampled_times(client, since, length, grace):
 
 @settings(max_examples=30)
 @given(st.floats(0, 1e6))
-def test_nothing_changes_before_the_next_change(time_s):
+def test_no_client_leaves_or_returns_before_the_next_change(time_s):
     absences = AbsenceModel(np.array([0.5, 0.5, 0.0]), np.array([30.0, 11.0, 600.0]), seed=2)
     until = absences.next_change_s(time_s)
     assert time_s < until <= time_s + 11.0 + 1e-6
@@ -262,7 +262,7 @@ def test_nothing_changes_before_the_next_change(time_s):
         assert (absences.absent_at(t) == absences.absent_at(time_s)).all()
 
 
-def test_without_absences_nothing_changes():
+def test_without_absences_there_is_no_next_change():
     absences = AbsenceModel(np.zeros(3), np.full(3, 600.0), seed=0)
     assert absences.next_change_s(5.0) == math.inf and absences.first_absence_s(1, 0.0, 1e9) is None
 
@@ -370,7 +370,7 @@ def test_a_file_that_cannot_be_read_raises_a_config_error(tmp_path):
     )
 
 
-def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path):
+def test_a_byte_order_mark_is_ignored(tmp_path):
     lines = "client,up,down\r\n0,1kB,2kB\r\n"
     assert (
         read_profiles(written(tmp_path, "\ufeff" + lines), 1).fingerprint
@@ -379,7 +379,7 @@ def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path):
 
 
 def test_rates_and_latencies_of_the_named_networks():
-    """Bits a second up and down and seconds one way, as the module's sources give them."""
+    """Bits per second up and down, and seconds one way, as in the sources that the module names."""
     expected = {
         "fixed": (45.74e6, 85.73e6, 0.0105),
         "mobile": (11.22e6, 35.96e6, 0.02),

@@ -1,4 +1,4 @@
-"""Runs on a virtual network: rounds take what their frames take, deadline and quorum leave out who is later, and nothing is lost."""
+"""Runs on a virtual network: frames determine the durations of rounds, deadline and quorum exclude late clients, no update is lost."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def network(tmp_path: Path, *lines: str, names: str = LINES) -> str:
 
 
 def slower(tmp_path: Path, *steps: str) -> str:
-    """Clients alike but for the time of their steps."""
+    """Write a file of clients that differ only in the durations of their steps."""
     return network(
         tmp_path, *(f"{client},10kB,100kB,5ms,{step}" for client, step in enumerate(steps))
     )
@@ -51,7 +51,7 @@ def slower(tmp_path: Path, *steps: str) -> str:
 
 @pytest.fixture
 def outcomes(monkeypatch) -> list[RoundResult]:
-    """Of the rounds of every run in the test."""
+    """Return a list that collects the results of all rounds in the test."""
     kept, closed = [], Timing.on_round_end
     monkeypatch.setattr(
         Timing, "on_round_end", lambda self, outcome: kept.append(outcome) or closed(self, outcome)
@@ -63,10 +63,10 @@ def left_out(outcome: RoundResult, stage: str) -> list[int]:
     return [r.client for r in outcome.rejections if r.stage == stage]
 
 
-# What a round takes.
+# Durations of rounds.
 
 
-def test_a_round_takes_what_its_slowest_client_needs_for_its_real_frames(tmp_path, outcomes):
+def test_a_round_lasts_as_long_as_the_exchange_of_its_slowest_client(tmp_path, outcomes):
     where = network(
         tmp_path, *(f"{i},{70 * (i + 1)},{90 * (i + 2)},{i}ms,{3 * i}ms" for i in range(8))
     )
@@ -98,7 +98,7 @@ def test_a_round_takes_what_its_slowest_client_needs_for_its_real_frames(tmp_pat
     ]
 
 
-def test_phases_of_a_round_add_up_and_only_the_one_that_trains_takes_steps(tmp_path, outcomes):
+def test_durations_of_phases_add_up_and_only_the_training_phase_has_steps(tmp_path, outcomes):
     where = network(tmp_path, *(f"{i},1e15,1e15,{i + 1}s,{10 * i}s" for i in range(8)))
     config = replace(
         TINY,
@@ -114,7 +114,7 @@ def test_phases_of_a_round_add_up_and_only_the_one_that_trains_takes_steps(tmp_p
         assert outcome.simulated_s == pytest.approx(4 * (slowest + 1) + 2 * 10 * slowest)
 
 
-def test_a_network_changes_time_and_nothing_else(tmp_path):
+def test_a_network_changes_only_the_time(tmp_path):
     simulate(replace(TINY, out=out(tmp_path, "without")))
     simulate(replace(TINY, network="mobile:absent=0", out=out(tmp_path, "with")))
     assert model_bytes(out(tmp_path, "with")) == model_bytes(out(tmp_path, "without"))
@@ -127,7 +127,7 @@ def test_a_network_changes_time_and_nothing_else(tmp_path):
 # Deadline and quorum.
 
 
-def test_a_deadline_leaves_out_exactly_those_who_are_later(tmp_path, outcomes):
+def test_a_deadline_excludes_exactly_the_later_clients(tmp_path, outcomes):
     where = slower(tmp_path, "10ms", "900ms", "20ms", "10s", "30ms", "40ms")
     simulate(replace(ALL, network=where, deadline=1.0, rounds=1, out=out(tmp_path, "run")))
     (first,) = outcomes
@@ -142,7 +142,7 @@ def test_a_deadline_leaves_out_exactly_those_who_are_later(tmp_path, outcomes):
     }
 
 
-def test_an_answer_that_comes_with_the_deadline_counts(tmp_path, outcomes):
+def test_an_answer_that_arrives_at_the_deadline_counts(tmp_path, outcomes):
     where = network(
         tmp_path,
         *(
@@ -160,7 +160,7 @@ def test_an_answer_that_comes_with_the_deadline_counts(tmp_path, outcomes):
             out=out(tmp_path, "run"),
         )
     )
-    assert left_out(outcomes[0], "deadline") == [1, 2]  # a frame takes time even on that line
+    assert left_out(outcomes[0], "deadline") == [1, 2]  # a frame takes time even on that link
     outcomes.clear()
     where = network(
         tmp_path,
@@ -176,17 +176,17 @@ def test_an_answer_that_comes_with_the_deadline_counts(tmp_path, outcomes):
     assert left_out(outcomes[1], "deadline") == [2] and outcomes[1].simulated_s == exact
 
 
-def test_who_let_a_deadline_pass_is_drawn_again_when_its_late_answer_has_come(tmp_path, outcomes):
+def test_a_client_that_missed_a_deadline_is_drawn_again_after_its_late_answer(tmp_path, outcomes):
     where = slower(
         tmp_path, "0.3s", "0.3s", "0.3s", "1.2s", "0.3s", "0.3s"
-    )  # two steps: its answers take 2.4 s
+    )  # client 3 takes two steps, so its answers take 2.4 s
     simulate(replace(ALL, network=where, deadline=1.0, rounds=12, out=out(tmp_path, "run")))
     assert left_out(outcomes[0], "deadline") == [3] and outcomes[0].simulated_s == 1.0
     began, now, intervals_s = 0.0, 0.0, []
     for outcome in outcomes:
         if 3 in outcome.cohort:
             assert left_out(outcome, "deadline") == [3]
-            intervals_s.append(now - began)  # since it was asked before
+            intervals_s.append(now - began)  # since its previous assignment
             began = now
         else:
             assert outcome.simulated_s < 1.0
@@ -194,7 +194,7 @@ def test_who_let_a_deadline_pass_is_drawn_again_when_its_late_answer_has_come(tm
     assert len(intervals_s) > 1 and all(2.4 < since < 2.4 + 0.7 for since in intervals_s[1:])
 
 
-def test_a_quorum_takes_the_first_and_ends_with_the_last_of_them(tmp_path, outcomes):
+def test_a_quorum_accepts_the_first_answers_and_ends_with_the_last_of_them(tmp_path, outcomes):
     where = slower(tmp_path, "60ms", "10ms", "50ms", "20ms", "40ms", "30ms")
     simulate(replace(ALL, network=where, quorum=0.5, rounds=1, out=out(tmp_path, "run")))
     (first,) = outcomes
@@ -207,9 +207,7 @@ def test_a_quorum_takes_the_first_and_ends_with_the_last_of_them(tmp_path, outco
 
 
 @pytest.mark.slow
-def test_who_is_at_work_on_an_older_question_begins_the_newest_one_when_that_is_done(
-    tmp_path, outcomes
-):
+def test_a_busy_client_starts_its_newest_assignment_when_it_has_finished(tmp_path, outcomes):
     where = network(
         tmp_path,
         *(
@@ -220,7 +218,7 @@ def test_who_is_at_work_on_an_older_question_begins_the_newest_one_when_that_is_
     simulate(
         replace(ALL, network=where, quorum=5 / 6, rounds=5, local_steps=1, out=out(tmp_path, "run"))
     )
-    # Client 5 is late for the rounds that end at 1 and 2, is done at 2.1 with the first question and begins the one of round 3 then.
+    # Client 5 is late for the rounds that end at 1 s and 2 s. At 2.1 s it finishes its first assignment and starts that of round 3.
     assert [left_out(o, "quorum") for o in outcomes] == [[5]] * 5
     assert [o.simulated_s for o in outcomes] == pytest.approx([1.0] * 5)
     outcomes.clear()
@@ -236,13 +234,13 @@ def test_who_is_at_work_on_an_older_question_begins_the_newest_one_when_that_is_
             ALL, network=where, quorum=5 / 6, rounds=4, local_steps=1, out=out(tmp_path, "late")
         )
     )
-    # Rounds end with client 5 at 1.2; client 4, done at 1.3 with the first one, is later from round to round.
+    # Rounds end with the answer of client 5, after 1.2 s. Client 4 finishes its first assignment at 1.3 s and is later in each round.
     assert [left_out(o, "quorum") for o in outcomes] == [[4]] * 4
 
 
 @pytest.mark.parametrize("uplink", ["stc:density=10%", "qsgd:levels=4,damped=true"])
 @pytest.mark.parametrize("limits", [{"deadline": 1.0}, {"quorum": 0.5}])
-def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
+def test_the_update_of_a_late_client_stays_in_its_memory(
     tmp_path, monkeypatch, outcomes, limits, uplink
 ):
     inputs: dict[int, torch.Tensor] = defaultdict(lambda: 0.0)
@@ -280,7 +278,7 @@ def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
     ("steps", "counts"),
     [(("1ms", "1ms", "1ms", "1ms", "9s"), True), (("9s", "1ms", "1ms", "9s", "9s"), False)],
 )
-def test_the_rule_of_a_code_decides_on_voters_who_are_late(tmp_path, outcomes, steps, counts):
+def test_late_voters_count_as_absent_in_an_election(tmp_path, outcomes, steps, counts):
     config = replace(
         ALL,
         clients=5,
@@ -302,13 +300,13 @@ def test_the_rule_of_a_code_decides_on_voters_who_are_late(tmp_path, outcomes, s
     ) != counts
 
 
-# Who is away, and who says nothing.
+# Absent and silent clients.
 
 AWAY = "uniform:up=1kB,down=10kB,latency=100ms,step=100ms,absent=40%,stretch=5s"
 
 
 @pytest.mark.slow
-def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outcomes):
+def test_absent_clients_are_not_drawn_or_lost_and_catch_up_with_the_model(outcomes):
     rules = StrategyConfig(
         participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
     )
@@ -361,7 +359,7 @@ def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outco
     assert {r.stage for o in outcomes for r in o.rejections} == {"reply"}
 
 
-def test_absent_clients_of_a_run_catch_up_with_what_they_missed(tmp_path, outcomes):
+def test_absent_clients_of_a_run_download_missed_broadcasts(tmp_path, outcomes):
     watched = Records()
     simulate(
         replace(
@@ -378,7 +376,7 @@ def test_absent_clients_of_a_run_catch_up_with_what_they_missed(tmp_path, outcom
     assert watched.summary.client_updates == sum(len(o.accepted) for o in outcomes) > 40
 
 
-def test_a_round_waits_in_virtual_time_while_too_few_are_here(tmp_path, outcomes):
+def test_a_round_waits_in_virtual_time_while_too_few_clients_are_online(tmp_path, outcomes):
     simulate(
         replace(
             TINY,
@@ -397,7 +395,7 @@ def test_a_round_waits_in_virtual_time_while_too_few_are_here(tmp_path, outcomes
     ("limits", "stage"),
     [({}, "reply"), ({"deadline": 2.0}, "deadline"), ({"deadline": 2.0, "quorum": 0.5}, None)],
 )
-def test_a_byzantine_client_that_says_nothing_holds_a_round_up_until_its_deadline(
+def test_a_silent_byzantine_client_delays_a_round_until_the_deadline(
     tmp_path, outcomes, limits, stage
 ):
     where = slower(tmp_path, *["10ms"] * 6)
@@ -420,7 +418,7 @@ def test_a_byzantine_client_that_says_nothing_holds_a_round_up_until_its_deadlin
     assert left_out(first, stage) == [4] if stage else 4 in left_out(first, "quorum")
 
 
-def test_a_client_that_fails_says_so_in_virtual_time(tmp_path, outcomes):
+def test_the_report_of_a_failed_client_arrives_in_virtual_time(tmp_path, outcomes):
     where = slower(tmp_path, *["10ms"] * 8)
     config = replace(
         TINY,
@@ -458,12 +456,12 @@ RUNS = {
     ("name", "every", "stop"),
     [(name, *((1, (5, 2)), (4, (3, None)))[i % 2]) for i, name in enumerate(RUNS)],
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, name, stop, every):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, name, stop, every):
     config = replace(TINY, rounds=12, checkpoint_every=every, **RUNS[name])
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
 
 
-def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
+def test_equal_seeds_give_equal_runs_and_other_seeds_other_runs(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         simulate(replace(TINY, seed=seed, out=out(tmp_path, name), **RUNS["deadline"]))
     assert (
@@ -473,11 +471,11 @@ def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
     )
 
 
-# A server that waits for nobody.
+# Asynchronous runs.
 
 
 @pytest.mark.slow
-def test_who_is_asynchronous_answers_when_the_network_brings_it(tmp_path, outcomes):
+def test_asynchronous_clients_answer_after_the_time_of_their_network(tmp_path, outcomes):
     where = slower(tmp_path, "10ms", "10ms", "10ms", "10ms", "1s", "2s")
     config = replace(ALL, network=where, strategy="asynchronous:wait=0,staleness=1000", rounds=150)
     simulate(replace(config, out=out(tmp_path, "run")))
@@ -492,7 +490,7 @@ def test_who_is_asynchronous_answers_when_the_network_brings_it(tmp_path, outcom
     )
 
 
-def test_a_deadline_closes_rounds_of_a_server_that_waits_for_nobody(tmp_path, outcomes):
+def test_a_deadline_closes_rounds_of_an_asynchronous_run(tmp_path, outcomes):
     where = slower(tmp_path, *["5s"] * 6)
     config = replace(
         ALL, network=where, strategy="asynchronous:wait=1,staleness=1000", deadline=4.0, rounds=3
@@ -504,10 +502,10 @@ def test_a_deadline_closes_rounds_of_a_server_that_waits_for_nobody(tmp_path, ou
     ) < 11.0
 
 
-# Budgets, and what does not go together.
+# Budgets, and options that exclude each other.
 
 
-def test_shares_of_a_budget_go_by_the_networks_uplinks(tmp_path, outcomes):
+def test_budgets_are_proportional_to_the_uplinks_of_the_network(tmp_path, outcomes):
     where = network(
         tmp_path,
         *(f"{i},{up},1MB,0,0" for i, up in enumerate(["100", "200", "400", "800", "800", "1600"])),
@@ -527,7 +525,7 @@ def test_shares_of_a_budget_go_by_the_networks_uplinks(tmp_path, outcomes):
         assert sum(sent) <= 600 and sent[0] < sent[2] < sent[5]
 
 
-def test_a_budget_of_time_is_what_each_uplink_sends_in_it(tmp_path, outcomes):
+def test_a_time_budget_gives_each_client_what_its_uplink_can_send(tmp_path, outcomes):
     where = network(
         tmp_path,
         *(f"{i},{up},1MB,0,0" for i, up in enumerate(["20", "30", "40", "50", "60", "1MB"])),
@@ -578,13 +576,13 @@ def test_a_budget_of_time_is_what_each_uplink_sends_in_it(tmp_path, outcomes):
         ({"network": "nowhere/clients.csv"}, "--network nowhere/clients.csv cannot be read"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, options, sentence):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, options, sentence):
     with pytest.raises(Exception, match=sentence) as caught:
         simulate(replace(TINY, uplink="stc:density=10%", out=out(tmp_path, "run"), **options))
     assert caught.value.exit_status == 2 and not (tmp_path / "run").exists()
 
 
-def test_a_deadline_that_nobody_meets_is_told_at_the_end(tmp_path):
+def test_a_run_without_accepted_updates_warns_at_its_end(tmp_path):
     said = []
     watching = Callback()
     watching.on_warning = said.append
@@ -607,7 +605,7 @@ def test_a_deadline_that_nobody_meets_is_told_at_the_end(tmp_path):
     )
 
 
-def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, outcomes):
+def test_an_election_warns_once_that_it_waits_for_more_than_the_quorum(tmp_path, outcomes):
     said = []
     watching = Callback()
     watching.on_warning = said.append
@@ -632,7 +630,7 @@ def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, 
     assert sum("--quorum" in sentence for sentence in said) == 1
 
 
-def test_a_server_has_no_virtual_network(tmp_path):
+def test_a_server_refuses_a_virtual_network(tmp_path):
     with pytest.raises(
         ConfigError,
         match="--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
@@ -640,7 +638,7 @@ def test_a_server_has_no_virtual_network(tmp_path):
         serve(RunConfig(network="mobile", out=out(tmp_path, "run")), Endpoint(0))
 
 
-def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):
+def test_a_resumed_run_needs_the_same_network_values(tmp_path):
     config = replace(
         ALL, network=slower(tmp_path, *["10ms"] * 6), rounds=2, out=out(tmp_path, "run")
     )
@@ -655,7 +653,7 @@ def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):
     simulate(replace(config, rounds=3, resume=True))
 
 
-def test_a_column_of_csv_is_what_a_spreadsheet_writes(tmp_path, outcomes):
+def test_a_csv_file_written_by_a_spreadsheet_is_read(tmp_path, outcomes):
     with open(tmp_path / "sheet.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(
             [["client", "down", "up"], *([i, "1MB", "10kB"] for i in range(8))]

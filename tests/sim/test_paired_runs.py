@@ -1,4 +1,4 @@
-"""Runs whose memories have a counterpart on the server: the same, interrupted or not; what changed is written, and nothing else."""
+"""Runs whose memories have a counterpart on the server: interruptions do not change them, and checkpoints write only what changed."""
 
 from dataclasses import replace
 
@@ -27,7 +27,9 @@ every_memory = pytest.mark.parametrize(("memory", "uplink"), PAIRED)
         (*PAIRED[3], (4, 2), 4),
     ],
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, stop, every):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
+    tmp_path, memory, uplink, stop, every
+):
     config = replace(
         TINY, memory=memory, uplink=uplink, rounds=9, checkpoint_every=every, lr_warmup=6
     )
@@ -36,7 +38,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, sto
 
 @every_memory
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_of_the_counterpart_only_what_changed_is_written(
+def test_checkpoints_write_only_changed_shifts_of_the_counterpart(
     tmp_path, memory, uplink, engine, monkeypatch
 ):
     written: list[set[str]] = []
@@ -64,7 +66,7 @@ def test_of_the_counterpart_only_what_changed_is_written(
         members |= rows
 
 
-def test_what_was_skipped_stands_in_the_metrics(tmp_path):
+def test_skipped_updates_are_in_the_metrics(tmp_path):
     simulate(
         replace(
             TINY,
@@ -91,7 +93,7 @@ def test_what_was_skipped_stands_in_the_metrics(tmp_path):
         ({"downlink_memory": "ef21"}, "use residual"),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError) as error:
         simulate(replace(TINY, **change, out=out(tmp_path, "run")))
     assert says in str(error.value) and "\n" not in str(error.value)

@@ -46,7 +46,7 @@ LOOPBACK = {
     "0100007F",
     "0000000000000000FFFF00000100007F",
     "00000000000000000000000001000000",
-}  # as /proc writes it
+}  # as in /proc
 RUN = RunConfig(
     task=f"{DEADLY}:task",
     clients=8,
@@ -69,7 +69,7 @@ needs_ray = pytest.mark.skipif(
 
 @contextmanager
 def running(folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
-    """The run in `folder`/ray, with two actors where there are as many cores."""
+    """Start a run in `folder`/ray, with two actors if there are two cores."""
     flags = [
         "task",
         "clients",
@@ -111,7 +111,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
-    """Ray in this process, on the loopback address, with short paths of sockets."""
+    """Start Ray in this process, on the loopback address, with short paths for its sockets."""
     death = tmp_path_factory.mktemp("death") / "died"
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as folder:
         for name, value in (ray_engine.DEFAULT_VARIABLES | ray_engine.LOOPBACK_ONLY).items():
@@ -132,7 +132,7 @@ def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
             )
             gc.collect()
         yield
-        assert ray.is_initialized()  # no engine ends a Ray that it did not start
+        assert ray.is_initialized()  # an engine does not stop a Ray that it did not start
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             ray.shutdown()
@@ -142,7 +142,7 @@ def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
 
 @contextmanager
 def engine(name: str) -> Iterator[RayEngine]:
-    """An engine for a task that is named by a relative path."""
+    """Yield an engine for a task with a relative path."""
     task = f"{os.path.relpath(worker_tasks.__file__)}:{name}"
     engine = RayEngine(RunConfig(task=task, seed=3), torch.device("cpu"))
     try:
@@ -152,7 +152,7 @@ def engine(name: str) -> Iterator[RayEngine]:
 
 
 def descendants(process: int) -> Iterator[int]:
-    """Of a process, those that are there now."""
+    """Return the processes that a process has started and that still run."""
     for tasks in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             for child in map(int, tasks.read_text().split()):
@@ -161,7 +161,7 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def listening(processes: list[int]) -> set[str]:
-    """The addresses, in hexadecimal, of TCP sockets on which these wait for connections."""
+    """Return the addresses, in hexadecimal, of the TCP sockets on which these processes listen."""
     inodes = set()
     for process in processes:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -184,12 +184,10 @@ def rounds_of(folder: Path) -> list[dict]:
 @needs_ray
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 @pytest.mark.timeout(600)
-def test_a_run_is_the_serial_one_though_its_actors_died_and_it_was_interrupted(
-    tmp_path, monkeypatch
-):
+def test_a_run_with_dead_actors_and_an_interruption_equals_the_serial_one(tmp_path, monkeypatch):
     with running(
         tmp_path, KILL_AT="12"
-    ) as run:  # two actors make four steps a round each: all have died once after the fourth
+    ) as run:  # two actors take four steps each per round: after round 4, each has died once
         heard = []
         while not heard or not re.match(r" +5 ", heard[-1]):
             heard.append(run.stdout.readline())
@@ -231,25 +229,25 @@ def test_a_run_is_the_serial_one_though_its_actors_died_and_it_was_interrupted(
     assert (ray / "model.safetensors").read_bytes() == (serial / "model.safetensors").read_bytes()
 
 
-def test_ray_that_is_missing_is_named_with_what_brings_it(monkeypatch):
+def test_the_error_for_a_missing_ray_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--engine ray needs Ray.*pip install 'fedcomp\[ray\]'"):
         ray_engine.check(RUN)
 
 
 @needs_ray
-def test_ray_deals_out_the_gpus():
+def test_an_engine_with_one_named_gpu_is_refused():
     with pytest.raises(ConfigError, match="--device cuda:1 names one GPU.*give --device cuda$"):
         ray_engine.check(replace(RUN, device="cuda:1"))
 
 
-def test_a_batch_of_clients_is_refused():
+def test_cohort_batch_is_refused():
     with pytest.raises(ConfigError, match="--cohort-batch"):
         simulate(replace(RUN, task=f"{TINY}:task", cohort_batch=4))
 
 
 @needs_ray
-def test_updates_are_those_of_the_serial_engine_to_the_bit(ray_with_two_cores):
+def test_updates_equal_those_of_the_serial_engine_bit_for_bit(ray_with_two_cores):
     """With dropout, running statistics, kept momentum, moments and batches of two sizes."""
     data, one_by_one = worker_tasks.examples(), serial()
     start = start_of(one_by_one)
@@ -263,8 +261,8 @@ def test_updates_are_those_of_the_serial_engine_to_the_bit(ray_with_two_cores):
 
 
 @needs_ray
-def test_a_client_fails_alone_and_is_trained_once_more_if_its_actor_dies(ray_with_two_cores):
-    """Client 0 raises, client 2 kills every actor that trains it, client 4 the first."""
+def test_a_client_whose_actor_died_is_trained_once_more_and_fails_alone(ray_with_two_cores):
+    """Client 0 raises an error, client 2 kills every actor that trains it, and client 4 kills the first."""
     one_by_one = serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
     survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
@@ -275,12 +273,12 @@ def test_a_client_fails_alone_and_is_trained_once_more_if_its_actor_dies(ray_wit
     honest, expected = one_by_one.train(start, data, jobs(start, sgd), sgd, seed=5)
     assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
     assert reason(results[0]) == reason(expected[0])
-    assert reason(results[2]).startswith("the Ray actor that trained this client died, twice")
+    assert reason(results[2]).startswith("the Ray actor that trained this client died twice")
     assert torch.equal(updates, honest[[0, 2, 3]])
 
 
 @needs_ray
-def test_keyboard_interrupt_or_exit_in_a_task_fails_its_client_alone(ray_with_two_cores):
+def test_keyboard_interrupt_or_exit_in_a_task_fails_only_its_client(ray_with_two_cores):
     start = start_of(serial("minded"))
     sgd = LocalSGD(epochs=1, batch_size=8)
     data = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
@@ -293,7 +291,7 @@ def test_keyboard_interrupt_or_exit_in_a_task_fails_its_client_alone(ray_with_tw
 
 
 @needs_ray
-def test_a_task_that_actors_cannot_load_is_a_sentence(ray_with_two_cores):
+def test_a_task_that_actors_cannot_load_raises_an_error(ray_with_two_cores):
     with engine("nothing") as actors:
         with pytest.raises(
             TaskError, match="^--engine ray: an actor cannot load the task .*worker_tasks.py"
@@ -311,7 +309,7 @@ def test_a_task_that_actors_cannot_load_is_a_sentence(ray_with_two_cores):
         torch.arange(12.0).reshape(3, 4).T,
     ],
 )
-def test_tensors_of_every_kind_are_shared(tensor):
+def test_tensors_of_every_dtype_are_shared(tensor):
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(PickledTensor(tensor), protocol=5, buffer_callback=buffers.append)
     read_only = [bytes(buffer.raw()) for buffer in buffers]

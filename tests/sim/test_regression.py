@@ -1,4 +1,4 @@
-"""Softmax regression, which has loops of its own: what one client after the other gives; what is something else is left alone."""
+"""Softmax regression, which has compiled loops: results equal those of the serial engine. Other models do not use the loops."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +17,7 @@ from fedcomp.training.engine import SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, Traces, plan_batches
 
 SGD = LocalSGD(steps=4, batch_size=7, lr=0.1)
-WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector
+WIDTH, CLASSES = 45, 5  # neither is a multiple of the size of a vector register
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def however_small(monkeypatch):
 
 @pytest.fixture
 def descents(monkeypatch) -> list[int]:
-    """How many clients each call of the kernel was for."""
+    """Return a list that collects the number of clients of each call of the kernel."""
     seen, descend = [], regression.descend
     monkeypatch.setattr(
         regression, "descend", lambda stack, *rest: seen.append(len(stack)) or descend(stack, *rest)
@@ -64,7 +64,7 @@ def engines(make, data, at_once=0, **options) -> tuple[BatchedEngine, SerialEngi
 
 
 def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
-    """Those of clients with 20 examples, but for the last one with 3."""
+    """Return the batches of clients with 20 examples each, except the last one, which has 3."""
     shards = [np.arange(20) + 11 * who for who in range(clients - 1)] + [np.arange(3) + 87]
     return [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
 
@@ -88,14 +88,14 @@ def assert_as_one_by_one(batched, serial, start, data, plans, sgd):
         (without_bias, (3, 5, 3), replace(SGD, steps=1, batch_size=20)),
     ],
 )
-def test_same_as_one_client_after_the_other(make, shape, sgd, descents):
+def test_updates_equal_those_of_the_serial_engine(make, shape, sgd, descents):
     data = examples(shape)
     plans = planned(sgd, 6)
     assert assert_as_one_by_one(*engines(make, data), data, plans, sgd).any(1).all()
     assert sum(descents) >= 5  # batches of one may be too small
 
 
-def test_all_clients_at_once_whatever_others_have_room_for(descents):
+def test_the_loops_train_all_clients_at_once_for_any_at_once(descents):
     data, plans = examples(), planned(SGD, 6)
     whole = engines(linear, data)[0].train(engines(linear, data)[2], data, plans, SGD)
     batched, _, start = engines(linear, data, at_once=2)
@@ -104,7 +104,7 @@ def test_all_clients_at_once_whatever_others_have_room_for(descents):
     assert descents == [1, 5, 1, 5]
 
 
-def test_neither_company_nor_threads_change_a_bit():
+def test_results_do_not_depend_on_other_clients_or_threads():
     data, plans = examples(), planned(SGD, 8)
     batched, _, start = engines(linear, data)
     updates, threads = batched.train(start, data, plans, SGD)[0], torch.get_num_threads()
@@ -116,7 +116,7 @@ def test_neither_company_nor_threads_change_a_bit():
     assert torch.equal(batched.train(start, data, plans[2:3], SGD)[0][0], updates[2])
 
 
-def test_a_default_precision_that_a_task_sets_changes_nothing():
+def test_the_default_dtype_does_not_change_the_results():
     data, plans = examples(), planned(SGD, 4)
     batched, _, start = engines(linear, data)
     expected = batched.train(start, data, plans, SGD)
@@ -131,13 +131,13 @@ def test_a_default_precision_that_a_task_sets_changes_nothing():
 @pytest.mark.parametrize(
     "option", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"clip": 0.1}, {"proximal": 0.5}]
 )
-def test_options_that_the_loops_do_not_know(option, descents):
+def test_options_without_support_in_the_loops_are_trained_by_torch(option, descents):
     data, sgd = examples(), replace(SGD, **option)
     assert_as_one_by_one(*engines(linear, data), data, planned(sgd, 4), sgd)
     assert not descents
 
 
-def test_a_pull_on_every_step_is_not_left_out(descents):
+def test_a_gradient_correction_is_trained_by_torch(descents):
     data, plans = examples(), planned(SGD, 4)
     batched, _, start = engines(linear, data)
     correction = torch.full((len(start),), 0.5)
@@ -151,9 +151,9 @@ def test_a_pull_on_every_step_is_not_left_out(descents):
     assert sum(descents) == 4
 
 
-def test_targets_that_are_no_classes_are_left_to_torch(descents):
+def test_targets_that_are_no_classes_are_trained_by_torch(descents):
     data = examples()
-    data.targets[3] = -100  # left out by cross_entropy
+    data.targets[3] = -100  # ignored by cross_entropy
     assert_as_one_by_one(*engines(linear, data), data, planned(SGD, 4), SGD)
     data = replace(
         data, targets=data.targets.clamp(min=0).index_fill(0, torch.tensor([3]), CLASSES)
@@ -163,7 +163,7 @@ def test_targets_that_are_no_classes_are_left_to_torch(descents):
     assert not descents
 
 
-def test_targets_may_change_from_one_round_to_the_next(descents):
+def test_targets_may_change_between_rounds(descents):
     data, plans = examples(), planned(SGD, 4)
     batched, serial, start = engines(linear, data)
     for target, first in ((2, 2), (2, -100), (1, 3)):
@@ -191,15 +191,15 @@ def test_losses_of_large_scores_are_not_rounded_away():
     ],
     ids=["negative view", "float64", "int32"],
 )
-def test_data_that_the_loops_do_not_read(change, descents):
+def test_unsupported_data_is_trained_by_torch(change, descents):
     data, plans = change(examples()), planned(SGD, 4)
     batched, _, start = engines(linear, data)
-    with suppress(RuntimeError):  # torch's to take or to refuse
+    with suppress(RuntimeError):  # torch may accept or refuse it
         batched.train(start, data, plans, SGD)
     assert not descents
 
 
-def test_a_weight_that_wants_a_gradient_is_descended_all_the_same(descents):
+def test_start_weights_that_require_grad_are_trained(descents):
     data, plans = examples(), planned(SGD, 4)
     batched, serial, start = engines(linear, data)
     assert_as_one_by_one(batched, serial, start.requires_grad_(), data, plans, SGD)
@@ -207,7 +207,7 @@ def test_a_weight_that_wants_a_gradient_is_descended_all_the_same(descents):
 
 
 def grown() -> nn.Module:
-    """A head with more rows than it was made with, as after a change of the classes."""
+    """Return a layer to which rows were added after its construction, as after a change of the classes."""
     model = linear()
     model.weight, model.bias = nn.Parameter(torch.randn(9, WIDTH)), nn.Parameter(torch.zeros(9))
     return model
@@ -222,14 +222,14 @@ def cut() -> nn.Module:
     return model
 
 
-def test_a_head_that_was_grown_or_cut(descents):
+def test_a_layer_with_added_or_removed_rows_is_trained(descents):
     data = examples()
     for make in (grown, cut):
         assert_as_one_by_one(*engines(make, data), data, planned(SGD, 4), SGD)
     assert sum(descents) == 8
 
 
-def test_data_of_another_width_is_an_error_as_it_is_torchs(descents):
+def test_data_of_another_width_raises_an_error_as_in_torch(descents):
     data = examples((20,))
     batched, _, start = engines(linear, data)
     with pytest.raises(RuntimeError, match="size|shape"):
@@ -237,7 +237,7 @@ def test_data_of_another_width_is_an_error_as_it_is_torchs(descents):
     assert not descents
 
 
-def test_a_position_outside_is_an_error_as_it_is_torchs():
+def test_a_position_out_of_range_raises_an_error_as_in_torch():
     data, plans = examples(), planned(SGD, 4)
     batched, _, start = engines(linear, data)
     for outside in (90, -1):
@@ -275,13 +275,13 @@ def another_loss(outputs, targets):
     [(hidden, {}), (frozen, {}), (doubled, {}), (linear, {"loss": another_loss})],
     ids=["hidden", "frozen", "hook", "loss"],
 )
-def test_other_models_and_losses_are_something_else(make, options, descents):
+def test_other_models_and_losses_do_not_use_the_loops(make, options, descents):
     data = examples()
     assert_as_one_by_one(*engines(make, data, **options), data, planned(SGD, 4), SGD)
     assert not descents
 
 
-def test_data_and_weights_of_another_kind(descents):
+def test_data_and_weights_of_other_dtypes_do_not_use_the_loops(descents):
     data = examples()
     strided = replace(data, inputs=data.inputs.T.contiguous().T)
     assert_as_one_by_one(*engines(linear, strided), strided, planned(SGD, 4), SGD)
@@ -290,11 +290,11 @@ def test_data_and_weights_of_another_kind(descents):
     assert not descents
 
 
-def test_one_that_diverges_does_not_touch_the_others(descents):
+def test_a_client_that_diverges_does_not_affect_the_others(descents):
     data, plans = examples(), planned(SGD, 6)
     batched, _, start = engines(linear, data)
     good = batched.train(start, data, plans, SGD)[0]
-    data.inputs[11 * 2 + 20 - 1 : 11 * 2 + 20] = float("inf")  # of clients 2 and 3
+    data.inputs[11 * 2 + 20 - 1 : 11 * 2 + 20] = float("inf")  # an example of clients 2 and 3
     touched = [who for who, plan in enumerate(plans) if any((batch == 41).any() for batch in plan)]
     updates = batched.train(start, data, plans, SGD)[0]
     assert touched and all(not updates[who].isfinite().all() for who in touched)

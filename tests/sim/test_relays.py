@@ -1,4 +1,4 @@
-"""Relays add: the model is the one without them, every byte of both links is counted, and what was not accepted is not lost."""
+"""Relays add frames: the model equals that without relays, all bytes of both links are counted, and rejected updates are not lost."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ CONFIG = RunConfig(
 def run(
     tmp_path: Path, name: str, callback: Callback | None = None, **changes
 ) -> tuple[dict, list[dict]]:
-    """The model and the rounds."""
+    """Return the model and the rounds."""
     out = tmp_path / name
     simulate(replace(CONFIG, out=str(out), **changes), callback)
     return load_file(out / "model.safetensors"), [
@@ -64,7 +64,7 @@ def close(one: dict, other: dict) -> bool:
         ("topk:density=1/4+s2:columns=40,values=int24", 3),
     ],
 )
-def test_the_model_is_the_one_without_relays(tmp_path, uplink, relays):
+def test_the_model_equals_that_without_relays(tmp_path, uplink, relays):
     model, rounds = run(tmp_path, "relays", uplink=uplink, relays=relays)
     star, others = run(tmp_path, "star", uplink=uplink, relays=0)
     assert close(model, star) and [r["accepted"] for r in rounds] == [12] * 4
@@ -75,7 +75,7 @@ def test_the_model_is_the_one_without_relays(tmp_path, uplink, relays):
 
 
 @pytest.mark.slow
-def test_what_rounding_loses_comes_later_with_relays_too(tmp_path):
+def test_rounding_errors_are_sent_later_with_relays_too(tmp_path):
     uplink = "s2:columns=40,values=int16"
     assert close(
         *(
@@ -85,7 +85,7 @@ def test_what_rounding_loses_comes_later_with_relays_too(tmp_path):
     )
 
 
-def test_both_links_are_counted(tmp_path):
+def test_the_bytes_of_both_links_are_counted(tmp_path):
     _, rounds = run(tmp_path, "run", uplink="identity")
     frame = 4 * 42 + 10
     assert [(r["uplink_bytes"], r["relayed_bytes"], r["skipped"]) for r in rounds] == [
@@ -124,7 +124,7 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
         ({"relays": -1}, "give at least 0"),
     ],
 )
-def test_what_cannot_be_added_is_refused_before_anything_is_written(tmp_path, change, says):
+def test_unsuitable_options_are_refused_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(ConfigError, match=says):
         run(tmp_path, "run", **change)
     assert not (tmp_path / "run").exists()
@@ -141,14 +141,14 @@ class Warnings(Callback):
 @pytest.mark.parametrize(
     "uplink", ["topk:density=1/4+s2:columns=4", "topk:density=1/4+s2:columns=2@layer"]
 )
-def test_tables_that_are_too_small_for_the_sum_are_told_once(tmp_path, uplink):
+def test_tables_that_are_too_small_for_the_sum_are_reported_once(tmp_path, uplink):
     watching = Warnings()
     run(tmp_path, "run", watching, uplink=uplink, memory="none")
     (sentence,) = [s for s in watching.heard if "that relays added" in s]
     assert "round 1: " in sentence and "a larger 'union' or more 'columns'" in sentence
 
 
-def test_tables_that_are_large_enough_are_not(tmp_path):
+def test_tables_that_are_large_enough_are_not_reported(tmp_path):
     watching = Warnings()
     run(tmp_path, "run", watching)
     assert not watching.heard
@@ -158,7 +158,7 @@ def test_tables_that_are_large_enough_are_not(tmp_path):
 
 
 class Behind:
-    """A federation of real clients behind relays; every second client's frame of round 2 is damaged on its way to the relay."""
+    """A federation of real clients behind relays."""
 
     def __init__(self, uplink: str = S2, relays: int = 2):
         self.federation = Federation(
@@ -177,7 +177,7 @@ def damaged(a: Assignment, report: Report) -> Report:
     return replace(report, frame=report.frame[:-1] + bytes([report.frame[-1] ^ 1]))
 
 
-def test_a_frame_that_cannot_be_added_fails_alone_and_comes_again():
+def test_a_damaged_frame_fails_alone_and_its_update_is_sent_again():
     behind = Behind()
     behind.federation.faults = {(2, 1): damaged, (5, 1): damaged}
     first = behind.round(1)
@@ -193,12 +193,12 @@ def test_a_frame_that_cannot_be_added_fails_alone_and_comes_again():
     for client in (
         2,
         5,
-    ):  # rolled back: the whole of the update of round 1 was still there to be sent
+    ):  # rolled back: the whole update of round 1 was still unsent
         member = behind.federation.members[client]
         assert member.memory.pending and float((member.memory.residual - before[client]).norm()) > 0
 
 
-def test_the_sum_is_that_of_the_frames_that_were_taken():
+def test_the_forwarded_sum_equals_the_sum_of_the_accepted_frames():
     behind, heard = Behind(relays=1), []
     handle = behind.federation.handle
 
@@ -223,11 +223,11 @@ def test_the_sum_is_that_of_the_frames_that_were_taken():
         and behind.relays.take().client_bytes == 0
     )
     for member in behind.federation.members:
-        assert member.memory.pending is not None  # until the news comes with the next round
+        assert member.memory.pending is not None  # until the next assignment settles it
     behind.round(2)
 
 
-def test_clients_that_fail_or_have_nothing_to_send_are_left_out():
+def test_failed_clients_and_clients_without_a_frame_are_left_out_of_the_sum():
     behind = Behind(relays=1)
     behind.federation.faults = {
         (0, 1): lambda a, report: replace(report, frame=b"", ticket=""),
@@ -247,7 +247,7 @@ def test_clients_that_fail_or_have_nothing_to_send_are_left_out():
     assert behind.relays.take().empty == 1
 
 
-def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
+def test_relayed_bytes_are_shown_at_the_end(tmp_path, capsys):
     with LineDisplay() as watching:
         run(tmp_path, "run", watching, uplink="identity")
     shown = capsys.readouterr().out
@@ -258,7 +258,7 @@ def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
 
 
 def merged(spec: str, frames: list[bytes], layout: Layout) -> tuple[bytes, list[int]]:
-    """What a relay makes of frames, and whom it refuses."""
+    """Return the frame that a relay forwards, and the indices of the refused frames."""
     assignments = [asked(i) for i in range(len(frames))]
     reports = [report(i, frame) for i, frame in enumerate(frames)]
     told = add_frames(codec(spec), layout, assignments, reports)
@@ -275,7 +275,7 @@ def report(client: int, frame: bytes) -> Report:
 
 
 @for_each("odd", [0, 2, 4])
-def test_one_odd_frame_costs_no_other_client_its_own(odd):
+def test_one_unsuitable_frame_does_not_affect_the_others(odd):
     layout, c = Layout.flat(400), codec("topk:density=5%+s2:union=5")
     x = [
         torch.from_numpy(np.random.default_rng(i).standard_normal(400).astype(np.float32))
@@ -292,7 +292,7 @@ def test_one_odd_frame_costs_no_other_client_its_own(odd):
 
 
 @for_each("spec", ["sketch@layer", "identity@layer", "topk:density=5%+s2:union=5@layer"])
-def test_a_frame_of_other_tensors_is_refused_where_it_is_added(spec):
+def test_a_frame_with_other_tensors_is_refused_by_the_relay(spec):
     layout, other = (
         Layout.from_shapes({"a": (60,), "b": (40,)}),
         Layout.from_shapes({"a": (40,), "b": (60,)}),
@@ -308,7 +308,7 @@ def test_a_frame_of_other_tensors_is_refused_where_it_is_added(spec):
 
 
 @for_each("change", [{"version": "00" * 16}, {"round": 9}, {"examples": 0}, {"metrics": b"x"}])
-def test_a_report_that_the_server_rejects_is_in_no_sum(change):
+def test_a_report_that_the_server_would_reject_is_left_out_of_the_sum(change):
     behind, sent = Behind(relays=1), []
     handle = behind.federation.handle
 

@@ -1,4 +1,4 @@
-"""Runs under robust rules: by name, the same interrupted or not, refused where no round could move the model."""
+"""Runs with robust strategies: they learn, interruptions do not change them, and cohorts too small for any round are refused."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ FRONTED = [
 
 
 @pytest.mark.parametrize("strategy", [*NAMES, FRONTED[0]])
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, strategy):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, strategy):
     config = replace(RUN, strategy=strategy)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2), StopsAt(5))
 
@@ -66,7 +66,7 @@ def test_digits_are_learned(tmp_path, strategy, uplink, least):
         ("median:3,mix=true", 7),
     ],
 )
-def test_a_cohort_that_no_rule_could_use_is_one_sentence_before_anything_is_written(
+def test_a_cohort_that_is_too_small_is_refused_before_anything_is_written(
     tmp_path, strategy, needs
 ):
     with pytest.raises(UserError, match=f"needs {needs} clients .* a cohort has 5; give") as error:
@@ -74,7 +74,7 @@ def test_a_cohort_that_no_rule_could_use_is_one_sentence_before_anything_is_writ
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
-def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
+def test_failed_rounds_are_in_the_metrics_with_the_reason(tmp_path):
     config = replace(
         RUN,
         task=TINY.task.replace(":task", ":one_is_nan"),
@@ -88,7 +88,7 @@ def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
     )
     watched = Records()
     summary = simulate(replace(config, out=out(tmp_path, "run")), watched)
-    assert summary.client_updates == 0  # one of five has no update, and four are too few
+    assert summary.client_updates == 0  # one of five clients has no update, and four are too few
     for record in rounds_of(out(tmp_path, "run")):
         assert sorted(r["stage"] for r in record["rejections"]) == ["aggregate"] * 4 + ["encode"]
         assert record["rejections"][-1]["reason"].endswith(
@@ -109,10 +109,8 @@ def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
     ],
 )
 @pytest.mark.parametrize("attack", ["infinity:1+malformed:2"])
-def test_byzantine_clients_that_are_found_out_are_among_those_reckoned_with(
-    tmp_path, strategy, attack
-):
-    """Six of nine are left, too few for three more Byzantine clients, and enough for none."""
+def test_rejected_byzantine_clients_count_among_the_f(tmp_path, strategy, attack):
+    """Six of nine clients remain: too few to tolerate three more Byzantine clients, but enough without any."""
     summary = simulate(
         replace(
             RUN,

@@ -1,4 +1,4 @@
-"""A run is the same run, interrupted or not; a client's mistake is a rejected reply; the user's is one sentence."""
+"""Interruptions do not change a run, an error of a client rejects its reply, and an error of the user is one line."""
 
 import gc
 import json
@@ -41,7 +41,7 @@ from fedcomp.tasks.partition import partition
 from fedcomp.training.engine import SerialEngine
 
 
-def test_a_run_leaves_what_it_promises(tmp_path):
+def test_a_run_writes_the_documented_files(tmp_path):
     watched = Records()
     summary = simulate(replace(TINY, out=out(tmp_path, "run")), watched)
     folder = tmp_path / "run"
@@ -69,13 +69,13 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert watched.summary == summary
 
 
-def test_the_tiny_task_is_learned_through_two_compressed_links(tmp_path):
+def test_the_tiny_task_is_learned_with_compression_in_both_directions(tmp_path):
     summary = simulate(replace(TINY, rounds=60, out=out(tmp_path, "run")))
     assert summary.accuracy > 0.85
     assert summary.dense_uplink_bytes / summary.uplink_bytes > 6
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
+def test_equal_seeds_give_equal_runs_and_other_seeds_other_runs(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         simulate(replace(TINY, seed=seed, out=out(tmp_path, name)))
     assert (
@@ -90,15 +90,13 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     ("stop", "every"),
     [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(3, 4), 4), (StopsAt(4), 1), (StopsAt(5), 4)],
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, stop, every):
     config = replace(TINY, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, stop)
 
 
 @pytest.mark.parametrize(("memory", "call"), [("residual", 5), ("none", 8), ("residual", 11)])
-def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
-    tmp_path, monkeypatch, call, memory
-):
+def test_after_a_failed_checkpoint_a_run_can_be_resumed(tmp_path, monkeypatch, call, memory):
     config = replace(TINY, memory=memory, checkpoint_every=1)
     simulate(replace(config, out=out(tmp_path, "whole")))
     calls, save_file = [], checkpoint.save_file
@@ -109,7 +107,7 @@ def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
             raise OSError(28, "No space left on device")
         save_file(tensors, path)
 
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)  # a file for each vector
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)  # so that each vector has its own file
     monkeypatch.setattr(checkpoint, "save_file", fails_once)
     with pytest.raises(CheckpointError):
         simulate(replace(config, out=out(tmp_path, "stopped")))
@@ -120,7 +118,7 @@ def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
 
 
 @pytest.mark.deploy
-def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
+def test_a_run_killed_repeatedly_equals_an_uninterrupted_one(tmp_path):
     config = replace(TINY, rounds=150, eval_every=50)
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
@@ -146,7 +144,7 @@ def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
     assert rounds_of(str(folder)) == rounds_of(out(tmp_path, "whole"))
 
 
-def test_more_rounds_may_be_asked_for_later(tmp_path):
+def test_a_finished_run_can_be_continued_with_more_rounds(tmp_path):
     simulate(replace(TINY, rounds=9, out=out(tmp_path, "whole")))
     simulate(replace(TINY, rounds=4, out=out(tmp_path, "extended")))
     summary = simulate(replace(TINY, rounds=9, out=out(tmp_path, "extended"), resume=True))
@@ -154,7 +152,7 @@ def test_more_rounds_may_be_asked_for_later(tmp_path):
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "extended"))
 
 
-def test_a_finished_run_can_be_resumed_and_stays_as_it_is(tmp_path):
+def test_resuming_a_finished_run_does_not_change_it(tmp_path):
     simulate(replace(TINY, out=out(tmp_path, "run")))
     before = model_bytes(out(tmp_path, "run")), rounds_of(out(tmp_path, "run"))
     simulate(replace(TINY, out=out(tmp_path, "run"), resume=True))
@@ -162,7 +160,7 @@ def test_a_finished_run_can_be_resumed_and_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
+def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine):
     rules = StrategyConfig(
         participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
@@ -182,7 +180,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
 
 
 def partitioned(rules: StrategyConfig, clients: int) -> Federation:
-    """Real clients with the partition that a simulation draws."""
+    """Return a federation of real clients with the data partition of a simulation."""
     federation = Federation(rules, clients=clients)
     for member, shard in zip(
         federation.members,
@@ -194,8 +192,8 @@ def partitioned(rules: StrategyConfig, clients: int) -> Federation:
 
 
 @pytest.mark.slow
-def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
-    """They share one copy of the model, which the dense model of one of them moves past where others are."""
+def test_virtual_clients_that_missed_rounds_download_the_same_as_real_ones(tmp_path):
+    """Virtual clients share one copy of the model. When one of them downloads the dense model, the copy is newer than the others expect."""
     rules = StrategyConfig(
         participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
@@ -223,7 +221,7 @@ def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
     ]
 
 
-def test_both_engines_learn_the_same(tmp_path):
+def test_both_engines_compute_the_same_model(tmp_path):
     for engine in ("serial", "batched"):
         simulate(
             replace(
@@ -242,7 +240,7 @@ def test_both_engines_learn_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_path, engine):
+def test_a_client_whose_update_is_nan_is_rejected_and_the_run_continues(tmp_path, engine):
     watched = Records()
     config = replace(
         TINY,
@@ -261,7 +259,7 @@ def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_pat
 
 
 @pytest.mark.parametrize("task", ["one_raises", "one_asserts"])
-def test_a_client_whose_training_raises_is_turned_down_alone(tmp_path, task):
+def test_only_the_client_whose_training_raises_is_rejected(tmp_path, task):
     watched = Records()
     config = replace(
         TINY,
@@ -278,7 +276,7 @@ def test_a_client_whose_training_raises_is_turned_down_alone(tmp_path, task):
     ].rejections[0].reason
 
 
-def test_where_a_stack_fails_each_client_is_trained_by_itself(tmp_path, monkeypatch):
+def test_if_a_stack_fails_its_clients_are_trained_one_by_one(tmp_path, monkeypatch):
     train, watched = BatchedEngine.train, Records()
 
     def fails_with_example_7(self, start, data, plans, sgd, **options):
@@ -292,7 +290,7 @@ def test_where_a_stack_fails_each_client_is_trained_by_itself(tmp_path, monkeypa
     assert "example 7" in watched.records[0].rejections[0].reason
 
 
-def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
+def test_a_run_without_compression_sends_dense_bytes_and_headers(tmp_path):
     summary = simulate(
         replace(
             TINY,
@@ -327,7 +325,7 @@ def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
         ({"task": "mnist-logreg", "data": "/no/such/folder"}, "--data"),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError) as error:
         simulate(replace(TINY, **({"out": out(tmp_path, "run")} | change)))
     assert says in str(error.value) and "\n" not in str(error.value)
@@ -335,12 +333,12 @@ def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_cuda_asked_for_and_absent(tmp_path):
+def test_cuda_without_a_gpu_is_refused(tmp_path):
     with pytest.raises(UserError, match="--device cpu"):
         simulate(replace(TINY, device="cuda", out=out(tmp_path, "run")))
 
 
-def test_a_run_folder_in_the_way(tmp_path):
+def test_an_existing_run_folder_is_not_overwritten(tmp_path):
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
     before = model_bytes(out(tmp_path, "run"))
     with pytest.raises(UserError, match="--resume"):
@@ -348,13 +346,13 @@ def test_a_run_folder_in_the_way(tmp_path):
     assert model_bytes(out(tmp_path, "run")) == before
 
 
-def test_a_checkpoint_of_another_configuration(tmp_path):
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
     with pytest.raises(UserError, match="--lr 0.1, this one 0.2"):
         simulate(replace(TINY, rounds=2, lr=0.2, out=out(tmp_path, "run"), resume=True))
 
 
-def test_a_checkpoint_of_another_model(tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     source = TASKS.read_text()
     task = tmp_path / "changing.py"
     task.write_text(source)
@@ -369,7 +367,7 @@ def test_a_checkpoint_of_another_model(tmp_path):
         simulate(replace(config, rounds=2, resume=True))
 
 
-def test_a_checkpoint_of_other_examples(tmp_path):
+def test_a_checkpoint_of_other_examples_is_refused(tmp_path):
     source = TASKS.read_text()
     task = tmp_path / "changing.py"
     task.write_text(source)
@@ -380,14 +378,14 @@ def test_a_checkpoint_of_other_examples(tmp_path):
         simulate(replace(config, rounds=2, resume=True))
 
 
-def test_fewer_rounds_than_are_done(tmp_path):
+def test_fewer_rounds_than_finished_ones_are_refused(tmp_path):
     simulate(replace(TINY, rounds=4, out=out(tmp_path, "run")))
     with pytest.raises(UserError, match="--rounds 4 or more"):
         simulate(replace(TINY, rounds=2, out=out(tmp_path, "run"), resume=True))
     assert read_run(tmp_path / "run")["rounds"] == 4
 
 
-def test_a_checkpoint_that_is_gone_is_not_begun_anew(tmp_path):
+def test_a_run_with_a_deleted_checkpoint_is_not_started_again(tmp_path):
     simulate(replace(TINY, rounds=2, out=out(tmp_path, "run")))
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
@@ -398,7 +396,7 @@ def test_a_checkpoint_that_is_gone_is_not_begun_anew(tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda text: "", lambda text: text[:-50], lambda text: "{}\n" + text]
 )
-def test_metrics_that_are_damaged_are_told_before_a_round_runs(tmp_path, damage):
+def test_damaged_metrics_raise_an_error_before_the_first_round(tmp_path, damage):
     simulate(replace(TINY, rounds=3, out=out(tmp_path, "run")))
     path = tmp_path / "run" / "metrics.jsonl"
     path.write_text(damage(path.read_text()))
@@ -409,7 +407,7 @@ def test_metrics_that_are_damaged_are_told_before_a_round_runs(tmp_path, damage)
 @pytest.mark.parametrize(
     "values", ["", 'engine = "serial"\n', 'device = "cpu"\nengine = "foo"\nat_once = 1\n']
 )
-def test_what_was_decided_for_the_machine_must_be_whole(tmp_path, values):
+def test_a_damaged_engine_choice_in_the_config_raises_an_error(tmp_path, values):
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
     path = tmp_path / "run" / "config.toml"
     path.write_text(path.read_text().split("[resolved]")[0] + f"[resolved]\n{values}")
@@ -417,7 +415,7 @@ def test_what_was_decided_for_the_machine_must_be_whole(tmp_path, values):
         simulate(replace(TINY, rounds=2, out=out(tmp_path, "run"), resume=True))
 
 
-def test_a_run_is_not_continued_on_another_kind_of_device(tmp_path):
+def test_a_run_is_not_resumed_on_another_type_of_device(tmp_path):
     simulate(replace(TINY, rounds=1, device="cpu", out=out(tmp_path, "run")))
     path = tmp_path / "run" / "config.toml"
     text = path.read_text()
@@ -430,7 +428,7 @@ def test_a_run_is_not_continued_on_another_kind_of_device(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run", "server/1", "client/1"])
-def test_a_checkpoint_with_damaged_values_is_one_sentence(tmp_path, name):
+def test_a_checkpoint_with_damaged_values_raises_an_error(tmp_path, name):
     config = replace(TINY, rounds=2, participation=1.0, out=out(tmp_path, "run"))
     simulate(config)
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
@@ -441,7 +439,7 @@ def test_a_checkpoint_with_damaged_values_is_one_sentence(tmp_path, name):
 
 
 class Nested(Callback):
-    """Starts a second run in the folder of the first."""
+    """A callback that starts a second run in the folder of the first."""
 
     def __init__(self, config: RunConfig):
         self.config, self.error = config, None
@@ -451,7 +449,7 @@ class Nested(Callback):
             simulate(replace(self.config, resume=True))
 
 
-def test_one_process_at_a_time_runs_in_a_folder(tmp_path):
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     config = replace(TINY, rounds=1, out=out(tmp_path, "run"))
     nested = Nested(config)
     simulate(config, nested)
@@ -459,7 +457,7 @@ def test_one_process_at_a_time_runs_in_a_folder(tmp_path):
 
 
 class CtrlC(Callback):
-    """Presses Ctrl-C in the middle of a round."""
+    """A callback that sends Ctrl-C during a round."""
 
     def __init__(self, round: int):
         self.round = round
@@ -469,7 +467,7 @@ class CtrlC(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_between_checkpoints_finishes_the_round_and_keeps_it(tmp_path):
+def test_ctrl_c_finishes_and_saves_the_round(tmp_path):
     config = replace(TINY, rounds=8, checkpoint_every=100)
     simulate(replace(config, out=out(tmp_path, "whole")))
     stopped = replace(config, out=out(tmp_path, "stopped"))
@@ -484,7 +482,7 @@ def test_ctrl_c_between_checkpoints_finishes_the_round_and_keeps_it(tmp_path):
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
 
 
-def test_a_run_that_an_error_ends_between_checkpoints_goes_on_where_it_ended(tmp_path):
+def test_a_run_ended_by_an_error_of_a_callback_loses_no_round(tmp_path):
     simulate(replace(TINY, out=out(tmp_path, "whole")))
     stopped = replace(TINY, out=out(tmp_path, "stopped"))
     assert stopped.checkpoint_every == "auto"
@@ -496,7 +494,7 @@ def test_a_run_that_an_error_ends_between_checkpoints_goes_on_where_it_ended(tmp
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
 
 
-def test_a_model_that_cannot_be_mapped_is_trained_serially_by_itself(tmp_path):
+def test_a_model_that_cannot_be_mapped_is_trained_by_the_serial_engine(tmp_path):
     config = replace(TINY, task=f"{TASKS}:unmappable", rounds=2, out=out(tmp_path, "run"))
     watched = Records()
     simulate(config, watched)
@@ -504,7 +502,7 @@ def test_a_model_that_cannot_be_mapped_is_trained_serially_by_itself(tmp_path):
     said = [sentence for record in watched.records for sentence in record.warnings]
     assert (
         len(said) == 1
-        and "'unmappable' cannot be trained batched" in said[0]
+        and "'unmappable' cannot be trained by the batched engine" in said[0]
         and said[0].endswith("the engine is serial instead")
     )
     with pytest.raises(UserError, match="--engine serial"):
@@ -513,8 +511,8 @@ def test_a_model_that_cannot_be_mapped_is_trained_serially_by_itself(tmp_path):
 
 
 @pytest.mark.parametrize("partition", ["iid", "natural"])
-def test_a_loss_that_branches_on_large_batches_alone_is_trained_serially(tmp_path, partition):
-    """The first client of the parts has too few examples to show it. The client with the most examples is tried."""
+def test_a_loss_that_branches_only_on_large_batches_is_trained_serially(tmp_path, partition):
+    """The first client has too few examples to show the branch, so the engine is tried on the client with the most examples."""
     config = replace(TINY, task=f"{TASKS}:mined", partition=partition, participation=1.0, rounds=4)
     watched = Records()
     simulate(replace(config, out=out(tmp_path, "whole")), watched)
@@ -526,16 +524,16 @@ def test_a_loss_that_branches_on_large_batches_alone_is_trained_serially(tmp_pat
         sentence
         for record in watched.records
         for sentence in record.warnings
-        if "cannot be trained batched" in sentence
+        if "cannot be trained by the batched engine" in sentence
     ]
     assert said == [
-        "the model of task 'mined' cannot be trained batched: its forward pass or loss depends on the values of tensors (.item(), "
-        "or if on a tensor); the engine is serial instead"
+        "the model of task 'mined' cannot be trained by the batched engine: its forward pass or loss depends on the values of "
+        "tensors (.item(), or an if statement on a tensor); the engine is serial instead"
     ]
     assert all(record.accepted == 8 for record in watched.records)
 
 
-def test_a_run_in_which_nobody_was_accepted_says_so(tmp_path):
+def test_a_run_without_accepted_updates_warns(tmp_path):
     sentences = []
     watching = Callback()
     watching.on_warning = sentences.append
@@ -543,21 +541,21 @@ def test_a_run_in_which_nobody_was_accepted_says_so(tmp_path):
     assert any("no client's update was accepted" in sentence for sentence in sentences)
 
 
-def test_resume_without_a_run(tmp_path):
+def test_resume_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         simulate(replace(TINY, out=out(tmp_path, "run"), resume=True))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_run_folder_that_cannot_be_written(tmp_path):
+def test_a_run_folder_that_cannot_be_written_raises_an_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="cannot be written"):
         simulate(replace(TINY, out=out(tmp_path, "run")))
 
 
 @pytest.mark.slow
-def test_what_a_run_held_is_let_go_of_without_the_collector(tmp_path):
-    simulate(replace(TINY, out=out(tmp_path, "first")))  # what is loaded once stays
+def test_a_finished_run_is_freed_without_the_garbage_collector(tmp_path):
+    simulate(replace(TINY, out=out(tmp_path, "first")))  # loads objects that stay in memory
     kinds = (VirtualClients, Data, SerialEngine, BatchedEngine)
     gc.collect()
     before = {id(each) for each in gc.get_objects() if type(each) in kinds}

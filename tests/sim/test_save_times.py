@@ -8,7 +8,7 @@ from fedcomp.sim.save_times import SaveTimes
 
 
 class ManualClock:
-    """A clock that the test sets."""
+    """A clock that only the test moves."""
 
     def __init__(self):
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""SCAFFOLD: the algorithm of the paper in plain loops, through codecs, over interruptions, on real clients and in every engine."""
+"""SCAFFOLD equals the paper's algorithm without compression, and works with codecs, after interruptions and in every engine."""
 
 from dataclasses import replace
 
@@ -21,11 +21,11 @@ from fedcomp.tasks import initial_model
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 DENSE = StrategyConfig(participation=0.5, uplink="identity", downlink="identity", seed=3, clients=6)
-SGD = LocalSGD(steps=2, batch_size=10, lr=0.1)  # of a Federation
+SGD = LocalSGD(steps=2, batch_size=10, lr=0.1)  # options of the clients of a Federation
 RUN = replace(TINY, strategy="scaffold", local_steps=4)
 
 
-def test_each_tensor_has_its_own_share_unless_codecs_are_given():
+def test_the_default_codecs_have_the_scope_layer():
     own = resolved(RunConfig(strategy="scaffold", rounds=3))
     assert (own.uplink, own.downlink) == ("stc:density=1/100@layer",) * 2
     assert (
@@ -35,7 +35,7 @@ def test_each_tensor_has_its_own_share_unless_codecs_are_given():
 
 
 class Oracle:
-    """Algorithm 1 of the paper, option II, with gradients of torch."""
+    """Algorithm 1 of the paper, option II, with gradients by torch."""
 
     def __init__(self, rules: StrategyConfig, clients: int, sgd: LocalSGD = SGD):
         self.sgd = sgd
@@ -75,8 +75,8 @@ class Oracle:
 
 
 @for_each("server_lr, epochs", [(1.0, 0), (0.5, 0), (1.0, 1)])
-def test_without_compression_it_is_the_papers_algorithm(server_lr, epochs):
-    """With steps, or with passes over the data, of which K is the number of steps."""
+def test_without_compression_results_equal_the_papers_algorithm(server_lr, epochs):
+    """With local steps, or with epochs, for which K is the number of their steps."""
     rules, sgd = replace(DENSE, server_lr=server_lr), replace(SGD, epochs=epochs)
     federation, oracle = Federation(rules, strategy=Scaffold), Oracle(rules, 6, sgd)
     for member in federation.members:
@@ -91,7 +91,7 @@ def test_without_compression_it_is_the_papers_algorithm(server_lr, epochs):
         )
 
 
-def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_waits():
+def test_the_servers_control_variate_is_the_clients_mean_minus_residuals():
     rules = replace(DENSE, uplink="stc:density=10%", participation=1.0)
     federation = Federation(rules, strategy=Scaffold)
     list(federation.loop.rounds(range(1, 8)))
@@ -110,7 +110,7 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_wai
 @pytest.mark.parametrize(
     ("stop", "every", "layer"), [(StopsAt(3, 2), 1, ""), (StopsAt(5), 4, "@layer")]
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, layer):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, stop, every, layer):
     config = replace(RUN, checkpoint_every=every, uplink=f"stc:density=10%{layer}")
     assert_the_same_when_stopped(tmp_path, config, stop)
 
@@ -135,7 +135,7 @@ def test_a_frame_is_as_long_as_one_of_a_model_twice_as_large(tmp_path):
 
 
 @pytest.mark.slow
-def test_many_local_steps_on_one_class_each_drift_less(tmp_path):
+def test_drift_is_smaller_than_that_of_averaging(tmp_path):
     config = RunConfig(
         task="digits",
         participation=1.0,
@@ -166,12 +166,12 @@ def test_many_local_steps_on_one_class_each_drift_less(tmp_path):
         ({"relays": 2, "uplink": "identity"}, "needs each frame"),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         simulate(replace(RUN, out=out(tmp_path, "run"), **change))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_deployment_refuses_likewise(tmp_path):
+def test_a_deployment_refuses_the_same_options(tmp_path):
     with pytest.raises(ConfigError, match="leave --momentum out"):
         serve(replace(RUN, momentum=0.9, out=out(tmp_path, "run")), Endpoint(port=0))

@@ -1,4 +1,4 @@
-"""Schedules in whole runs: interrupted or not, under every engine, told to clients and obeyed by them."""
+"""Schedules in whole runs: after interruptions, in every engine, and followed by clients."""
 
 import json
 from dataclasses import replace
@@ -45,14 +45,14 @@ ALL = {
 
 
 def ran(config: RunConfig, out: Path, **also) -> tuple[bytes, list[int]]:
-    """The model and the bytes that clients sent, round by round."""
+    """Return the model and the bytes that clients sent in each round."""
     simulate(replace(config, out=str(out), **also))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return (out / "model.safetensors").read_bytes(), [line["uplink_bytes"] for line in lines]
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_a_run_that_was_interrupted_is_the_same_run(tmp_path, engine):
+def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path, engine):
     config = replace(CONFIG, engine=engine, **ALL)
     whole = ran(config, tmp_path / "whole")
     ran(config, tmp_path / "parts", rounds=2, horizon=4)
@@ -62,7 +62,7 @@ def test_a_run_that_was_interrupted_is_the_same_run(tmp_path, engine):
 @pytest.mark.parametrize(
     "name", ["lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule"]
 )
-def test_each_schedule_makes_another_run_and_one_that_says_nothing_new_does_not(tmp_path, name):
+def test_a_schedule_changes_a_run_unless_it_repeats_the_default(tmp_path, name):
     own = {
         "lr_schedule": "0.1",
         "local_steps_schedule": "5",
@@ -86,7 +86,7 @@ def test_engines_agree(tmp_path):
             torch.testing.assert_close(model[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_curve_ends_where_it_was_to_end_when_the_run_was_begun(tmp_path):
+def test_a_longer_resumed_run_keeps_the_horizon_of_its_start(tmp_path):
     config, out = replace(CONFIG, lr_schedule="cosine:to=0.01"), tmp_path / "run"
     ran(config, out)
     assert read_run(out)["horizon"] == 4
@@ -96,7 +96,7 @@ def test_a_curve_ends_where_it_was_to_end_when_the_run_was_begun(tmp_path):
     assert longer != ran(config, tmp_path / "stretched", rounds=6)
 
 
-def test_a_run_that_goes_on_with_nothing_left_of_its_rate_says_what_to_give(tmp_path):
+def test_the_error_for_a_rate_of_0_after_the_horizon_names_the_option(tmp_path):
     config = replace(CONFIG, lr_schedule="cosine", out=str(tmp_path / "run"))
     simulate(config)
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_with_nothing_left_of_its_rate_says_what_to_give(tmp_
     assert read_run(tmp_path / "run")["horizon"] == 6
 
 
-def test_a_run_without_curves_has_no_horizon(tmp_path):
+def test_a_run_without_curves_has_no_horizon_in_its_config(tmp_path):
     ran(CONFIG, tmp_path / "run", local_steps_schedule="1,4@3", lr_schedule="step:every=2")
     assert read_run(tmp_path / "run")["horizon"] == 0
 
@@ -148,14 +148,14 @@ def test_a_run_without_curves_has_no_horizon(tmp_path):
         ),
     ],
 )
-def test_options_that_do_not_go_together(tmp_path, options, sentence):
+def test_options_that_exclude_each_other_are_refused(tmp_path, options, sentence):
     with pytest.raises(UserError) as raised:
         simulate(replace(CONFIG, out=str(tmp_path / "run"), **options))
     assert sentence in str(raised.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_simulation_tells_time_by_the_steps_of_the_round(tmp_path):
+def test_virtual_time_depends_on_the_scheduled_steps(tmp_path):
     config = replace(
         CONFIG,
         network="uniform:up=1GB,down=1GB,latency=0s,step=1s",
@@ -169,7 +169,7 @@ def test_a_simulation_tells_time_by_the_steps_of_the_round(tmp_path):
     assert [round(line["simulated_s"], 3) for line in lines] == [1, 1, 4, 4]
 
 
-def test_the_batched_engine_makes_room_for_the_largest_batches():
+def test_the_batched_engine_reserves_memory_for_the_largest_batches():
     task = load("mnist-logreg", None)
     at_once = [
         EngineChoice.choose(
@@ -217,17 +217,17 @@ def test_clients_follow_the_schedules_of_the_server():
 
 
 @for_each("asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}])
-def test_a_client_refuses_what_no_run_may_ask(asked):
+def test_a_client_refuses_invalid_steps_and_batch_sizes(asked):
     with pytest.raises(ProtocolError, match="^the server asks for -?[0-9]+ .*; give 1 to 1000000$"):
         LocalSGD().for_round(**asked)
 
 
-def test_steps_that_are_told_stand_in_for_epochs():
+def test_scheduled_steps_replace_epochs():
     assert LocalSGD(epochs=3).for_round(steps=2) == LocalSGD(steps=2, epochs=0)
     assert LocalSGD(epochs=3).for_round(lr=0.5) == LocalSGD(epochs=3, lr=0.025, lr_multiple=0.5)
 
 
-def test_a_schedule_that_ends_with_a_last_round_that_is_not_known_is_refused():
+def test_a_schedule_needs_a_horizon_if_the_last_round_is_unknown():
     with pytest.raises(
         ConfigError, match="ends at the last round, which is unknown; give --horizon"
     ):

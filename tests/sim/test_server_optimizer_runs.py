@@ -1,4 +1,4 @@
-"""Runs with a server optimizer: the steps of the paper through compressed links, the same bytes after an interruption, one sentence."""
+"""Runs with a server optimizer: steps with compression, the same bytes after an interruption, and refused options."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def with_optimizer(config, text: str):
     ("text", "stop", "every"),
     [(TEXTS[0], StopsAt(1, 1), 1), (TEXTS[1], StopsAt(5), 4), (TEXTS[2], StopsAt(3, 2), 1)],
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, text, stop, every):
     config = with_optimizer(replace(TINY, checkpoint_every=every), text)
     assert_the_same_when_stopped(tmp_path, config, stop)
 
@@ -37,7 +37,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
 @pytest.mark.parametrize(
     "name", ["asynchronous", "gtopk", "median", "powersgd:rank=1", "sketched-sgd:density=20%"]
 )
-def test_it_goes_with_every_strategy_whose_aggregate_is_an_update(tmp_path, name):
+def test_it_works_with_every_strategy_that_has_no_own_step(tmp_path, name):
     config = replace(
         TINY, strategy=name, participation=1.0, server_optimizer="sgd:momentum=0.9", server_lr=0.5
     )
@@ -59,7 +59,7 @@ def test_it_goes_with_every_strategy_whose_aggregate_is_an_update(tmp_path, name
     )
 
 
-def test_a_robust_run_that_was_stopped_in_its_first_round_goes_on(tmp_path):
+def test_a_robust_run_stopped_in_its_first_round_can_be_resumed(tmp_path):
     config = replace(
         TINY, strategy="centered-clipping", participation=1.0, out=out(tmp_path, "run")
     )
@@ -69,7 +69,7 @@ def test_a_robust_run_that_was_stopped_in_its_first_round_goes_on(tmp_path):
 
 
 @for_each("text", TEXTS)
-def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
+def test_the_model_moves_by_the_optimizers_step_for_the_mean(text):
     federation, own = Federation(with_optimizer(DENSE, text)), optimizer(text)
     for round in range(1, 5):
         before = federation.loop.broadcasts.weights.clone()
@@ -82,7 +82,7 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
         )
 
 
-def test_a_round_without_updates_leaves_the_momentum():
+def test_a_round_without_updates_does_not_change_the_momentum():
     federation = Federation(with_optimizer(DENSE, "sgd:momentum=0.5"))
     list(federation.loop.rounds([1]))
     before = {name: vector.clone() for name, vector in federation.loop.optimizer.state.items()}
@@ -95,7 +95,7 @@ def test_a_round_without_updates_leaves_the_momentum():
     assert torch.equal(before[FIRST], federation.loop.optimizer.state[FIRST])
 
 
-def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_moves():
+def test_updates_with_infinite_squares_are_rejected_and_the_next_round_moves():
     federation = Federation(with_optimizer(DENSE, "yogi"))
     shout = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 1e30))
     federation.faults = {
@@ -108,7 +108,7 @@ def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_move
     )
 
 
-def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
+def test_gtopk_returns_the_values_dropped_before_the_momentum():
     rules = StrategyConfig(
         participation=1.0, uplink="topk:density=20%", downlink="identity", seed=3
     )
@@ -124,7 +124,7 @@ def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
 @pytest.mark.parametrize(
     "name", [name for name, cls in available_strategies().items() if cls.replaces_server_optimizer]
 )
-def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
+def test_strategies_with_their_own_step_refuse_a_server_optimizer(tmp_path, name):
     with pytest.raises(
         ConfigError,
         match=f"--strategy {name} replaces the server optimizer; .* --strategy {name}:momentum=0.9",
@@ -160,7 +160,7 @@ def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         simulate(replace(TINY, out=out(tmp_path, "run"), **change))
     assert not (tmp_path / "run").exists()

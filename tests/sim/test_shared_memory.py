@@ -1,4 +1,4 @@
-"""Tensors in shared memory are another process's too, and leave nothing open."""
+"""Tensors in shared memory can be read by other processes, and leave no open file."""
 
 import os
 import pickle
@@ -20,7 +20,7 @@ def descriptors() -> int:
 @for_each(
     "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 )
-def test_whoever_maps_the_bytes_sees_what_is_written(dtype):
+def test_an_unpickled_tensor_shares_the_memory(dtype):
     shared = SharedTensor((2, 3), dtype)
     same = pickle.loads(pickle.dumps(shared))
     shared.tensor.copy_(torch.arange(6).view(2, 3).to(dtype))
@@ -28,7 +28,7 @@ def test_whoever_maps_the_bytes_sees_what_is_written(dtype):
     assert same.data_ptr() != shared.tensor.data_ptr()
 
 
-def test_nothing_stays_open():
+def test_no_file_stays_open():
     before = descriptors()
     shared = [SharedTensor((size, 7)) for size in (0, 1, 100)]
     kept = SharedTensor.copy_of(torch.ones(3)).tensor

@@ -1,4 +1,4 @@
-"""Each part of the data is trained once a round, whoever holds it; who fails fails alone."""
+"""Each partition is trained once per round, and an error affects only its clients."""
 
 from dataclasses import replace
 
@@ -27,8 +27,8 @@ CODED = replace(
     ("attack", "trainings"),
     [(None, 9), ("inverted:2", 9), ("code-aware:2", 9), ("label-flip:1", 18)],
 )
-def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, trainings):
-    """Byzantine clients with data of their own train separately and change nothing for others; their rows may have all partitions."""
+def test_each_partition_is_trained_once_per_round(tmp_path, monkeypatch, attack, trainings):
+    """Byzantine clients with other data train separately, without an effect on others. Their rows may contain all partitions."""
     count, train_job = [], SerialEngine.train_job
 
     def counted(self, start, data, job, *rest):
@@ -46,7 +46,7 @@ def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, t
         )
 
 
-def test_the_batched_engine_trains_them_together_and_one_by_one_where_that_fails(
+def test_the_batched_engine_trains_partitions_together_or_one_by_one_after_an_error(
     tmp_path, monkeypatch
 ):
     sizes, train = [], BatchedEngine.train

@@ -1,4 +1,4 @@
-"""Runs in two phases by sketches: the same, interrupted or not, simulated by a cohort at once or by clients one after the other."""
+"""Runs of sketched SGD: interruptions, and real instead of virtual clients, do not change them."""
 
 from dataclasses import replace
 
@@ -32,15 +32,15 @@ UPLINKS = [
 @pytest.mark.parametrize(
     ("stop", "every", "uplink"), [((1, 2), 1, 0), ((5, 8), 4, 1), ((4, None), 1, 2)]
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, uplink):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, stop, every, uplink):
     config = replace(RUN, uplink=UPLINKS[uplink], rounds=9, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, StopsAfter(*stop), StopsAt(7))
 
 
 @pytest.mark.parametrize(
     ("engine", "candidates"), [("serial", 2), ("serial", 1), ("batched", 2)]
-)  # of 1, none comes back
-def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, candidates):
+)  # with 1 candidate per coordinate, none is returned
+def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine, candidates):
     rules = StrategyConfig(
         participation=0.5, uplink=RUN.uplink, downlink=RUN.downlink, memory=RUN.memory, seed=5
     )
@@ -82,7 +82,7 @@ def test_the_tiny_task_is_learned(tmp_path):
     assert summary.accuracy > 0.85
 
 
-def test_uplink_memory_and_downlink_are_the_strategys_where_they_are_not_given(tmp_path):
+def test_unset_codecs_and_memory_get_the_defaults_of_the_strategy(tmp_path):
     config = replace(
         TINY,
         strategy="sketched-sgd:density=10%",
@@ -125,7 +125,7 @@ def test_uplink_memory_and_downlink_are_the_strategys_where_they_are_not_given(t
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, options, sentence):
+def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:
         simulate(replace(RUN, **options, out=out(tmp_path, "run")))
     assert (

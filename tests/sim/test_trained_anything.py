@@ -1,4 +1,4 @@
-"""Runs whose clients train with any optimizer, on any batches, or by the task's own loop, in every engine and through a resume."""
+"""Runs with any optimizer, any batches or the task's own training loop, in every engine and after a resume."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Pairs(Dataset):
 
 
 class Halves(nn.Module):
-    """Takes each half of the inputs by keyword."""
+    """A model that takes the two halves of the inputs as keyword arguments."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ CASES = [("lazy", ADAM), ("keywords", {"optimizer": "adamw"}), ("own", {})]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
-def test_a_run_learns_and_is_the_same_when_it_was_interrupted(tmp_path, name, options):
+def test_a_run_learns_and_equals_an_interrupted_one(tmp_path, name, options):
     whole = simulate(config(tmp_path / "whole", name, engine="serial", **options))
     records = fedcomp.load(tmp_path / "whole").metrics
     assert whole.rounds == 4 and records["loss"][-1] < records["loss"][0]
@@ -106,13 +106,13 @@ def test_a_run_learns_and_is_the_same_when_it_was_interrupted(tmp_path, name, op
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
-def test_worker_processes_give_the_model_of_the_serial_engine(tmp_path, name, options):
+def test_worker_processes_compute_the_model_of_the_serial_engine(tmp_path, name, options):
     for engine in ("serial", "processes"):
         simulate(config(tmp_path / engine, name, engine=engine, rounds=3, **options))
     assert model_of(tmp_path / "processes") == model_of(tmp_path / "serial")
 
 
-def test_an_error_of_the_loop_is_a_rejection_with_file_and_line(tmp_path):
+def test_an_error_of_the_training_loop_is_reported_with_file_and_line(tmp_path):
     simulate(config(tmp_path / "run", "failing", engine="serial"))
     records = fedcomp.load(tmp_path / "run").records
     rejected = [rejection for record in records for rejection in record.rejections]
@@ -121,7 +121,7 @@ def test_an_error_of_the_loop_is_a_rejection_with_file_and_line(tmp_path):
     assert "in failing_loop: RuntimeError: no such file: words.txt" in rejected[0].reason
 
 
-def test_evaluate_fn_gives_the_numbers_of_the_round(tmp_path):
+def test_evaluate_fn_computes_the_metrics_of_a_round(tmp_path):
     simulate(config(tmp_path / "run", "evaluated"))
     metrics = fedcomp.load(tmp_path / "run").metrics
     assert np.all(metrics["accuracy"] == 0.25) and np.all(metrics["fluency"] == 7)
@@ -136,6 +136,6 @@ def test_evaluate_fn_gives_the_numbers_of_the_round(tmp_path):
         ("keywords", {"optimizer": "adamw"}, "with --optimizer adamw"),
     ],
 )
-def test_the_batched_engine_says_what_it_cannot_train(tmp_path, name, options, why):
+def test_the_error_of_the_batched_engine_names_the_obstacle(tmp_path, name, options, why):
     with pytest.raises(ConfigError, match=f"--engine batched cannot train {why}"):
         simulate(config(tmp_path / "run", name, engine="batched", **options))

@@ -1,4 +1,4 @@
-"""Runs of votes: Byzantine clients are outvoted and suspected, and a run is the same interrupted or not."""
+"""Runs with votes: Byzantine clients are outvoted and suspected, and interruptions do not change a run."""
 
 from dataclasses import replace
 
@@ -39,13 +39,13 @@ def test_byzantine_clients_are_suspected_and_outvoted(tmp_path):
         {"attack": "inverted:2"},
     ],
 )
-def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, changes):
+def test_a_run_stopped_in_a_round_equals_an_uninterrupted_one(tmp_path, changes):
     config = replace(VOTING, **changes)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
 
 
 @pytest.mark.parametrize("strategy", ["vote", "election:byzantine=1"])
-def test_weight_decay_changes_the_step_and_not_the_votes(tmp_path, strategy):
+def test_weight_decay_changes_the_step_but_not_the_votes(tmp_path, strategy):
     models = {}
     for rounds, decay in ((1, 0.0), (1, 5.0), (2, 5.0)):
         config = replace(VOTING, strategy=strategy, clients=5, weight_decay=decay, rounds=rounds)
@@ -74,8 +74,8 @@ task = Task("wide", lambda: torch.nn.Linear(20_000, 10), data, data)
 @pytest.mark.parametrize(
     "strategy", ["vote", "election:byzantine=2", "election:byzantine=2,form=ballots"]
 )
-def test_a_vote_costs_a_bit_a_parameter(tmp_path, strategy):
-    """Within a hundredth, header and all: of 200,010 parameters."""
+def test_a_vote_costs_one_bit_per_parameter(tmp_path, strategy):
+    """Within 1 %, including headers, for 200,010 parameters."""
     (tmp_path / "wide.py").write_text(WIDE)
     config = replace(
         VOTING,
@@ -88,7 +88,7 @@ def test_a_vote_costs_a_bit_a_parameter(tmp_path, strategy):
         out=out(tmp_path, "run"),
     )
     simulate(config)
-    bits = 200_010 / 8 * 5 * (2 if "ballots" in strategy else 1)  # ballots, then votes on them
+    bits = 200_010 / 8 * 5 * (2 if "ballots" in strategy else 1)  # ballots, and then votes on them
     for record in rounds_of(out(tmp_path, "run")):
         assert record["accepted"] == 5
         assert bits < record["uplink_bytes"] < 1.01 * bits

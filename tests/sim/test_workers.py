@@ -1,4 +1,4 @@
-"""Worker processes give the serial engine's updates, survive each other's deaths, and end with who started them."""
+"""Worker processes compute the updates of the serial engine, are replaced when they die, and end with their parent process."""
 
 import contextlib
 import os
@@ -63,8 +63,8 @@ def minded(tmp_path_factory) -> Iterator[tuple[WorkerEngine, list[str]]]:
             yield engine, output
 
 
-def test_updates_are_those_of_the_serial_engine_to_the_bit(two):
-    """With dropout, running statistics, kept momentum, moments and batches of two sizes; data that others hold as well."""
+def test_updates_equal_those_of_the_serial_engine_bit_for_bit(two):
+    """With dropout, running statistics, kept momentum, moments, batches of two sizes, and data in shared memory."""
     data, one_by_one = worker_tasks.examples(), serial()
     start = start_of(one_by_one)
     assert_same(two_rounds(two, start, two.resident(data)), two_rounds(one_by_one, start, data))
@@ -73,7 +73,7 @@ def test_updates_are_those_of_the_serial_engine_to_the_bit(two):
     assert len({worker.process.pid for worker in two.workers}) == 2
 
 
-def test_this_process_helps_until_it_is_worth_while_to_start_others(monkeypatch):
+def test_the_parent_trains_clients_before_workers_are_started(monkeypatch):
     data, one_by_one = worker_tasks.examples(), serial()
     start = start_of(one_by_one)
     expected = two_rounds(one_by_one, start, data)
@@ -82,11 +82,11 @@ def test_this_process_helps_until_it_is_worth_while_to_start_others(monkeypatch)
         assert_same(two_rounds(engine, start, data), expected)
         assert not engine.workers
         monkeypatch.setattr("fedcomp.sim.processes.LOCAL_TRAINING_S", 0.0)
-        assert_same(two_rounds(engine, start, data), expected)  # by both, as it comes
+        assert_same(two_rounds(engine, start, data), expected)  # by the parent and the worker
         assert len(engine.workers) == 1
 
 
-def test_bfloat16_is_the_serial_engines_too_and_close_to_float32(two):
+def test_bfloat16_updates_equal_the_serial_engines_and_are_close_to_float32(two):
     data, one_by_one = worker_tasks.examples(), serial()
     start, coarse = start_of(one_by_one), LocalSGD(steps=3, batch_size=8, precision="bfloat16")
     fine = LocalSGD(steps=3, batch_size=8)
@@ -98,7 +98,7 @@ def test_bfloat16_is_the_serial_engines_too_and_close_to_float32(two):
     assert ((0 < difference) & (difference < 0.1)).all()
 
 
-def test_updates_stay_what_they_are_when_more_are_trained(two):
+def test_returned_updates_do_not_change_in_later_calls(two):
     data, start = worker_tasks.examples(), start_of(serial())
     first, _ = two.train(start, data, jobs(start), SGD, seed=5)
     kept = first.clone()
@@ -110,7 +110,7 @@ def test_updates_stay_what_they_are_when_more_are_trained(two):
     assert len(os.listdir("/proc/self/fd")) <= files
 
 
-def test_workers_killed_while_they_wait_are_replaced(two):
+def test_workers_killed_while_they_are_idle_are_replaced(two):
     data, start = worker_tasks.examples(), start_of(serial())
     before, _ = two.train(start, data, jobs(start), SGD, seed=5)
     killed = two.workers[0].process
@@ -122,8 +122,8 @@ def test_workers_killed_while_they_wait_are_replaced(two):
     assert len(pids) == 2 and killed.pid not in pids
 
 
-def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_another(minded):
-    """Client 0 raises, client 2 kills every worker that trains it, client 4 the first."""
+def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(minded):
+    """Client 0 raises an error, client 2 kills every worker that trains it, and client 4 kills the first."""
     (engine, output), one_by_one = minded, serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
     survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
@@ -141,7 +141,7 @@ def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_anoth
     assert reason(results[0]) == reason(expected[0])
     assert reason(results[0]).endswith("in forward: ValueError: a sensor reports nonsense")
     assert reason(results[2]).startswith(
-        "the worker process that trained this client was killed by SIGSEGV, twice"
+        "two worker processes ended while they trained this client; the second was killed by SIGSEGV"
     )
     assert torch.equal(updates, honest[[0, 2, 3]])
     assert len(output) == 2 and not any("\n" in sentence for sentence in output)
@@ -149,8 +149,8 @@ def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_anoth
     assert "SIGSEGV while it trained client 4" in output[1]
 
 
-def test_workers_that_die_between_clients_that_are_trained_do_not_end_a_run(minded):
-    """The same number of deaths in a row would end it. Client 2 kills two workers in each round."""
+def test_deaths_of_workers_between_trained_clients_do_not_end_a_run(minded):
+    """As many deaths in a row would end the run. Client 2 kills two workers in each round."""
     (engine, _), sgd, start = minded, LocalSGD(epochs=1, batch_size=8), start_of(serial("minded"))
     deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
     for round in range(3):
@@ -158,7 +158,7 @@ def test_workers_that_die_between_clients_that_are_trained_do_not_end_a_run(mind
         assert [type(result) is JobResult for result in results] == [True, True, False, True, True]
 
 
-def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
+def test_a_task_that_workers_cannot_load_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path / "gone"))
     data, start = worker_tasks.examples(), start_of(serial())
     with workers("gone", count=1) as engine:
@@ -170,7 +170,7 @@ def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
         assert "\n" not in str(error.value) and not engine.workers
 
 
-def test_workers_that_cannot_start_are_a_sentence(monkeypatch):
+def test_workers_that_cannot_start_raise_an_error(monkeypatch):
     data, start = worker_tasks.examples(), start_of(serial())
     with workers(count=1) as engine:
         monkeypatch.setattr("fedcomp.sim.processes.WORKER_PROGRAM", "raise SystemExit(7)")
@@ -178,7 +178,7 @@ def test_workers_that_cannot_start_are_a_sentence(monkeypatch):
             engine.train(start, data, jobs(start), SGD, seed=5)
 
 
-def test_what_a_task_file_draws_as_it_is_imported_is_the_same_everywhere():
+def test_random_numbers_drawn_by_an_imported_task_are_the_same_in_workers():
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     one_by_one, data = serial("drawn"), worker_tasks.examples()
     assert (
@@ -193,7 +193,7 @@ def test_what_a_task_file_draws_as_it_is_imported_is_the_same_everywhere():
     assert torch.equal(*found)
 
 
-def test_a_run_of_which_every_client_kills_its_worker_ends_in_a_sentence():
+def test_a_run_in_which_every_client_kills_its_worker_ends_with_an_error():
     output, start = [], start_of(serial("minded"))
     data, sgd = (
         worker_tasks.marked(**{f"_{i}": worker_tasks.DEADLY for i in range(2, 120)}),
@@ -210,7 +210,7 @@ def test_a_run_of_which_every_client_kills_its_worker_ends_in_a_sentence():
     )
 
 
-def test_a_model_that_ends_its_process_fails_its_client_alone(minded):
+def test_a_model_that_exits_its_process_fails_only_its_client(minded):
     (engine, _), one_by_one, sgd = minded, serial("minded"), LocalSGD(epochs=1, batch_size=8)
     start = start_of(one_by_one)
     leaving = worker_tasks.marked(_7=worker_tasks.EXIT)
@@ -228,7 +228,7 @@ def test_a_model_that_ends_its_process_fails_its_client_alone(minded):
         one_by_one.train(start, stopping, jobs(start, sgd), sgd, seed=5)
 
 
-def test_a_worker_imports_no_flower(minded):
+def test_a_worker_does_not_import_flower(minded):
     (engine, _), sgd = minded, LocalSGD(epochs=1, batch_size=8)
     start = start_of(serial("minded"))
     _, results = engine.train(
@@ -252,7 +252,7 @@ RUN = RunConfig(
 )
 
 
-def test_a_run_is_that_of_the_serial_engine(tmp_path):
+def test_a_run_equals_that_of_the_serial_engine(tmp_path):
     for engine in ("serial", "processes"):
         simulate(RunConfig(**vars(RUN) | {"engine": engine, "out": str(tmp_path / engine)}))
     assert (tmp_path / "serial" / "model.safetensors").read_bytes() == (
@@ -262,7 +262,7 @@ def test_a_run_is_that_of_the_serial_engine(tmp_path):
     assert RunConfig(**vars(RUN) | {"engine": "processes"}).precision == "float32"
 
 
-def test_models_that_gain_nothing_from_batches_go_to_processes_where_there_are_several_cores(
+def test_models_that_are_not_batched_are_trained_by_processes_on_several_cores(
     tmp_path,
 ):
     torch.set_num_threads(2)
@@ -275,7 +275,7 @@ def test_models_that_gain_nothing_from_batches_go_to_processes_where_there_are_s
     }
 
 
-def test_a_model_that_views_its_activations_is_trained_all_the_same():
+def test_a_model_that_views_its_activations_is_trained():
     task = load(f"{TASKS}:viewed")
     model = initial_model(task, 3)
     layout, data, batches = Layout.of(model), task.train(), [np.arange(8), np.arange(8) + 8]
@@ -292,8 +292,8 @@ def test_a_model_that_views_its_activations_is_trained_all_the_same():
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_of_a_process_that_is_ended(tmp_path, sent):
-    """Its workers are at work on clients that would take minutes; shared memory has no file that could stay."""
+def test_no_process_or_file_is_left_after_the_parent_ends(tmp_path, sent):
+    """Its workers train clients for minutes. Shared memory has no file that could be left."""
     before = set(os.listdir("/dev/shm"))
     task = ("--task", f"{TASKS}:slow", "--clients", "1", "--participation", "1")
     run = Command(tmp_path, "run", "sim", *task, "--rounds", "1", "--engine", "processes")

@@ -13,11 +13,11 @@ from torch import nn
 
 from fedcomp import Data, Task
 
-DEADLY, BAD = 1000.0, 500.0  # first inputs of marked examples
+DEADLY, BAD = 1000.0, 500.0  # first inputs of examples that trigger a fault
 EXIT, STOP = 250.0, 125.0  # likewise
 DEADLY_ONCE, MODULES = 100.0, 75.0  # likewise
 FIRST_DEATH = (
-    "FEDCOMP_TEST_FIRST_DEATH"  # names a file that exists after DEADLY_ONCE killed a worker
+    "FEDCOMP_TEST_FIRST_DEATH"  # names a file that exists once DEADLY_ONCE has killed a worker
 )
 
 
@@ -29,7 +29,7 @@ def examples() -> Data:
 
 
 def marked(**values: float) -> Data:
-    """The examples, with the first input of some of them changed: marked(_7=BAD)."""
+    """Return the examples, with the first input of some of them replaced: marked(_7=BAD) changes example 7."""
     data = examples()
     for example, value in values.items():
         data.inputs[int(example[1:]), 0, 0, 0] = value
@@ -37,7 +37,7 @@ def marked(**values: float) -> Data:
 
 
 def model() -> nn.Module:
-    """What the batched engine cannot: convolutions, running statistics and dropout."""
+    """Return a model that the batched engine cannot train: it has convolutions, running statistics and dropout."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.BatchNorm2d(8),
@@ -50,7 +50,7 @@ def model() -> nn.Module:
 
 
 class Minded(nn.Module):
-    """Does what the first input of a batch tells it."""
+    """A model that fails in the way that the first inputs of a batch select."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Minded(nn.Module):
 
 
 class Slow(nn.Module):
-    """Trains for as long as it is let."""
+    """A model whose forward pass takes ten minutes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Slow(nn.Module):
 
 
 class Viewed(nn.Module):
-    """Takes activations for contiguous ones."""
+    """A model that views its activations, which requires them to be contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Viewed(nn.Module):
 
 
 class Projected(nn.Module):
-    """With a constant among its buffers."""
+    """A model with a constant buffer."""
 
     def __init__(self, constant: torch.Tensor) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ drawn = Task("drawn", lambda: Projected(DRAWN), examples, examples)
 
 
 def gone() -> Task:
-    """A task that only the first process finds."""
+    """Return a task that can be loaded only in the first process."""
     if os.environ.get(FIRST_DEATH) and Path(os.environ[FIRST_DEATH]).exists():
         raise FileNotFoundError("the file is gone")
     return task

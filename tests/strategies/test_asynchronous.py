@@ -1,4 +1,4 @@
-"""Options of the asynchronous strategy, and how much a late update counts; tests/server/test_asynchronous_loop.py runs its rounds."""
+"""Options of the asynchronous strategy, and the weights of late updates. tests/server/test_asynchronous_loop.py tests its rounds."""
 
 import pytest
 from cases import for_each
@@ -16,7 +16,7 @@ def late(rounds: int) -> AcceptedUpdate:
 
 
 @for_each("text", ["wait=2", "wait=-1", "staleness=-1", "decay=-0.5"])
-def test_options_out_of_range(text):
+def test_options_out_of_range_are_refused(text):
     with pytest.raises(SpecError, match=f"{text.split('=')[0]} is .*; give 0 to "):
         strategy(f"asynchronous:{text}", CONFIG, LAYOUT)
 
@@ -24,7 +24,7 @@ def test_options_out_of_range(text):
 @for_each(
     "decay, discounts", [(0.0, [1, 1, 1]), (0.5, [1, 2**-0.5, 0.5]), (2.0, [1, 1 / 4, 1 / 16])]
 )
-def test_an_update_counts_less_the_later_it_is(decay, discounts):
+def test_the_weight_of_an_update_decreases_with_its_staleness(decay, discounts):
     made = strategy(f"asynchronous:decay={decay}", CONFIG, LAYOUT)
     assert [made.discount(late(rounds)) for rounds in (0, 1, 3)] == pytest.approx(discounts)
 

@@ -1,4 +1,4 @@
-"""Blocks of many updates say what the updates say; memory does not grow with the model."""
+"""Blocks of updates have the values of the updates, and fit into a memory that does not depend on the size of the model."""
 
 import tracemalloc
 
@@ -24,7 +24,7 @@ def opened(spec: str, m: int = 4) -> list:
 
 
 @pytest.mark.parametrize("spec", ONE_EACH)
-def test_blocks_of_every_codec_are_the_vectors(spec, monkeypatch):
+def test_blocks_of_every_codec_equal_the_decoded_vectors(spec, monkeypatch):
     monkeypatch.setattr(UpdateMatrix, "block", 64)
     updates = opened(spec)
     whole = np.stack([update.dense().numpy() for update in updates])
@@ -44,7 +44,7 @@ def test_blocks_of_every_codec_are_the_vectors(spec, monkeypatch):
     assert np.array_equal(products, products.T)
 
 
-def test_the_block_changes_no_bit(monkeypatch):
+def test_the_block_size_does_not_change_the_result(monkeypatch):
     n = 5 * robust.CHUNK + 123
     x = np.random.default_rng(0).standard_normal((7, n)).astype(np.float32)
     rows, found = [Dense(row) for row in x], []
@@ -56,7 +56,7 @@ def test_the_block_changes_no_bit(monkeypatch):
     assert all(np.array_equal(found[0][i], other[i]) for other in found[1:] for i in (0, 1))
 
 
-def test_distances_are_those_of_the_vectors():
+def test_distances_equal_those_of_the_vectors():
     x = np.random.default_rng(0).standard_normal((6, 900)).astype(np.float32)
     x[5] = x[2]
     products = UpdateMatrix([Dense(row) for row in x], 900).products()
@@ -68,7 +68,7 @@ def test_distances_are_those_of_the_vectors():
     )
 
 
-def test_vectors_that_lie_far_away_leave_the_distances_of_others_as_they_are():
+def test_distant_vectors_do_not_change_the_distances_of_others():
     x = np.random.default_rng(0).standard_normal((5, 900)).astype(np.float32)
     alone = squared_distances(UpdateMatrix([Dense(row) for row in x], 900).products())
     far = np.full(900, np.finfo(np.float32).max, np.float32)
@@ -78,7 +78,7 @@ def test_vectors_that_lie_far_away_leave_the_distances_of_others_as_they_are():
     assert np.array_equal(alone, beside[:5, :5]) and np.isfinite(beside).all()
 
 
-def test_a_client_with_nothing_to_send_is_zero():
+def test_a_client_without_a_frame_counts_as_a_zero_update():
     into = torch.ones(10)
     rows = UpdateMatrix([None, Dense(np.ones(10, np.float32))], 10)
     assert rows.products().tolist() == [[0, 0], [0, 10]]
@@ -88,7 +88,7 @@ def test_a_client_with_nothing_to_send_is_zero():
     assert not into.any()
 
 
-def test_sums_beyond_float32_are_its_ends():
+def test_sums_are_clipped_to_the_range_of_float32():
     largest = float(np.finfo(np.float32).max)
     over = Estimate(torch.full((4,), largest), Dense(np.full(4, largest, np.float32)))
     rows, into = UpdateMatrix([over, over, over], 4), torch.zeros(4)
@@ -99,7 +99,7 @@ def test_sums_beyond_float32_are_its_ends():
     assert into.tolist() == [largest] * 4
 
 
-def test_an_update_without_weight_is_not_read():
+def test_an_update_with_weight_0_is_not_read():
     class PhaseEnd(Dense):
         def block(self, start, stop):
             raise AssertionError("read")
@@ -111,8 +111,8 @@ def test_an_update_without_weight_is_not_read():
     assert into.tolist() == [1, 1, 1]
 
 
-def test_no_more_than_a_few_blocks_are_held():
-    """20 sparse updates of n = 4M: dense they would be 320 MB."""
+def test_memory_holds_at_most_two_blocks():
+    """20 sparse updates of 4 M coordinates, which would take 320 MB if they were dense."""
     m, n, k = 20, 4_000_000, 4000
     rng = np.random.default_rng(0)
     updates = [

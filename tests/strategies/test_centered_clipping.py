@@ -1,4 +1,4 @@
-"""Centered clipping: byzfl's steps; the center lasts over rounds and outlives the process."""
+"""Centered clipping equals byzfl's. Its center is kept between rounds and stored in checkpoints."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ MOVED, STAYED = (1, b"a frame"), (1, None)  # the end of a round
 @for_each("kind", KINDS)
 @for_each("m, byzantine", [(3, 1), (7, 3), (20, 4)])
 @for_each("steps, radius", [(1, 3.0), (4, 0.5), (2, 1000.0)])
-def test_its_rounds_are_those_of_byzfl(kind, m, byzantine, steps, radius):
+def test_rounds_equal_those_of_byzfl(kind, m, byzantine, steps, radius):
     other, made = (
         oracle().CenteredClipping(L=steps, tau=radius),
         rule(f"centered-clipping:{byzantine},iterations={steps},radius={radius}", 200),
@@ -28,7 +28,7 @@ def test_its_rounds_are_those_of_byzfl(kind, m, byzantine, steps, radius):
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_radius_beyond_all_is_the_mean():
+def test_with_a_radius_above_all_distances_the_result_is_the_mean():
     x = clouds("honest", 6, 50, 0)
     np.testing.assert_allclose(
         aggregated(rule("centered-clipping:0,radius=1e30", 50), x), x.mean(0), rtol=1e-5, atol=1e-6
@@ -37,7 +37,7 @@ def test_a_radius_beyond_all_is_the_mean():
 
 @for_each("m, byzantine", [(3, 1), (9, 4), (20, 4)])
 @for_each("kind", ["far", "largest"])
-def test_without_a_radius_a_step_is_no_longer_than_an_honest_update(kind, m, byzantine):
+def test_with_the_default_radius_a_step_is_no_longer_than_an_honest_one(kind, m, byzantine):
     made, longest = rule(f"centered-clipping:{byzantine}", 80), 0.0
     for round in range(1, 6):
         before = np.zeros(80) if made.center is None else made.center.numpy().copy()
@@ -48,7 +48,7 @@ def test_without_a_radius_a_step_is_no_longer_than_an_honest_update(kind, m, byz
         assert np.linalg.norm(y - before) <= longest * (1 + 1e-6)
 
 
-def test_vectors_that_are_the_center_stay():
+def test_updates_equal_to_the_center_leave_it_unchanged():
     made, x = rule("centered-clipping:1", 20), np.ones((5, 20))
     x[4] = 7
     for round in (1, 2, 3):
@@ -57,7 +57,7 @@ def test_vectors_that_are_the_center_stay():
     np.testing.assert_allclose(y, 1, rtol=1e-6)
 
 
-def test_a_round_that_moved_nothing_leaves_the_center():
+def test_a_round_that_does_not_move_the_model_leaves_the_center():
     made = rule("centered-clipping:1", 20)
     aggregated(made, clouds("honest", 5, 20, 0))
     made.on_round_end(*STAYED)
@@ -70,7 +70,7 @@ def test_a_round_that_moved_nothing_leaves_the_center():
     assert np.array_equal(made.center.numpy(), y)
 
 
-def test_the_center_is_written_and_read_back():
+def test_a_checkpoint_restores_the_center():
     made, again = rule("centered-clipping:1,radius=2", 20), rule("centered-clipping:1,radius=2", 20)
     x = clouds("honest", 5, 20, 0)
     aggregated(made, x)

@@ -1,4 +1,4 @@
-"""Which phases of a round clients take part in, and what they hold in between."""
+"""The phases of a round that a client answers, and its state between them."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def in_phase(phase: str, round: int = 4) -> Assignment:
     return replace(ASSIGNMENT, phase=phase, round=round)
 
 
-def test_the_first_phase_opens_a_round_and_the_others_need_it():
+def test_later_phases_need_the_state_of_the_first_phase():
     assert ClientAlgorithm().starts_round(ASSIGNMENT, None) and TWO.starts_round(
         in_phase("first"), None
     )
@@ -44,7 +44,7 @@ def test_the_first_phase_opens_a_round_and_the_others_need_it():
 
 
 @for_each("phase", ["tally", "", "Train"])
-def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
+def test_a_phase_unknown_to_the_strategy_is_refused(phase):
     for algorithm in (ClientAlgorithm(), TWO):
         with pytest.raises(
             ProtocolError,
@@ -53,7 +53,7 @@ def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
             algorithm.starts_round(in_phase(phase), RoundState(4, 0.5))
 
 
-def test_a_refused_phase_changes_nothing():
+def test_a_refused_phase_does_not_change_the_memory():
     federation = Federation(StrategyConfig(participation=1.0, uplink="stc:density=10%"))
     list(federation.loop.rounds([1]))
     member, b = federation.members[0], federation.loop.broadcasts
@@ -77,7 +77,7 @@ def test_a_refused_phase_changes_nothing():
     assert same_bits(member.memory.state_dict()["residual"], before)
 
 
-def test_each_client_and_round_has_a_seed_of_its_own():
+def test_each_run_client_and_round_has_its_own_seed():
     c, algorithm = codec("stc"), ClientAlgorithm()
     seeds = {
         algorithm.seed(c, run, replace(ASSIGNMENT, client=client, round=round))
@@ -88,7 +88,7 @@ def test_each_client_and_round_has_a_seed_of_its_own():
     assert len(seeds) == 8
 
 
-def test_a_cohort_sends_the_frames_of_its_clients():
+def test_the_frames_of_a_cohort_equal_those_of_single_clients():
     algorithm, x = ClientAlgorithm(), torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
     x[1, 7] = float("inf")
     stacked, alone = (
@@ -101,7 +101,7 @@ def test_a_cohort_sends_the_frames_of_its_clients():
         assert one == [frames[i]] and frames[i] == stacked[i].pending
 
 
-def test_a_memory_of_one_phase_refuses_a_second():
+def test_a_memory_with_one_frame_refuses_a_second_phase():
     m = memory("none", codec("stc"), 40)
     TWO.encode([m], torch.ones(1, 40), [{}], [1], Context(phase="first"))
     (refused,) = TWO.encode([m], None, [{}], [1], Context(phase="second"))
@@ -110,8 +110,8 @@ def test_a_memory_of_one_phase_refuses_a_second():
     ) and "memory 'none' has no frame for a phase 'second'" in str(refused)
 
 
-def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
-    """One is told another scale, one is told a phase that is not there and so misses the first, one is not asked again."""
+def test_virtual_clients_answer_like_real_ones_to_different_assignments():
+    """One client receives another scale, one an unknown phase instead of the first, and one no assignment in the second phase."""
     rules = StrategyConfig(participation=1.0, uplink="terngrad", memory="none", seed=3)
     federation = Federation(rules, strategy=SharedScale)
     members, b = federation.members, federation.loop.broadcasts

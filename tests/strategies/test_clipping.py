@@ -1,4 +1,4 @@
-"""The server clips updates by the norm of the decoded frame, whatever its form."""
+"""The server clips updates by the norm of the decoded frame, for every codec."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ DENSE = StrategyConfig(
 
 
 @for_each("text", ONE_EACH)
-def test_the_norm_is_that_of_the_decoded_frame(text):
+def test_the_norm_equals_that_of_the_decoded_frame(text):
     made = codec(text)
     frame = made.encode(X, seed=1, layout=LAYOUT)
     (update,) = made.open_batch([frame], LAYOUT.numel, LAYOUT)
@@ -35,13 +35,13 @@ def test_the_norm_is_that_of_the_decoded_frame(text):
     assert clip_factor(update, length / 4) == pytest.approx(0.25, rel=1e-6)
 
 
-def test_of_an_update_of_zeros_all_is_taken():
+def test_an_update_of_zeros_is_not_clipped():
     made = codec("identity")
     (update,) = made.open_batch([made.encode(torch.zeros(10))], 10, None)
     assert norm(update) == 0 and clip_factor(update, 1e-30) == 1.0
 
 
-def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
+def test_the_mean_is_over_clipped_updates_which_are_counted():
     federation = Federation(DENSE)
     start = federation.initial
     shout = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 1e4))
@@ -57,7 +57,7 @@ def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
     assert float((federation.loop.broadcasts.weights - start).norm()) <= DENSE.clip_update * 1.001
 
 
-def test_weights_by_examples_and_lateness_stay_beside_it():
+def test_clipped_updates_are_also_weighted_by_examples_and_staleness():
     federation = Federation(replace(DENSE, weights="examples"), strategy=Asynchronous)
     answers = Federation(replace(DENSE, clip_update=0.0))
     (outcome,) = answers.loop.rounds([1])
@@ -77,7 +77,7 @@ def test_weights_by_examples_and_lateness_stay_beside_it():
     )
 
 
-def test_estimates_of_a_counterpart_are_clipped_as_a_whole():
+def test_estimates_of_a_counterpart_are_clipped_after_adding_the_update():
     federation = Federation(replace(DENSE, uplink="topk:density=20%", memory="ef21"))
     for _ in federation.loop.rounds(range(1, 6)):
         pass
@@ -89,7 +89,7 @@ def test_estimates_of_a_counterpart_are_clipped_as_a_whole():
     )
 
 
-def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
+def test_gtopk_clips_updates_and_counts_none_without_a_bound():
     rules = replace(DENSE, uplink="topk:density=20%", clip_update=1e-3)
     federation, free = (
         Federation(rules, strategy=GTopK),
@@ -103,7 +103,7 @@ def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
 @for_each(
     "name", [name for name, cls in available_strategies().items() if not cls.supports_clipping]
 )
-def test_strategies_that_add_no_updates_one_by_one_refuse(name):
+def test_strategies_that_cannot_clip_refuse_the_option(name):
     cls = available_strategies()[name]
     assert name not in (Average.name, GTopK.name, Asynchronous.name)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The deterministic code tolerates as many Byzantine clients as it claims, in any seats. Voters of a row vote alike."""
+"""The deterministic code tolerates the claimed number of Byzantine clients in any seats. Voters of one row cast the same vote."""
 
 from itertools import combinations, product
 
@@ -31,7 +31,7 @@ def patterns(n: int) -> np.ndarray:
 
 
 def local(matrix: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """What the seats vote for, by sums: ±1, or 0 for a tie, float32 [patterns, n]."""
+    """The vote of each seat, computed from sums: ±1, or 0 for a tie, float32 [patterns, n]."""
     return np.sign(signs.astype(np.float32) @ matrix.T.astype(np.float32))
 
 
@@ -40,12 +40,12 @@ def truth(signs: np.ndarray) -> np.ndarray:
 
 
 @for_each("n, b", [claim for claim in CLAIMS if claim[0] <= 9])
-def test_every_pattern_every_set_of_byzantine_and_of_absent_seats(n, b):
+def test_no_set_of_tolerated_byzantine_and_absent_seats_changes_a_result(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs)
     roles = np.array(
         list(product((1, -1, 0), repeat=n)), np.float32
-    )  # honest, against what an honest seat would say, absent
+    )  # honest, opposite of the honest vote, absent
     byzantine, absent = (roles < 0).sum(1), (roles == 0).sum(1)
     borne = 2 * byzantine + absent <= 2 * b
     seats = assign_seats(range(n), n, b, 0, 1)
@@ -54,20 +54,18 @@ def test_every_pattern_every_set_of_byzantine_and_of_absent_seats(n, b):
     beyond = 2 * byzantine + absent == 2 * b + 1
     assert (
         votes @ roles[beyond].T * truth(signs)[:, None] <= 0
-    ).any()  # one more is not always borne
+    ).any()  # one more is not always tolerated
 
 
 @for_each("n, b", CLAIMS)
-def test_the_honest_win_by_2b_and_one_in_every_pattern_and_by_no_more_in_the_worst(n, b):
+def test_the_smallest_margin_of_correct_votes_is_2b_plus_1(n, b):
     signs = patterns(n)
     margins = local(allocation_matrix("deterministic", n, b), signs).sum(1) * truth(signs)
     assert margins.min() == 2 * b + 1
 
 
 @for_each("n, b", [(11, 2), (11, 5), (13, 3), (15, 1), (15, 3), (15, 6), (15, 7)])
-def test_the_vote_itself_with_byzantine_clients_and_absent_seats_drawn_and_where_it_is_won_by_least(
-    n, b
-):
+def test_majorities_are_correct_with_random_and_with_worst_byzantine_seats(n, b):
     rng, G, signs = (
         np.random.default_rng(n + b),
         allocation_matrix("deterministic", n, b),
@@ -75,7 +73,7 @@ def test_the_vote_itself_with_byzantine_clients_and_absent_seats_drawn_and_where
     )
     votes = np.stack([majority(signs.T[row.astype(bool)], 1) for row in G])  # [n, patterns]
     expected = majority(signs.T, 2)
-    assert np.array_equal(votes.T, local(G, signs))  # and so without a tie
+    assert np.array_equal(votes.T, local(G, signs))  # so no local vote is a tie
     worst = int(np.argmin(votes.sum(0) * expected))
     with_truth = np.flatnonzero(votes[:, worst] == expected[worst])
     for f in range(b + 1):
@@ -117,13 +115,13 @@ def test_the_rows_and_the_redundancy_of_the_deterministic_code():
     ] == [3.8, 6.778, 10.733]
 
 
-def test_no_code_is_the_identity():
+def test_the_allocation_of_uncoded_is_the_identity():
     for n in (1, 2, 8):
         assert np.array_equal(allocation_matrix("uncoded", n), np.eye(n, dtype=np.uint8))
 
 
 @for_each("n, redundancy", [(5, 2), (9, 2.5), (15, 3), (16, None), (100, 12)])
-def test_the_bernoulli_code_has_no_empty_line_and_the_redundancy_that_is_asked_for(n, redundancy):
+def test_the_bernoulli_code_has_no_empty_line_and_about_the_requested_redundancy(n, redundancy):
     drawn = np.stack([allocation_matrix("bernoulli", n, 1, redundancy, seed) for seed in range(40)])
     assert (
         drawn.dtype == np.uint8 and drawn.max() == 1 and drawn.any(1).all() and drawn.any(2).all()
@@ -131,13 +129,13 @@ def test_the_bernoulli_code_has_no_empty_line_and_the_redundancy_that_is_asked_f
     asked = default_redundancy(n) if redundancy is None else redundancy
     assert (
         asked - 0.1 < drawn.sum((1, 2)).mean() / n < asked + 0.5
-    )  # matrices with an empty line were left out
+    )  # draws with an empty row or column are repeated
     assert np.array_equal(
         drawn[7], allocation_matrix("bernoulli", n, 1, redundancy, 7)
     ) and not np.array_equal(drawn[7], drawn[8])
 
 
-def test_lines_that_stay_empty_get_one_entry_each():
+def test_rows_and_columns_that_stay_empty_get_one_entry_each():
     for seed in range(20):
         G = allocation_matrix("bernoulli", 12, redundancy=0.01, seed=seed)
         assert (G.sum(1) >= 1).all() and G.any(0).all() and G.sum() <= 24
@@ -157,7 +155,7 @@ def test_lines_that_stay_empty_get_one_entry_each():
         (("bernoulli", 5, 1, float("nan")), "at most 5"),
     ],
 )
-def test_what_is_no_code_is_refused_with_what_would_be_one(given, names):
+def test_the_error_for_an_invalid_code_names_valid_values(given, names):
     with pytest.raises((ConfigError, SpecError), match=names):
         allocation_matrix(*given)
 
@@ -166,7 +164,7 @@ def test_what_is_no_code_is_refused_with_what_would_be_one(given, names):
 
 
 @for_each("n, b", [(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 1), (9, 0), (9, 2), (9, 4)])
-def test_a_cohort_bears_byzantine_clients_anywhere_up_to_its_margin(n, b):
+def test_a_cohort_tolerates_byzantine_clients_in_any_seats_up_to_its_margin(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs) * truth(signs)[:, None]
     for m in range(n, 3 * n + 2):
@@ -182,7 +180,7 @@ def test_a_cohort_bears_byzantine_clients_anywhere_up_to_its_margin(n, b):
 
 
 @for_each("m", [9, 10, 17, 31])
-def test_everybody_has_one_seat_and_every_data_set_lies_in_one_partition(m):
+def test_each_client_has_one_seat_and_each_data_set_is_in_one_partition(m):
     clients = [100 + 7 * i for i in range(m)]
     seats = assign_seats(clients, 9, 2, 1, 4)
     assert sorted(client for members in seats.members for client in members) == clients
@@ -193,7 +191,7 @@ def test_everybody_has_one_seat_and_every_data_set_lies_in_one_partition(m):
         seats.of(99)
 
 
-def test_a_deal_depends_on_seed_and_round_and_not_on_the_order_of_ids():
+def test_seats_depend_on_seed_and_round_but_not_on_the_order_of_ids():
     ids = list(range(20))
     assert assign_seats(ids, 5, 1, 3, 8) == assign_seats(ids[::-1], 5, 1, 3, 8)
     assert (
@@ -202,14 +200,14 @@ def test_a_deal_depends_on_seed_and_round_and_not_on_the_order_of_ids():
     )
     assert (
         len({assign_seats(ids, 5, 1, 3, round).of(0) for round in range(40)}) == 5
-    )  # everybody gets around
+    )  # a client has every seat in some round
     own = assign_seats(ids, 5, 1, 3, 8, data_sets=range(50, 57))
     assert own.members == assign_seats(ids, 5, 1, 3, 8).members and sorted(
         sum(own.groups, ())
     ) == list(range(50, 57))
 
 
-def test_too_few_for_a_code_are_told_so():
+def test_too_few_clients_or_data_sets_raise_a_config_error():
     with pytest.raises(
         ConfigError, match="9 seats needs at least 9 clients; given 8; choose fewer seats"
     ):
@@ -218,11 +216,11 @@ def test_too_few_for_a_code_are_told_so():
         assign_seats(range(9), 9, 2, 0, 1, data_sets=range(3))
 
 
-def test_partitions_of_several_data_sets_have_one_sign_each_since_sums_would_break_the_code():
+def test_sums_of_signs_in_a_partition_would_break_the_code():
     G, sums = (
         allocation_matrix("deterministic", 7, 0),
         np.array([[5, -1, -1, -1, -1, -1, 1]]),
-    )  # of five data sets each
+    )  # sums over the five data sets of each partition
     assert sums.sum() > 0 and local(G, sums).sum() < 0
     assert np.sign(local(G, np.sign(sums)).sum()) == np.sign(np.sign(sums).sum())
 
@@ -237,7 +235,7 @@ def unpacked(packed, numel: int) -> torch.Tensor:
     return torch.from_numpy(Signs(np.frombuffer(packed, np.uint8), numel, 1.0).values())
 
 
-def test_a_row_arrives_as_it_was_sent():
+def test_a_row_is_equal_after_packing_and_unpacking():
     assert CodeRow.unpack(ROWS.pack()) == ROWS and ROWS.senders == [1, 4, 9]
     assert len(CodeRow(12, 3, tuple(DataPartition(j, (j,)) for j in range(15))).pack()) < 120
 
@@ -268,7 +266,7 @@ def test_random_signs_of_ties_differ_between_seats_and_rounds():
         for round in (1, 2)
     }
     again = vote_of(CodeRow(8, 0, ROWS.partitions), [other, one], 1000, 1, 1)
-    assert torch.equal(again, voted[0, 1]), "voters of one seat vote alike"
+    assert torch.equal(again, voted[0, 1]), "voters of one seat cast the same vote"
     for a, b in combinations(voted.values(), 2):
         assert 400 < (a == b).sum() < 600
 
@@ -288,7 +286,7 @@ def test_signs_of_zeros_and_nan_are_random_by_partition_and_round():
     assert torch.equal(unpacked(ballot_of(infinite, 1, 1, 0), 8), -torch.ones(8))
 
 
-def test_a_partition_has_the_majority_of_its_ballots_and_without_any_random_signs():
+def test_the_ballot_of_a_partition_is_a_majority_and_random_without_ballots():
     generator = np.random.default_rng(5)
     cast = {
         client: kernel.pack((2.0 * (generator.random(64) < 0.5) - 1)[None])[0]

@@ -1,4 +1,4 @@
-"""How often coded votes are right, as benchmarks/codes.py computes it: as counted by hand, and as published."""
+"""The probability that coded votes are correct, as benchmarks/codes.py computes it, against exact enumeration and published values."""
 
 from fractions import Fraction
 from itertools import combinations, product
@@ -20,7 +20,7 @@ CODES = [
 
 
 def by_hand(G: np.ndarray, q: Fraction, seats: tuple[int, ...], attack: str) -> Fraction:
-    """Every pattern of partitions and every fall of the coins, in fractions."""
+    """Return the probability exactly, by enumerating all signs of the partitions and all random signs of ties."""
     n, total = len(G), Fraction()
     for partitions in product((1, -1), repeat=n):
         chance = Fraction(1)
@@ -44,7 +44,7 @@ def by_hand(G: np.ndarray, q: Fraction, seats: tuple[int, ...], attack: str) -> 
 
 @for_each("attack", ["inverted", "wrong"])
 @for_each("which", range(len(CODES)))
-def test_small_codes_are_as_counted_by_hand(which, attack):
+def test_probabilities_for_small_codes_equal_exact_enumeration(which, attack):
     G, q = CODES[which], Fraction(7, 10)
     n = len(G)
     signs, weights = patterns(n, 0.7)
@@ -66,7 +66,7 @@ def test_small_codes_are_as_counted_by_hand(which, attack):
         (0.85, 0.79, 0.89, 0.79, 1.00, 0.60),
     ],
 )
-def test_the_table_of_15_voters_of_whom_6_are_byzantine_clients(
+def test_the_published_table_for_15_voters_with_6_byzantine_ones(
     q, none, anywhere, heaviest, deterministic, wrong
 ):
     assert uncoded(15, q, 6, "inverted") == pytest.approx(none, abs=0.006)
@@ -78,4 +78,4 @@ def test_the_table_of_15_voters_of_whom_6_are_byzantine_clients(
     found = [[coded(H, q, 6, at, "inverted") for at in ("random", "heaviest")] for H in drawn]
     assert np.mean(found, axis=0) == pytest.approx(
         [anywhere, heaviest], abs=0.03
-    )  # matrices of one redundancy differ
+    )  # drawn matrices with the same redundancy differ

@@ -1,4 +1,4 @@
-"""Memories of which the server keeps a counterpart: whatever is lost, a difference is never added to another vector than it was taken from.
+"""Memories with a counterpart on the server: under any faults, a difference is only added to the vector from which it was computed.
 
 Each row of the table "How both sides stay in step" in docs/reference/interfaces.md has tests, which run with real and with virtual
 clients.
@@ -39,16 +39,17 @@ EVERYBODY = [(client, round) for client in range(CLIENTS) for round in range(1, 
 
 
 class Paired(Federation):
-    """Clients that are watched: no answer leaves one whose vector is not the one that the server keeps of it."""
+    """A federation that checks, at every answer, that the client's vector equals the one that the server stores for it."""
 
     def __init__(self, rules: StrategyConfig, **strategy):
         super().__init__(rules, clients=CLIENTS, **strategy)
         self.deaf: set[tuple[int, int]] = (
             set()
         )  # (client, round): the message to the client is lost
-        self.twice: set[tuple[int, int]] = set()  # the message comes twice
+        self.twice: set[tuple[int, int]] = set()  # the message arrives twice
         self.told: list[Assignment] = []
-        self.began: list[tuple[int, int]] = []  # who began anew, and in which round
+        # (client, round) of clients that started again without state
+        self.began: list[tuple[int, int]] = []
         self.answers = 0
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
@@ -81,7 +82,7 @@ class Paired(Federation):
         return list(self.loop.rounds(range(first, last + 1)))
 
     def settled(self, client: int) -> Tensor:
-        """What a client's vector will be when it has heard of its last answer."""
+        """Return the client's vector after it has learned whether its last answer was accepted."""
         own = copy.deepcopy(self.memory(client))
         if own.pending is not None:
             own.commit() if self.ticket(client) == self.loop.tickets.get(client) else own.rollback()
@@ -140,7 +141,7 @@ def dense(vector: Tensor | None, federation: Federation) -> Tensor:
 
 every_memory = pytest.mark.parametrize(("name", "uplink"), PAIRED)
 every_kind = pytest.mark.parametrize("kind", [Real, Virtual])
-# Each memory once and each kind of client twice: for one fault at a time. Mixtures of faults are tried with all pairs.
+# For single faults: each memory once, and each kind of client twice. Mixtures of faults are tested with all pairs.
 one_each = pytest.mark.parametrize(
     ("kind", "name", "uplink"),
     [(kind, *pair) for kind, pair in zip((Real, Virtual, Virtual, Real), PAIRED, strict=True)],
@@ -151,7 +152,7 @@ def made(kind: type[Paired], name: str, uplink: str, strategy=Average, **changes
     return kind(replace(HALF, memory=name, uplink=uplink, **changes), strategy=strategy)
 
 
-# Faults: what becomes of a reply.
+# Faults: changes of a reply.
 
 Fault = Callable[[Assignment, Report], Report]
 
@@ -187,7 +188,7 @@ def another_ticket(a: Assignment, r: Report) -> Report:
 
 
 @one_each
-def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
+def test_without_faults_both_sides_have_the_same_vectors(kind, name, uplink):
     federation = made(kind, name, uplink, lr_warmup=8)
     for round in range(1, 8):
         (outcome,) = federation.run(round, round)
@@ -201,7 +202,7 @@ def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
 
 
 @for_each("name, uplink", PAIRED)
-def test_virtual_clients_and_real_ones_make_the_same_model(name, uplink):
+def test_virtual_and_real_clients_compute_the_same_model(name, uplink):
     real, virtual = (made(kind, name, uplink, lr_warmup=6) for kind in (Real, Virtual))
     for round in range(1, 6):
         (mine,), (other,) = real.run(round, round), virtual.run(round, round)
@@ -215,7 +216,7 @@ FAULTS = [lose, damage, another_version, another_base, another_ticket]
 
 
 @one_each
-def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name, uplink):
+def test_a_lost_or_rejected_reply_is_rolled_back_on_both_sides(kind, name, uplink):
     federation = made(kind, name, uplink, lr_warmup=8)
     federation.faults = {
         (client, round): FAULTS[round % 5] for client, round in EVERYBODY if (client + round) % 2
@@ -238,7 +239,7 @@ def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name
 
 
 @one_each
-def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(kind, name, uplink):
+def test_a_late_or_missing_reply_is_rolled_back_on_both_sides(kind, name, uplink):
     federation = made(kind, name, uplink, timeout_s=0.001)
     calls = 0
 
@@ -261,7 +262,7 @@ def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(kind, nam
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @one_each
-def test_updates_whose_sum_is_not_finite_leave_both_sides_where_they_were(kind, name, uplink):
+def test_updates_with_a_nonfinite_sum_do_not_change_either_side(kind, name, uplink):
     federation = made(kind, name, uplink)
     federation.run(1, 3)
 
@@ -288,7 +289,7 @@ def test_updates_whose_sum_is_not_finite_leave_both_sides_where_they_were(kind, 
 
 
 @one_each
-def test_news_that_is_lost_or_comes_twice_is_heard_once(kind, name, uplink):
+def test_lost_and_repeated_assignments_take_effect_once(kind, name, uplink):
     federation = made(kind, name, uplink)
     federation.deaf = {(client, round) for client, round in EVERYBODY if (client + round) % 4 == 0}
     federation.twice = {(client, round) for client, round in EVERYBODY if (client + round) % 4 == 1}
@@ -299,7 +300,7 @@ def test_news_that_is_lost_or_comes_twice_is_heard_once(kind, name, uplink):
 
 
 @one_each
-def test_a_reply_twice_is_taken_once(kind, name, uplink):
+def test_a_repeated_reply_is_accepted_once(kind, name, uplink):
     once, again = made(kind, name, uplink), made(kind, name, uplink)
     again.use(AlteredTransport(again, lambda deliveries: [d for d in deliveries for _ in range(2)]))
     once.run(1, 4), again.run(1, 4)
@@ -309,9 +310,7 @@ def test_a_reply_twice_is_taken_once(kind, name, uplink):
 
 
 @one_each
-def test_a_server_that_goes_back_before_the_news_was_heard_needs_nobody_to_begin_anew(
-    kind, name, uplink
-):
+def test_a_server_restored_before_clients_settled_keeps_their_state(kind, name, uplink):
     federation = made(kind, name, uplink)
     federation.run(1, 5)
     kept = federation.copy_of_loop()
@@ -324,9 +323,9 @@ def test_a_server_that_goes_back_before_the_news_was_heard_needs_nobody_to_begin
 
 
 @one_each
-def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind, name, uplink):
+def test_a_server_restored_further_back_resets_clients_that_went_on(kind, name, uplink):
     federation = made(kind, name, uplink, participation=1.0)
-    federation.faults = {(0, round): lose for round in (6, 7, 8)}  # client 0 did not go on
+    federation.faults = {(0, round): lose for round in (6, 7, 8)}  # client 0 stays at round 5
     federation.run(1, 5)
     kept = federation.copy_of_loop()
     before = {client: federation.settled(client) for client in range(CLIENTS)}
@@ -353,7 +352,7 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
 
 
 @one_each
-def test_a_client_that_lost_its_disk_begins_anew_and_the_others_do_not(kind, name, uplink):
+def test_only_a_client_that_lost_its_disk_starts_without_state(kind, name, uplink):
     federation = made(kind, name, uplink, participation=1.0)
     federation.run(1, 5)
     others = {
@@ -377,7 +376,7 @@ def test_a_client_that_lost_its_disk_begins_anew_and_the_others_do_not(kind, nam
 
 @every_kind
 @every_memory
-def test_any_mixture_of_mishaps_leaves_both_sides_in_step(kind, name, uplink):
+def test_any_mixture_of_faults_leaves_both_sides_equal(kind, name, uplink):
     drawn, federation = np.random.default_rng(0), made(kind, name, uplink)
     federation.faults = {at: [keep, keep, keep, *FAULTS][drawn.integers(8)] for at in EVERYBODY}
     federation.deaf = {at for at in EVERYBODY if drawn.random() < 0.1}
@@ -396,10 +395,10 @@ def test_any_mixture_of_mishaps_leaves_both_sides_in_step(kind, name, uplink):
     assert bool(federation.loop.broadcasts.weights.isfinite().all())
 
 
-# What the strategy makes of it.
+# Aggregation by the strategy.
 
 
-def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
+def test_without_a_counterpart_clients_keep_their_state_after_a_restored_server():
     federation = Federation(replace(HALF, participation=1.0))
     list(federation.loop.rounds(range(1, 3)))
     kept = federation.copy_of_loop()
@@ -439,7 +438,7 @@ def test_diana_adds_the_differences_of_the_cohort_to_the_mean_shift_of_all_clien
     )
 
 
-def test_stale_terms_weigh_by_the_examples_of_their_clients():
+def test_shifts_of_absent_clients_are_weighted_by_examples():
     federation = made(Real, "ef21", "identity", downlink="identity", weights="examples")
     for client, member in enumerate(federation.members):
         member.shard = member.shard[: 10 + 5 * client]
@@ -457,7 +456,7 @@ def test_stale_terms_weigh_by_the_examples_of_their_clients():
 
 
 @pytest.mark.parametrize("name", ["ef21", "diana", "laq"])
-def test_with_a_codec_that_loses_nothing_all_of_them_are_the_plain_mean(name):
+def test_with_a_lossless_codec_all_memories_give_the_plain_mean(name):
     options = ":weight=0,errors=0" if name == "laq" else ""
     paired = made(Real, name + options, "identity", participation=1.0)
     plain = Federation(
@@ -470,7 +469,7 @@ def test_with_a_codec_that_loses_nothing_all_of_them_are_the_plain_mean(name):
 
 
 @every_kind
-def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
+def test_a_client_that_skips_a_round_sends_nothing_and_counts_with_its_shift(kind):
     federation = made(kind, "laq:weight=1000", "identity", downlink="identity", participation=1.0)
     federation.run(1, 1)
     rows = copy.deepcopy(federation.strategy.counterpart.shifts)
@@ -489,7 +488,7 @@ def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
     )
 
 
-def test_how_far_the_model_moved_is_announced_and_counted():
+def test_the_threshold_from_the_last_steps_is_announced_and_counted():
     federation = made(
         Real,
         "laq:window=2,weight=0.5",
@@ -514,7 +513,7 @@ def test_how_far_the_model_moved_is_announced_and_counted():
         moved.append(float((federation.loop.broadcasts.weights - before).square().sum()))
 
 
-def test_a_round_that_accepts_nobody_leaves_the_model_alone():
+def test_a_round_without_accepted_updates_does_not_move_the_model():
     federation = made(Real, "ef21", "stc:density=10%")
     federation.run(1, 4)
     federation.faults = {(client, 5): lose for client in range(CLIENTS)}
@@ -523,7 +522,7 @@ def test_a_round_that_accepts_nobody_leaves_the_model_alone():
 
 
 @for_each("name", ["ef21", "laq"])
-def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
+def test_the_downlink_refuses_memories_with_state_on_both_sides(name):
     with pytest.raises(
         ConfigError,
         match=f"--downlink-memory {name} needs state on both sides, .* use residual",

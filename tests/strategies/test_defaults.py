@@ -1,4 +1,4 @@
-"""The options that a strategy chooses where they are left at their defaults."""
+"""The defaults that a strategy sets for unset options."""
 
 import pytest
 from cases import for_each
@@ -16,7 +16,7 @@ from fedcomp.strategies import Average, StrategyConfig, resolved, strategy
     "name, given",
     [("gtopk", {"uplink": "topk:density=10%"}), ("powersgd:rank=1", {}), ("shared-scale", {})],
 )
-def test_an_update_that_is_compressed_already_is_broadcast_without_loss(name, given):
+def test_the_default_downlink_sends_an_already_compressed_update_without_loss(name, given):
     c = resolved(RunConfig(strategy=name, **given))
     rules = StrategyConfig(1.0, c.uplink, c.downlink, c.downlink_memory, memory=c.memory)
     f = Federation(rules, strategy=lambda *args: strategy(name, *args))
@@ -24,7 +24,7 @@ def test_an_update_that_is_compressed_already_is_broadcast_without_loss(name, gi
     residual = f.loop.broadcasts.memory.residual
     assert residual is None or not residual.any()
     if name == "gtopk":
-        assert max(sizes) <= 10 + 5 * 4  # of 42 coordinates four, a value and a position each
+        assert max(sizes) <= 10 + 5 * 4  # four of 42 coordinates, with a value and a position each
     given = RunConfig(strategy=name, downlink="stc:density=1%")
     assert resolved(given).downlink == "stc:density=1%"
 
@@ -47,7 +47,7 @@ def test_dgc_sends_the_largest_coordinates_with_their_values():
         ("identity", False),
     ],
 )
-def test_a_run_warns_of_a_codec_whose_error_dgc_would_lose(uplink, loses):
+def test_a_run_warns_about_a_codec_whose_error_dgc_would_lose(uplink, loses):
     heard = []
     f = Federation(StrategyConfig(uplink=uplink, memory="dgc"))
     Average(f.strategy.config, f.layout, warn=heard.append)

@@ -1,4 +1,4 @@
-"""When a round of an election closes and with whom; who counts what; what is refused, in one sentence."""
+"""When a round of an election may close, which ballots each voter counts, and which options are refused."""
 
 import itertools
 from dataclasses import replace
@@ -53,8 +53,8 @@ def federation(text: str, clients: int = 5, settings: dict | None = None, **chan
 
 
 @for_each("n, b", [(3, 0), (3, 1), (5, 1), (5, 2)])
-def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
-    """For every f, of whom m are proven to lie and left out, and a others who are absent, wherever they all sit and whatever they hold."""
+def test_a_round_may_close_exactly_if_its_result_is_certainly_correct(n, b):
+    """For f Byzantine clients, m of them proven and excluded, and a absent clients: all seats and all signs of the partitions."""
     signs = np.array(list(itertools.product((-1, 1), repeat=n)))
     G = allocation_matrix("deterministic", n, b)
     votes, truth = np.sign(signs @ G.T), np.sign(signs.sum(1))
@@ -83,7 +83,7 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
     ("byzantine=2,f=0", 0, 4, True),
     ("byzantine=2,f=0", 3, 1, True),
 ])  # fmt: skip
-def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, lost, closes):
+def test_absent_voters_and_invalid_frames_count_according_to_the_rule(options, bad, lost, closes):
     said: list[str] = []
     f = federation(f"election:{options}", settings={"warn": WarningLog(said.append)})
     honest = federation(f"election:{options}")
@@ -106,7 +106,7 @@ def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, 
         assert torch.equal(f.loop.broadcasts.weights, f.initial)
 
 
-def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
+def test_the_round_after_a_failed_one_moves_the_model():
     f = federation("election:byzantine=1")
     f.faults[(2, 2)] = lambda a, r: replace(
         r, kind="failed", frame=b"", stage="train", reason="no memory left"
@@ -117,7 +117,7 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
     assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
 
 
-def test_a_round_in_which_nobody_votes_is_told():
+def test_a_round_without_votes_is_reported():
     said: list[str] = []
     f = federation("election:byzantine=1", settings={"warn": WarningLog(said.append)})
     for client in range(5):
@@ -132,7 +132,7 @@ def test_a_round_in_which_nobody_votes_is_told():
     )
 
 
-def test_a_quorum_does_not_close_a_round_that_byzantine_clients_could_have_filled():
+def test_a_quorum_that_byzantine_clients_could_fill_is_raised():
     said: list[str] = []
     rules = replace(RULES, quorum=0.3)
     one = made("election:byzantine=2,f=1", 9, rules, warn=WarningLog(said.append))
@@ -158,7 +158,7 @@ def begun(text: str, clients: int, **changes) -> RoundStrategy:
     return federation(text, clients, **changes).strategy
 
 
-def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
+def test_the_row_of_a_client_is_that_of_its_seat_in_the_matrix():
     one = begun("election:byzantine=2", 9)
     for round in (1, 2):
         cohort = one.select_clients(range(9), round, "")
@@ -173,7 +173,7 @@ def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
             ).tolist()
 
 
-def test_more_clients_than_seats_share_them_and_the_partitions():
+def test_more_clients_than_seats_share_the_seats_and_the_partitions():
     one = begun("election:byzantine=1,seats=5,f=2", 13)
     cohort = one.select_clients(range(13), 1, "")
     rows = rows_of(one, cohort)
@@ -181,7 +181,7 @@ def test_more_clients_than_seats_share_them_and_the_partitions():
     for row in rows.values():
         by_seat.setdefault(row.seat, set()).add(row.partitions)
     assert len(by_seat) == 5 and all(len(parts) == 1 for parts in by_seat.values()), (
-        "who shares a seat counts the same"
+        "clients of one seat count the same partitions"
     )
     assert sorted({client for row in rows.values() for client in row.senders}) == list(range(13))
     assert len(one.allocation) == 13
@@ -197,7 +197,7 @@ def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
 
 
 @for_each("form", ["data", "ballots"])
-def test_seats_without_clients_count_as_absent_ones(form):
+def test_empty_seats_count_as_absent_voters(form):
     said: list[str] = []
     one = made(f"election:byzantine=2,f=1,form={form}", 9, warn=WarningLog(said.append))
     assert one.min_clients == 7 and one.select_clients(range(9), 1, "") == list(range(9))
@@ -206,7 +206,7 @@ def test_seats_without_clients_count_as_absent_ones(form):
     rows = rows_of(one, cohort, TALLY)
     if form == "data":
         assert {3, 6} & {client for row in rows.values() for client in row.senders}, (
-            "their data are there"
+            "voters have the data of absent clients"
         )
     assert (
         one.select_clients([0, 1, 2, 4, 5, 7], 3, "") == one.select_clients([1], 4, "") == []
@@ -216,7 +216,7 @@ def test_seats_without_clients_count_as_absent_ones(form):
 
 
 @for_each("options", ["form=data", "form=ballots", "form=ballots,sealed=true"])
-def test_a_round_is_left_out_while_too_few_can_be_reached(options):
+def test_a_round_is_skipped_while_too_few_clients_are_connected(options):
     said: list[str] = []
     f = federation(f"election:byzantine=2,{options}", settings={"warn": WarningLog(said.append)})
     f.clients = 3
@@ -229,7 +229,7 @@ def test_a_round_is_left_out_while_too_few_can_be_reached(options):
     assert second.broadcast is not None and len(second.accepted) == 5
 
 
-def test_a_round_is_filled_from_clients_beyond_the_share_that_takes_part():
+def test_a_cohort_below_the_number_of_seats_is_enlarged():
     one = begun("election:byzantine=1,seats=9", 18, participation=0.5)
     assert (
         len(one.select_clients(range(18), 1, "")) == 9
@@ -237,7 +237,7 @@ def test_a_round_is_filled_from_clients_beyond_the_share_that_takes_part():
     )
 
 
-def test_ballots_are_passed_to_those_who_count_them_alone():
+def test_ballots_are_forwarded_only_to_voters_that_count_them():
     f = federation("election:byzantine=0,form=ballots")
     told: dict[tuple, set] = {}
     handle = f.handle
@@ -266,7 +266,7 @@ def test_ballots_are_passed_to_those_who_count_them_alone():
     )
 
 
-def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
+def test_the_sender_of_an_empty_ballot_is_rejected():
     f = federation("election:byzantine=2,form=ballots")
     f.faults[(1, 1)] = lambda a, r: replace(r, frame=b"", ticket="") if a.phase == BALLOTS else r
     (outcome,) = f.loop.rounds([1])
@@ -274,7 +274,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     assert [(r.client, "empty" in r.reason) for r in outcome.rejections] == [(1, True)]
 
 
-# What is refused.
+# Refused options.
 
 
 @for_each("text, clients, changes, fix", [
@@ -300,18 +300,18 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     ("election:momentum=1", 5, {}, "such as 0.9"),
     ("election:form=dta", 5, {}, "did you mean 'data'"),
 ])  # fmt: skip
-def test_what_does_not_suit_is_refused_with_what_would(text, clients, changes, fix):
+def test_the_error_for_an_unsuitable_option_names_a_suitable_one(text, clients, changes, fix):
     with pytest.raises(UserError, match=fix):
         made(text, clients, replace(RULES, **changes))
 
 
-def test_bounds_are_those_of_the_cohort():
+def test_the_bound_of_f_depends_on_the_size_of_the_cohort():
     assert made("election:byzantine=1,seats=5,f=6", 25).f == 6
     with pytest.raises(ConfigError, match="tolerates 7 Byzantine clients among 25"):
         made("election:byzantine=1,seats=5,f=8", 25)
 
 
-def test_many_cards_are_told():
+def test_the_notice_mentions_many_cards():
     few, many = (
         made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice
         for clients in (1000, 1001)
@@ -321,7 +321,7 @@ def test_many_cards_are_told():
 
 def test_the_notice_says_what_each_form_guarantees():
     assert (
-        "up to 2 Byzantine clients in a round change nothing"
+        "up to 2 Byzantine clients in a round cannot change the model"
         in made("election:byzantine=2", 9).notice
     )
     assert (
@@ -336,13 +336,18 @@ def test_a_bernoulli_code_reports_its_redundancy_as_drawn():
     drawn = run.allocation.sum() / 15
     assert drawn > 2 and f"trains on {drawn:.3g} partitions on average, not 2:" in run.notice
     assert "partitions on average" not in made("election:byzantine=2", 15).notice
+    ballots = made("election:code=bernoulli,byzantine=2,redundancy=2,form=ballots", 15).notice
+    assert f"counts the ballots of {drawn:.3g} of 15 groups of clients on average" in ballots
+    assert "trains on" not in ballots
 
 
-def test_even_cohorts_of_a_vote_are_advised_against():
+def test_the_notice_advises_against_even_cohorts():
     advice = "a cohort of 10 clients is even"
     assert advice in made("vote", 10).notice and not made("vote", 9).notice
     assert advice in made("election:code=uncoded,byzantine=2", 10).notice
-    assert "is even" not in made("election:byzantine=2", 10).notice, "its margin leaves no ties"
+    assert "is even" not in made("election:byzantine=2", 10).notice, (
+        "a deterministic code has no ties"
+    )
 
 
 # Clients.
@@ -380,7 +385,7 @@ def test_honest_voters_of_equal_rows_send_the_same_vote():
     assert other.kind == UPDATE and other.frame != reports[0].frame
 
 
-def test_the_ballot_of_a_partition_depends_on_its_number_and_data_alone():
+def test_the_ballot_of_a_partition_depends_only_on_its_number_and_data():
     f = federation("election:byzantine=2")
     alone = f.members[0].answer(asked(f, 0, CodeRow(0, 0, (DataPartition(3, (3,)),)))).frame
     again = f.members[4].answer(asked(f, 4, CodeRow(4, 9, (DataPartition(3, (3,)),)))).frame
@@ -388,7 +393,7 @@ def test_the_ballot_of_a_partition_depends_on_its_number_and_data_alone():
     assert alone == again != renumbered
 
 
-def test_a_client_without_the_data_of_a_partition_fails_with_the_reason():
+def test_a_client_without_the_data_of_a_partition_fails_with_a_reason():
     f = federation("election:byzantine=2")
     f.members[0].trainer.partitions.shards = {0: np.arange(3)}
     report = f.members[0].answer(asked(f, 0, CodeRow(0, 0, (DataPartition(3, (3,)),))))
@@ -397,7 +402,7 @@ def test_a_client_without_the_data_of_a_partition_fails_with_the_reason():
     assert nothing.stage == "train" and "missing or damaged" in nothing.reason
 
 
-def test_a_client_votes_on_the_ballots_that_it_is_passed():
+def test_a_client_votes_on_the_ballots_that_the_server_forwards():
     algorithm, m = BallotElectionClient(), memory("none", codec("sign"), 42)
     generator = torch.Generator().manual_seed(1)
     ballots = {client: torch.randn(42, generator=generator).sign() for client in range(3)}
@@ -414,7 +419,7 @@ def test_a_client_votes_on_the_ballots_that_it_is_passed():
         algorithm.later_update(m, {}, 5, replace(context, announced=announced | {"1": b"nonsense"}))
 
 
-def test_a_vote_has_the_seed_of_the_run_and_a_ballot_that_of_its_client():
+def test_votes_use_the_seed_of_the_run_and_ballots_that_of_the_client():
     a = Assignment(4, BALLOTS, 2, "", "", "", "", [], "")
     sign = codec("sign")
     assert BallotElectionClient().seed(sign, 9, a) == seeds.key(9, "encode", 4, 2)

@@ -1,4 +1,4 @@
-"""FetchSGD: the paper's algorithm on real frames; nothing is lost, nothing moves for nothing, and foreign sketches stay out."""
+"""FetchSGD: rounds equal the paper's algorithm, no update is lost, failed rounds do not move the model, other sketches are rejected."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ both_rules = for_each("error", ["subtract", "zero"])
 
 
 class Recorded(Federation):
-    """Keeps what training gave each client, round by round, and every assignment with its report."""
+    """A federation that records the updates of each client by round, and every assignment with its report."""
 
     def __init__(self, rules: StrategyConfig = RULES, clients: int = 6, **options):
         options = {"density": 0.1, "momentum": 0.5, "error": "subtract"} | options
@@ -62,7 +62,7 @@ class Recorded(Federation):
         return values[MOMENTUM], values[ERROR]
 
     def sketch(self, x: np.ndarray) -> np.ndarray:
-        """S x in float64, by the matrix of S."""
+        """Return the sketch of x in float64, computed with a matrix."""
         rows, columns = self.strategy.shape
         matrix = np.zeros((rows, columns, x.size))
         for r, (buckets, negative) in enumerate(
@@ -72,7 +72,7 @@ class Recorded(Federation):
         return matrix @ x
 
     def query(self, cells: np.ndarray) -> np.ndarray:
-        """The median over rows of what they say of each coordinate."""
+        """Return the estimate of each coordinate: the median over the rows."""
         rows = [self.sketch(unit) for unit in np.eye(self.layout.numel)]  # ±1 in one cell a row
         return np.array([np.median((cells * unit).sum(1)) for unit in rows])
 
@@ -83,10 +83,10 @@ class Recorded(Federation):
 @pytest.mark.parametrize(
     ("error", "step", "warmup"), [("subtract", 0.5, 0), ("zero", 1.0, 0), ("zero", 0.5, 3)]
 )
-def test_rounds_are_those_of_the_paper(error, step, warmup):
-    """The sketches hold gradients, to which the learning rate of a round is applied when the model is moved."""
+def test_rounds_equal_those_of_the_paper(error, step, warmup):
+    """The sketches contain gradients. A round's learning rate is applied when the model moves."""
     rules = replace(RULES, server_lr=step, uplink="sketch:rows=3,columns=60", lr_warmup=warmup)
-    federation = Recorded(rules, error=error)  # few ties among estimates
+    federation = Recorded(rules, error=error)  # so that few estimates are equal
     outcomes = federation.run(4)
     numel, moved = federation.layout.numel, np.zeros(federation.layout.numel)
     momentum = accumulated = np.zeros((3, 60))
@@ -131,7 +131,7 @@ def test_rounds_are_those_of_the_paper(error, step, warmup):
         ("identity", 1.0),
     ],
 )
-def test_what_was_sent_has_moved_the_model_or_waits_in_the_sketch(downlink, step):
+def test_sent_updates_have_moved_the_model_or_are_in_the_error_sketch(downlink, step):
     federation = Recorded(
         replace(RULES, downlink=downlink, server_lr=step, participation=0.5), momentum=0.0
     )
@@ -145,7 +145,7 @@ def test_what_was_sent_has_moved_the_model_or_waits_in_the_sketch(downlink, step
     )
 
 
-def test_momentum_forgets_where_the_model_was_moved():
+def test_momentum_is_zero_at_the_coordinates_that_moved():
     federation = Recorded(replace(RULES, uplink="sketch:rows=5,columns=2000"))
     federation.run(3)
     last = np.flatnonzero(
@@ -157,7 +157,7 @@ def test_momentum_forgets_where_the_model_was_moved():
     assert last.size == 4 and np.abs(found[last]).max() < 1e-6 < np.abs(found).max()
 
 
-def test_all_clients_of_all_rounds_have_one_hash_and_it_depends_on_the_runs_seed():
+def test_all_sketches_of_a_run_share_a_seed_that_depends_on_the_runs_seed():
     federation = Recorded(replace(RULES, participation=0.5))
     seen = {a.update.seed for outcome in federation.run(4) for a in outcome.accepted}
     assert seen == {federation.strategy.seed} != {Recorded(replace(RULES, seed=4)).strategy.seed}
@@ -189,7 +189,7 @@ def test_weights_by_examples():
 
 
 @for_each("cells, within", [("bf16", 2**-8), ("int8", 1 / 100)])
-def test_short_cells_say_nearly_the_same(cells, within):
+def test_estimates_from_cells_of_low_precision_are_close(cells, within):
     exact, short = (
         Recorded(),
         Recorded(replace(RULES, uplink=f"sketch:rows=3,columns=24,cells={cells}")),
@@ -207,7 +207,7 @@ def test_short_cells_say_nearly_the_same(cells, within):
 
 
 @both_rules
-def test_a_round_without_an_answer_moves_nothing(error):
+def test_a_round_without_answers_does_not_move_the_model(error):
     federation = Recorded(error=error)
     federation.faults = {
         (client, 2): lambda a, r: replace(r, kind="failed", frame=b"", stage="link", reason="lost")
@@ -222,7 +222,7 @@ def test_a_round_without_an_answer_moves_nothing(error):
     assert outcome.broadcast is not None and federation.state != state
 
 
-def test_of_a_lost_reply_nothing_is_taken():
+def test_a_rejected_reply_is_not_part_of_the_sketches():
     federation = Recorded(momentum=0.0)
     federation.faults = {(2, 1): lambda a, r: replace(r, frame=r.frame[:-1])}
     (outcome,) = federation.run(1)
@@ -235,7 +235,7 @@ def test_of_a_lost_reply_nothing_is_taken():
     )
 
 
-def test_clients_with_nothing_to_say_count_as_zero():
+def test_clients_without_a_frame_count_as_zero_updates():
     federation = Recorded(momentum=0.0)
     federation.faults = {
         (client, 1): lambda a, r: replace(r, frame=b"", ticket="") for client in range(5)
@@ -246,7 +246,7 @@ def test_clients_with_nothing_to_say_count_as_zero():
     np.testing.assert_allclose(taken, federation.sketch(federation.inputs[1][5] / 6), atol=1e-5)
 
 
-def test_nobody_with_anything_to_say_leaves_the_model_to_momentum():
+def test_without_frames_only_momentum_moves_the_model():
     federation = Recorded(replace(RULES, uplink="sketch:rows=3,columns=240"))
     federation.run(1)
     momentum = federation.strategy.momentum.copy()
@@ -267,7 +267,7 @@ def test_nobody_with_anything_to_say_leaves_the_model_to_momentum():
         {"seed": 1},
     ],
 )
-def test_sketches_that_do_not_add_are_turned_down(change):
+def test_sketches_of_another_shape_or_seed_are_rejected(change):
     federation = Recorded()
     foreign, seed = (
         codec(change.get("uplink", RULES.uplink)),
@@ -286,7 +286,7 @@ def test_sketches_that_do_not_add_are_turned_down(change):
 
 
 @for_each("error, size", [("subtract", 3.4e38), ("zero", 1e38)])
-def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
+def test_sums_near_the_largest_float32_leave_a_finite_model(error, size):
     federation = Recorded(error=error, momentum=0.9)
     huge = federation.strategy.uplink.encode(
         torch.full((42,), size) * (1 - 2 * (torch.arange(42) % 2)), seed=federation.strategy.seed
@@ -304,7 +304,7 @@ def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
     assert all(np.isfinite(np.frombuffer(data, "<f4")).all() for data in federation.state)
 
 
-def test_a_step_that_is_not_finite_leaves_the_sketches_as_they_were():
+def test_a_nonfinite_step_does_not_change_the_sketches():
     federation = Recorded(replace(RULES, server_lr=1e39))
     state = federation.state
     (outcome,) = federation.run(1)
@@ -325,7 +325,7 @@ def test_a_step_that_is_not_finite_leaves_the_sketches_as_they_were():
         np.full(72, np.inf, "<f4").tobytes(),
     ],
 )
-def test_a_damaged_state_is_noticed(stored):
+def test_a_damaged_state_raises_an_error(stored):
     good = bytes(4 * 72)
     for name in (MOMENTUM, ERROR):
         with pytest.raises((ValueError, TypeError)):
@@ -334,7 +334,7 @@ def test_a_damaged_state_is_noticed(stored):
             )
 
 
-def test_what_is_restored_is_what_was_kept():
+def test_the_restored_state_equals_the_saved_one():
     federation, other = Recorded(), Recorded()
     federation.run(3)
     vectors, values = federation.strategy.take_changes()
@@ -376,7 +376,7 @@ def test_what_is_restored_is_what_was_kept():
         ),
     ],
 )
-def test_rules_that_do_not_suit_are_refused(spec, rules, sentence):
+def test_unsuitable_settings_are_refused(spec, rules, sentence):
     with pytest.raises(ConfigError) as caught:
         strategy(spec, replace(RULES, **rules), Layout.flat(42))
     assert sentence in str(caught.value)
@@ -398,7 +398,7 @@ def test_options_out_of_range_are_refused(spec):
         strategy(spec, RULES, Layout.flat(42))
 
 
-def test_a_share_that_both_name_is_fine():
+def test_strategy_and_uplink_may_name_the_same_density():
     rules = replace(RULES, uplink="sketch:density=5%")
     made = strategy("fetchsgd:density=5%,momentum=0", rules, Layout.flat(42))
     assert (made.options.density, made.options.momentum, made.uplink.density) == (0.05, 0, 0.05)

@@ -1,4 +1,4 @@
-"""The geometric median: byzfl's steps, a point that no other beats, and a bound that Byzantine clients do not move."""
+"""The geometric median equals byzfl's, minimizes the sum of distances, and stays within the published bound."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SIZES = [(3, 1), (7, 3), (20, 4)]
 @for_each("kind", KINDS)
 @for_each("m, byzantine", SIZES)
 @for_each("steps", [1, 3, 20])
-def test_its_steps_are_those_of_byzfl(kind, m, byzantine, steps):
+def test_steps_equal_those_of_byzfl(kind, m, byzantine, steps):
     x = clouds(kind, m, 200, byzantine)
     expected = oracle().GeometricMedian(nu=0.1, T=steps)(x.astype(np.float64))
     y = aggregated(
@@ -27,7 +27,7 @@ def cost(x: np.ndarray, y: np.ndarray) -> float:
 
 
 @for_each("kind", KINDS)
-def test_no_point_near_it_has_a_smaller_sum_of_distances(kind):
+def test_no_nearby_point_has_a_smaller_sum_of_distances(kind):
     x = clouds(kind, 11, 50, 3)
     y, rng = (
         aggregated(rule("geometric-median:3,tolerance=0", 50), x).astype(np.float64),
@@ -43,7 +43,7 @@ def test_no_point_near_it_has_a_smaller_sum_of_distances(kind):
 
 
 @for_each("kind", [*KINDS, "largest"])
-def test_a_tolerance_ends_the_steps_near_the_end_and_byzantine_clients_do_not_end_them_sooner(kind):
+def test_a_coarse_tolerance_stops_close_to_the_median(kind):
     x = clouds(kind, 11, 50, 3)
     coarse, fine = (
         aggregated(rule(f"geometric-median:3,tolerance={t}", 50), x) for t in ("1e-3", "0")
@@ -53,7 +53,7 @@ def test_a_tolerance_ends_the_steps_near_the_end_and_byzantine_clients_do_not_en
 
 
 @for_each("m, byzantine", SIZES)
-def test_however_far_byzantine_clients_lie_the_median_stays_with_the_others(m, byzantine):
+def test_the_distance_of_byzantine_updates_does_not_affect_the_bound(m, byzantine):
     """‖y − c‖ ≤ 2(1 − f/n)/(1 − 2f/n) · the largest distance of an honest vector from c (Lopuhaä, Rousseeuw 1991)."""
     for kind in ("far", "largest"):
         x = clouds(kind, m, 80, byzantine)
@@ -68,7 +68,7 @@ def test_however_far_byzantine_clients_lie_the_median_stays_with_the_others(m, b
         assert np.linalg.norm(y - center) <= bound
 
 
-def test_all_alike_is_that_vector():
+def test_the_median_of_equal_vectors_is_that_vector():
     x = np.repeat(clouds("honest", 1, 30, 0), 5, axis=0)
     np.testing.assert_allclose(aggregated(rule("geometric-median:2", 30), x), x[0], rtol=1e-6)
 

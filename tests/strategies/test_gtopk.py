@@ -1,4 +1,4 @@
-"""Global top-k: the model moves by k coordinates, and what was sent besides comes back to those who sent it."""
+"""Global top-k: the model moves by k coordinates, and each client gets its other values back."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def lose(a, r):
 
 
 @for_each("uplink", UPLINKS)
-def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
+def test_the_model_moves_by_the_k_largest_coordinates_of_the_mean(uplink):
     f = federation(uplink=uplink)
     for outcome in f.loop.rounds((1, 2)):
         mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
@@ -49,7 +49,7 @@ def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
 
 
 @for_each("uplink", UPLINKS)
-def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
+def test_dropped_values_are_returned_without_loss(uplink):
     f = federation(uplink=uplink)
     for outcome in f.loop.rounds((1, 2)):
         kept = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel) != 0
@@ -72,8 +72,8 @@ def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
         ("stc:density=10%@layer", "stc:density=10%"),
     ],
 )
-def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
-    """Σ applied + Σ residuals + the server's memory = Σ inputs, with replies that get lost and cohorts that change."""
+def test_no_part_of_an_update_is_lost(uplink, downlink):
+    """Σ applied + Σ residuals + the server's memory = Σ inputs, with lost replies and changing cohorts."""
     f = federation(uplink=uplink, downlink=downlink, participation=0.5)
     inputs, applied = (
         torch.zeros(f.layout.numel, dtype=torch.float64),
@@ -85,7 +85,8 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
         f.faults[client, 3] = f.faults[client, 5 + client] = lose
     where, lost = state(f), 0
     for outcome in f.loop.rounds(range(1, 11)):
-        applied += len(outcome.accepted) * (state(f) - where)  # a mean of so many
+        # The step is a mean; times the number of clients, it is their sum.
+        applied += len(outcome.accepted) * (state(f) - where)
         where, lost = state(f), lost + len(outcome.rejections)
     assert lost > 3 and f.loop.dropped
     for client, member in enumerate(f.members):
@@ -99,12 +100,12 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
 
 
 def state(f: Federation) -> torch.Tensor:
-    """Where the model is, and what the server still keeps of the way."""
+    """Return the weights plus the server's residual."""
     b = f.loop.broadcasts
     return (b.weights + b.memory.state_dict().get("residual", 0)).double()
 
 
-def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
+def test_returned_frames_are_counted_and_sent_until_a_client_confirms_them():
     f, sent = federation(), {}
     handle = f.handle
 
@@ -122,10 +123,10 @@ def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
     assert any(sent[2, client].returned for client in range(6))
     assert (
         sent[4, 2].accepted == sent[3, 2].accepted and sent[4, 2].returned == sent[3, 2].returned
-    )  # the reply said nothing of it
+    )  # the lost reply did not confirm it
 
 
-def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
+def test_a_client_that_lost_its_model_receives_the_returned_frame_once():
     f, sent = federation(downlink="stc:density=10%"), []
     list(f.loop.rounds((1,)))
     client = next(iter(f.loop.dropped))
@@ -141,7 +142,7 @@ def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
     )
 
 
-def test_a_frame_that_returns_damaged_fails_the_client_and_loses_nothing():
+def test_a_damaged_returned_frame_fails_the_client_but_loses_no_update():
     f = federation()
     list(f.loop.rounds((1,)))
     client = next(iter(f.loop.dropped))
@@ -155,7 +156,7 @@ def test_a_frame_that_returns_damaged_fails_the_client_and_loses_nothing():
     assert not outcome.rejections and f.members[client].memory.pending != waiting
 
 
-def test_a_schedule_that_makes_frames_denser_makes_the_step_denser():
+def test_denser_frames_of_a_schedule_make_denser_steps():
     f = federation(uplink="topk:density=1/42", density_warmup=2)
     steps = [
         np.count_nonzero(codec("identity").decode(o.broadcast.frame, numel=42))
@@ -168,7 +169,7 @@ def test_a_schedule_that_makes_frames_denser_makes_the_step_denser():
     "changes",
     [{"uplink": "identity"}, {"uplink": "fp16@layer"}, {"memory": "none"}, {"memory": "ef21"}],
 )
-def test_what_does_not_suit_is_refused_with_what_does(changes):
+def test_the_error_for_an_unsuitable_option_names_a_suitable_one(changes):
     with pytest.raises(
         UserError, match="leave --(uplink|memory) out|use --memory residual"
     ) as refused:

@@ -1,4 +1,4 @@
-"""Krum and multi-Krum: byzfl's, but for the number of neighbours, and a paper's guarantee."""
+"""Krum and multi-Krum equal byzfl's, except for the number of neighbours, and exclude distant Byzantine updates."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ SIZES = [(5, 1), (7, 2), (12, 4), (20, 8)]
 
 @for_each("kind", KINDS)
 @for_each("m, byzantine", SIZES)
-def test_the_choice_is_that_of_byzfl(kind, m, byzantine):
-    """The paper sums over n − f − 2 neighbours, byzfl averages over n − f − 1: what is f here is f + 1 there."""
+def test_the_chosen_updates_equal_those_of_byzfl(kind, m, byzantine):
+    """The paper sums over n − f − 2 neighbours, and byzfl averages over n − f − 1. So f here corresponds to f + 1 in byzfl."""
     x = clouds(kind, m, 200, byzantine)
     assert np.array_equal(
         aggregated(rule(f"krum:{byzantine}", 200), x),
@@ -27,7 +27,7 @@ def test_the_choice_is_that_of_byzfl(kind, m, byzantine):
 
 @for_each("m, byzantine", SIZES)
 @for_each("kind", ["far", "inverted", "largest"])
-def test_byzantine_clients_that_lie_far_away_are_left_out(kind, m, byzantine):
+def test_distant_byzantine_updates_are_not_chosen(kind, m, byzantine):
     x = clouds(kind, m, 200, byzantine)
     assert any(
         np.array_equal(aggregated(rule(f"krum:{byzantine}", 200), x), row)
@@ -39,17 +39,17 @@ def test_byzantine_clients_that_lie_far_away_are_left_out(kind, m, byzantine):
     )
 
 
-def test_scores_are_those_of_the_paper():
+def test_scores_equal_those_of_the_paper():
     x = np.array([[0.0], [1.0], [3.0], [6.0], [100.0]])
     assert scores(x @ x.T, 1).tolist() == [1 + 9, 1 + 4, 4 + 9, 9 + 25, 94**2 + 97**2]
 
 
-def test_of_equal_scores_the_first_is_chosen():
+def test_the_first_of_equal_scores_is_chosen():
     x = np.array([[1.0, 0], [0, 1], [1, 1], [0, 0], [5, 5]])
     assert aggregated(rule("krum:1", 2), x).tolist() == [1, 0]
 
 
-def test_keeping_one_is_krum_and_keeping_all_but_the_byzantine_clients_is_the_default():
+def test_keep_1_is_krum_and_the_default_keeps_all_but_f():
     x = clouds("honest", 9, 60, 0)
     assert np.array_equal(
         aggregated(rule("multi-krum:2,keep=1", 60), x), aggregated(rule("krum:2", 60), x)
@@ -59,6 +59,6 @@ def test_keeping_one_is_krum_and_keeping_all_but_the_byzantine_clients_is_the_de
     )
 
 
-def test_a_negative_number_to_keep_is_refused():
+def test_a_negative_keep_is_refused():
     with pytest.raises(SpecError, match="keep is -1; give at least 0"):
         rule("multi-krum:keep=-1", 3)

@@ -1,4 +1,4 @@
-"""Median and trimmed mean of coordinates: those of byzfl, and among honest values."""
+"""Coordinate-wise median and trimmed mean equal byzfl's and lie within the range of honest values."""
 
 import numpy as np
 from cases import for_each
@@ -12,9 +12,9 @@ SIZES = [(3, 1), (5, 2), (10, 4), (11, 3), (20, 2)]
 
 @for_each("kind", KINDS)
 @for_each("m, byzantine", SIZES)
-def test_the_results_are_those_of_byzfl(kind, m, byzantine):
+def test_results_equal_those_of_byzfl(kind, m, byzantine):
     x = clouds(kind, m, 500, byzantine)
-    # Of an even number byzfl's median is the mean of the middle two for arrays, as here, and the lower one for tensors.
+    # For an even number of vectors, byzfl's median of arrays is the mean of the middle two, as here; that of tensors is the lower one.
     for name, other in (
         ("median", oracle().Median()),
         ("trimmed-mean", oracle().TrMean(byzantine)),
@@ -27,14 +27,14 @@ def test_the_results_are_those_of_byzfl(kind, m, byzantine):
 
 @for_each("name", ["median", "trimmed-mean"])
 @for_each("m, byzantine", SIZES)
-def test_a_coordinate_lies_among_those_of_honest_clients(name, m, byzantine):
+def test_coordinates_lie_within_the_range_of_honest_values(name, m, byzantine):
     for kind in ("far", "inverted", "largest"):
         x = clouds(kind, m, 300, byzantine)
         honest, y = x[: m - byzantine], aggregated(rule(f"{name}:{byzantine}", 300), x)
         assert ((honest.min(0) <= y) & (y <= honest.max(0))).all()
 
 
-def test_one_byzantine_client_more_than_said_is_one_too_many_for_the_trimmed_mean():
+def test_more_than_f_byzantine_clients_can_move_the_trimmed_mean():
     y = aggregated(rule("trimmed-mean:1", 50), clouds("largest", 7, 50, 2))
     assert (y > 1e30).all()
 
@@ -54,6 +54,6 @@ def test_without_byzantine_clients_the_trimmed_mean_is_the_mean():
         ("krum", RunConfig.uplink),
     ],
 )
-def test_these_two_choose_an_uplink_that_tells_every_coordinate(text, uplink):
+def test_the_default_uplink_sends_every_coordinate_unless_mixed(text, uplink):
     assert resolved(RunConfig(strategy=text)).uplink == uplink
     assert resolved(RunConfig(strategy=text, uplink="stc:density=10%")).uplink == "stc:density=10%"

@@ -1,4 +1,4 @@
-"""Mixing and buckets are averages; byzfl makes the same."""
+"""Mixing and bucketing equal those of byzfl."""
 
 import numpy as np
 import pytest
@@ -15,19 +15,19 @@ def distances(x: np.ndarray) -> np.ndarray:
 
 @for_each("kind", [*KINDS, "largest"])
 @for_each("m, byzantine", [(5, 0), (5, 2), (11, 3), (20, 9)])
-def test_neighbours_are_those_of_byzfl(kind, m, byzantine):
+def test_neighbours_equal_those_of_byzfl(kind, m, byzantine):
     x = clouds(kind, m, 40, byzantine).astype(np.float64)
     if kind in ("mimic", "zero", "colluding"):
         x += 1e-6 * np.random.default_rng(1).standard_normal(
             x.shape
-        )  # among equally distant ones byzfl takes any
+        )  # byzfl breaks ties of distances arbitrarily
     mixed = robust.nearest(distances(x), byzantine) @ x
     np.testing.assert_allclose(
         mixed, oracle().NNM(byzantine)(x), rtol=1e-9, atol=1e-9 * np.abs(x).max()
     )
 
 
-def test_of_equally_distant_neighbours_the_first_is_nearer_and_nobody_is_nearer_than_itself():
+def test_the_first_of_equally_distant_neighbours_counts_as_nearer():
     x = np.array([[0.0], [0.0], [1.0], [-1.0]])
     near = robust.nearest(distances(x), 1)
     assert (near * 3).tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
@@ -35,17 +35,17 @@ def test_of_equally_distant_neighbours_the_first_is_nearer_and_nobody_is_nearer_
 
 
 @pytest.mark.parametrize(("m", "size"), [(1, 1), (6, 2), (7, 2), (7, 3), (5, 9)])
-def test_buckets_are_those_of_byzfl_in_the_same_order(m, size, monkeypatch):
+def test_buckets_equal_those_of_byzfl_for_the_same_permutation(m, size, monkeypatch):
     x = np.random.default_rng(0).standard_normal((m, 13))
     monkeypatch.setattr(seeds, "generator", lambda *which: np.random.RandomState(5))
-    np.random.seed(5)  # what byzfl draws from
+    np.random.seed(5)  # byzfl uses this generator
     np.testing.assert_allclose(
         robust.buckets(m, size, 0, 1) @ x, oracle().Bucketing(size)(x), rtol=1e-12, atol=1e-12
     )
 
 
 @for_each("m, size", [(6, 2), (7, 3), (20, 4)])
-def test_every_vector_is_in_one_bucket_and_rounds_draw_anew(m, size):
+def test_each_vector_is_in_one_bucket_and_each_round_draws_new_ones(m, size):
     drawn = [robust.buckets(m, size, 0, round) for round in (1, 2, 1)]
     for found in drawn:
         assert found.shape == (-(-m // size), m)

@@ -1,4 +1,4 @@
-"""Server optimizers: the steps of the paper, and a state that moves only with the model."""
+"""Server optimizers take the steps of the paper, and their state changes only if the model moves."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def run(text: str) -> list[np.ndarray]:
     return steps
 
 
-def test_plain_sgd_steps_along_the_update_and_keeps_nothing():
+def test_plain_sgd_returns_the_update_and_has_no_state():
     made = optimizer("sgd")
     update = UPDATES[0].clone()
     assert made.is_identity and made.step(update) is update
@@ -28,8 +28,8 @@ def test_plain_sgd_steps_along_the_update_and_keeps_nothing():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_is_that_of_torch(nesterov):
-    """torch.optim.SGD on gradients −Δ, learning rate 1."""
+def test_momentum_equals_that_of_torch(nesterov):
+    """Compare with torch.optim.SGD on gradients −Δ with learning rate 1."""
     x = torch.zeros(50, requires_grad=True)
     torchs, before = (
         torch.optim.SGD([x], lr=1.0, momentum=0.9, nesterov=nesterov),
@@ -46,7 +46,7 @@ def test_momentum_is_that_of_torch(nesterov):
 
 
 @for_each("name", ["adam", "yogi"])
-def test_adaptive_steps_are_those_of_the_paper(name):
+def test_adaptive_steps_equal_those_of_the_paper(name):
     beta1, beta2, tau = 0.8, 0.95, 2e-3
     m, v = np.zeros(50), np.full(50, tau**2)
     for update, step in zip(
@@ -62,7 +62,7 @@ def test_adaptive_steps_are_those_of_the_paper(name):
 
 
 @for_each("text", ["sgd:momentum=0.9", "sgd:momentum=0.9,nesterov=true", "adam", "yogi"])
-def test_a_round_that_moves_nothing_leaves_no_trace(text):
+def test_a_round_that_does_not_move_the_model_leaves_the_state(text):
     made, other = optimizer(text), optimizer(text)
     for i, update in enumerate(UPDATES):
         made.step(torch.full((50,), 7.0))  # never committed
@@ -73,7 +73,7 @@ def test_a_round_that_moves_nothing_leaves_no_trace(text):
 
 
 @for_each("text", ["sgd:momentum=0.9", "adam", "yogi"])
-def test_a_checkpoint_holds_all_of_it(text):
+def test_a_checkpoint_restores_the_whole_state(text):
     made, again = optimizer(text), optimizer(text)
     for update in UPDATES[:3]:
         made.step(update.clone())
@@ -100,10 +100,10 @@ def test_a_checkpoint_holds_all_of_it(text):
         ("sgd@layer", "name one"),
     ],
 )
-def test_what_cannot_be_is_refused(text, fix):
+def test_invalid_options_are_refused(text, fix):
     with pytest.raises(UserError, match=fix):
         optimizer(text)
 
 
-def test_all_have_names():
+def test_optimizers_are_registered_by_name():
     assert list(OPTIMIZERS) == ["sgd", "adam", "yogi"]

@@ -1,4 +1,4 @@
-"""PowerSGD in two exchanges: the mean at a low rank, every byte counted, and nothing lost wherever a client is."""
+"""PowerSGD in two exchanges: the update is a low-rank mean, every byte is counted, and no part of an update is lost."""
 
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ RANK_1 = partial(PowerSGD, options=PowerSGD.Options(rank=1))
 
 
 class Recorded(Federation):
-    """Keeps what training gave each client, and what was told and answered in each phase."""
+    """A federation that records the updates of each client, and the assignments and reports of each phase."""
 
     def __init__(self, rules: StrategyConfig = RULES, **options):
         super().__init__(rules, strategy=RANK_1, **options)
@@ -73,7 +73,7 @@ class Recorded(Federation):
 # A round.
 
 
-def test_a_round_is_a_step_of_power_iteration_on_the_mean():
+def test_a_round_is_one_step_of_power_iteration_on_the_mean():
     federation = Recorded()
     first = np.frombuffer(federation.strategy.right, "<f4").astype(np.float64)
     (outcome,) = federation.run(1)
@@ -90,7 +90,7 @@ def test_a_round_is_a_step_of_power_iteration_on_the_mean():
     assert [a.client for a in outcome.accepted] == list(range(6)) and outcome.train_loss > 0
 
 
-def test_the_next_round_starts_from_where_this_one_ended():
+def test_the_next_round_starts_from_the_last_right_factors():
     federation = Recorded()
     before = federation.strategy.right
     (outcome,) = federation.run(1)
@@ -118,13 +118,13 @@ def test_every_byte_of_both_phases_is_counted():
         federation.said.clear()
 
 
-def test_what_is_announced_a_second_time_is_counted_a_second_time():
+def test_announcements_sent_twice_are_counted_twice():
     federation = Recorded(replace(RULES, downlink="stc:density=20%"))
     federation.run(1)
     federation.said.clear()
     federation.members[2].replica.restore(
         federation.initial + 1, "elsewhere"
-    )  # it has other weights than the server believes
+    )  # its weights are not those that the server assumes
     (outcome,) = federation.run(1, 2)
     sent = [a for a, _ in federation.said if a.client == 2]
     assert [a.form for a in sent][1] == DENSE and sent[1].announced
@@ -133,7 +133,7 @@ def test_what_is_announced_a_second_time_is_counted_a_second_time():
     )
 
 
-def test_the_model_is_downloaded_and_trained_on_once_a_round():
+def test_clients_download_the_model_and_train_once_per_round():
     federation = Recorded()
     federation.run(3)
     for a, r in federation.said:
@@ -182,7 +182,7 @@ def settle_and_check(federation: Recorded, accepted: list[torch.Tensor]) -> None
 
 
 @for_each("phase", [LEFT, RIGHT])
-def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase):
+def test_a_lost_reply_in_either_phase_loses_no_update(phase):
     federation = Recorded(replace(RULES, participation=0.5))
     federation.lost = {
         (client, round, phase)
@@ -220,7 +220,7 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model():
 
 
 @for_each("phase", [LEFT, RIGHT])
-def test_a_phase_that_nobody_answers_moves_nothing(phase):
+def test_a_phase_without_answers_does_not_move_the_model(phase):
     federation = Recorded()
     federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
     for round in (1, 3):
@@ -239,7 +239,7 @@ def test_a_phase_that_nobody_answers_moves_nothing(phase):
         )
 
 
-def test_a_round_whose_sum_is_not_finite_moves_nothing():
+def test_a_round_with_a_nonfinite_sum_does_not_move_the_model():
     federation = Recorded(replace(RULES, server_lr=1e39))
     right = federation.strategy.right
     (outcome,) = federation.run(1)
@@ -270,7 +270,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     assert len(outcomes[2].accepted) == 6
 
 
-def test_frames_of_another_size_are_turned_down():
+def test_frames_of_another_size_are_rejected():
     federation = Recorded()
     federation.faults[1, 1] = lambda a, r: (
         replace(r, frame=federation.strategy.downlink.encode(torch.ones(11)))
@@ -284,7 +284,7 @@ def test_frames_of_another_size_are_turned_down():
     ] == [0, 3, 4, 5]
 
 
-def test_clients_with_nothing_to_say_count_as_zero():
+def test_clients_without_a_frame_count_as_zero_updates():
     federation = Recorded()
     for client in range(5):
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
@@ -296,7 +296,7 @@ def test_clients_with_nothing_to_say_count_as_zero():
     )
 
 
-def test_updates_at_the_end_of_float32_leave_a_finite_model():
+def test_updates_near_the_largest_float32_leave_a_finite_model():
     federation = Recorded()
     huge = {LEFT: torch.full((10,), 3.4e38), RIGHT: torch.full((20,), 3.4e38)}
     for client in range(6):
@@ -311,7 +311,7 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model():
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
+def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine):
     rules = replace(RULES, participation=0.5, downlink="stc:density=20%", seed=5)
     federation = Recorded(rules, clients=8)
     for member, shard in zip(
@@ -341,7 +341,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
     ("every", "stops"),
     [(1, [StopsAfter(1, 5), StopsAfter(3, 2), StopsAfter(3)]), (3, [StopsAfter(4, 7)])],
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, every, stops):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, every, stops):
     config = replace(TINY, rounds=4, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, *stops)
 
@@ -351,7 +351,7 @@ def test_the_tiny_task_is_learned_at_rank_1(tmp_path):
     assert summary.accuracy > 0.85
 
 
-def test_uplink_and_memory_are_the_strategys_where_they_are_not_given(tmp_path):
+def test_unset_uplink_and_memory_get_the_defaults_of_the_strategy(tmp_path):
     simulate(replace(TINY, rounds=1, out=str(tmp_path / "run")))
     stored = read_run(tmp_path / "run")
     assert (stored["uplink"], stored["memory"]) == ("powersgd:rank=1", "lowrank")
@@ -385,19 +385,19 @@ def test_uplink_and_memory_are_the_strategys_where_they_are_not_given(tmp_path):
         ({"density_warmup": 3}, "leave --density-warmup out"),
     ],
 )
-def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
+def test_errors_in_options_say_how_to_fix_them(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:
         simulate(replace(TINY, **options, out=str(tmp_path / "run")))
     assert sentence in str(caught.value) and not (tmp_path / "run").exists()
 
 
 @for_each("stored", [None, b"", bytes(44), np.full(10, np.nan, "<f4").tobytes()])
-def test_a_damaged_state_is_noticed(stored):
+def test_a_damaged_state_raises_an_error(stored):
     with pytest.raises((ValueError, TypeError)):
         Recorded().strategy.restore(lambda name: None, lambda name: stored)
 
 
-def test_a_strategy_is_made_of_its_spec():
+def test_a_spec_string_sets_the_options():
     layout = Layout.from_shapes({"w": (20, 20)})
     made = [
         strategy(text, replace(RULES, uplink=text), layout)

@@ -1,4 +1,4 @@
-"""Promises of every robust rule: the clients it needs, what smaller rounds do, and models that stay near the honest ones."""
+"""Properties of every robust rule: the required clients, rounds with too few of them, and models that stay near the honest ones."""
 
 import math
 from dataclasses import replace
@@ -56,7 +56,7 @@ def lose(assignment, report):
 
 @every_rule
 @pytest.mark.parametrize("byzantine", [1, 4])
-def test_a_cohort_that_is_too_small_is_refused_in_one_sentence(name, byzantine):
+def test_a_cohort_that_is_too_small_is_refused(name, byzantine):
     least = 2 * byzantine + LEAST[name] - 1
     rule(f"{name}:{byzantine}", 3, participation=1.0, clients=least)
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_a_cohort_that_is_too_small_is_refused_in_one_sentence(name, byzantine):
 
 
 @every_rule
-def test_a_quorum_that_closes_rounds_too_soon_is_refused(name):
+def test_a_quorum_that_is_too_small_is_refused(name):
     least = 2 + LEAST[name] - 1
     rule(f"{name}:1", 3, quorum=0.5, participation=1.0, clients=2 * least)
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_a_quorum_that_closes_rounds_too_soon_is_refused(name):
 
 @every_rule
 @pytest.mark.parametrize("size", [2, 3])
-def test_behind_buckets_it_takes_as_many_clients_as_fill_enough_of_them(name, size):
+def test_with_buckets_a_cohort_must_fill_enough_of_them(name, size):
     text, vectors = f"{name}:2,buckets={size}", 2 * 2 + LEAST[name] - 1
     least = next(n for n in range(1, 100) if math.ceil(n / size) >= vectors)
     assert rule(text, 3, participation=1.0, clients=least).min_cohort == least
@@ -88,13 +88,13 @@ def test_behind_buckets_it_takes_as_many_clients_as_fill_enough_of_them(name, si
         rule(text, 3, participation=1.0, clients=least - 1)
 
 
-def test_neighbours_to_mix_with_and_updates_to_keep_need_clients_as_well():
+def test_the_options_mix_and_keep_increase_the_required_cohort():
     assert rule("multi-krum:1,keep=9", 3).min_cohort == 10
     assert [rule(f"{name}:3,mix=true", 3).min_cohort for name in NAMES] == [7, 7, 9, 9, 7, 7]
 
 
 @every_rule
-def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(name):
+def test_a_round_with_too_few_updates_moves_and_loses_nothing(name):
     least = 2 + LEAST[name] - 1
     f = federation(name, clients=least)
     (first,) = f.loop.rounds((1,))
@@ -118,8 +118,8 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
 
 
 @every_rule
-def test_over_rounds_that_fail_residuals_keep_what_was_not_taken(name):
-    """Σ of what was accepted and Σ residuals = Σ inputs, by client."""
+def test_residuals_keep_the_updates_of_failed_rounds(name):
+    """Σ accepted updates + residual = Σ inputs, for each client."""
     f = federation(name, clients=5 if LEAST[name] == 4 else 3)
     inputs, taken = (
         torch.zeros(len(f.members), 42, dtype=torch.float64),
@@ -140,12 +140,12 @@ def test_over_rounds_that_fail_residuals_keep_what_was_not_taken(name):
         torch.testing.assert_close(taken[client] + kept, inputs[client], rtol=1e-5, atol=1e-6)
 
 
-# What it makes of vectors.
+# Results for given vectors.
 
 
 @every_rule
 @pytest.mark.parametrize("front", FRONTS)
-def test_the_largest_lies_make_no_number_that_is_not_finite(name, front):
+def test_the_largest_byzantine_updates_leave_a_finite_result(name, front):
     for kind in ("largest", "far"):
         x = clouds(kind, 13, 80, 2)
         y = aggregated(rule(f"{name}:2{front}", 80), x)
@@ -158,7 +158,7 @@ def test_the_largest_lies_make_no_number_that_is_not_finite(name, front):
 
 @every_rule
 @pytest.mark.parametrize("front", FRONTS)
-def test_neither_the_block_nor_the_form_of_updates_changes_a_bit(name, front, monkeypatch):
+def test_block_size_and_type_of_updates_do_not_change_the_result(name, front, monkeypatch):
     n = 2 * robust.CHUNK + 77
     x = clouds("far", 13, n, 2)
     x[:, ::3] = 0
@@ -170,8 +170,8 @@ def test_neither_the_block_nor_the_form_of_updates_changes_a_bit(name, front, mo
 @every_rule
 @pytest.mark.parametrize("front", ["", ",mix=true"])
 @pytest.mark.parametrize("kind", ["honest", "far", "inverted"])
-def test_the_order_of_clients_changes_nothing(name, front, kind):
-    """Buckets are drawn by place, and so by client."""
+def test_the_result_does_not_depend_on_the_order_of_clients(name, front, kind):
+    """Buckets are left out: they are drawn by position, so they depend on the order."""
     x = clouds(kind, 13, 200, 2)
     shuffled = np.random.default_rng(1).permutation(x)
     y, z = (aggregated(rule(f"{name}:2{front}", 200), rows) for rows in (x, shuffled))
@@ -201,7 +201,7 @@ SAME = {
 
 @every_rule
 @pytest.mark.parametrize("kind", ["honest", "far", "inverted"])
-def test_behind_mixing_and_buckets_it_is_what_byzfl_makes(name, kind, monkeypatch):
+def test_with_mixing_and_buckets_results_equal_those_of_byzfl(name, kind, monkeypatch):
     monkeypatch.setattr(seeds, "generator", lambda *which: np.random.RandomState(5))
     x = clouds(kind, 14, 120, 2)
     for front, steps in (
@@ -235,7 +235,7 @@ ANY_CODEC = (
 
 
 @pytest.mark.parametrize("name", ["average", *NAMES])
-def test_a_byzantine_client_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
+def test_a_byzantine_client_moves_the_mean_far_and_a_robust_rule_little(name):
     dense = {"uplink": "identity", "memory": "none"}
     lied, honest = (
         federation(name, **dense) if name in NAMES else Federation(replace(RULES, **dense))
@@ -262,7 +262,7 @@ def test_a_byzantine_client_moves_the_mean_where_it_likes_and_a_rule_hardly(name
         )
     ],
 )
-def test_estimates_of_memories_with_a_counterpart_are_read_like_updates(name, memory, uplink):
+def test_rules_read_the_estimates_of_memories_with_a_counterpart(name, memory, uplink):
     f = federation(name, memory=memory, uplink=uplink)
     outcomes = list(f.loop.rounds(range(1, 4)))
     assert all(o.broadcast is not None and not o.rejections for o in outcomes)
@@ -270,7 +270,7 @@ def test_estimates_of_memories_with_a_counterpart_are_read_like_updates(name, me
 
 
 @for_each("name, uplink", [*zip(NAMES, ANY_CODEC, strict=True)])
-def test_frames_of_any_codec_are_read(name, uplink):
+def test_rules_read_frames_of_any_codec(name, uplink):
     f = federation(name, memory="none", uplink=uplink)
     (outcome,) = f.loop.rounds((1,))
     assert outcome.broadcast is not None and not outcome.rejections
@@ -289,12 +289,12 @@ def test_weights_by_examples_are_refused():
     assert "\n" not in str(error.value)
 
 
-def test_the_option_name_of_version_0_1_is_read():
+def test_the_option_name_of_version_0_1_is_accepted():
     assert rule("krum:liars=2", 10).options == rule("krum:f=2", 10).options
 
 
 @every_rule
 @pytest.mark.parametrize("option", ["f=-1", "buckets=0", "f=1.5", "mix=perhaps", "size=2"])
-def test_options_that_cannot_be_are_refused(name, option):
+def test_invalid_options_are_refused(name, option):
     with pytest.raises(SpecError, match=option.partition("=")[0]):
         strategy(f"{name}:{option}", RULES, Layout.flat(3))

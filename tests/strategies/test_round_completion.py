@@ -1,4 +1,4 @@
-"""When a phase closes: all have answered, a quorum was accepted, or the time is over; and what is left out of it comes later."""
+"""A phase closes when all clients answered, a quorum was accepted, or the deadline passed. Updates outside the round are sent later."""
 
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ counts = st.integers(0, 50)
 @given(
     asked=counts, answered=counts, accepted=counts, quorum=st.floats(0.01, 1), over=st.booleans()
 )
-def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, over):
+def test_a_phase_closes_as_soon_as_its_condition_holds(asked, answered, accepted, quorum, over):
     answered = min(answered, asked)
     accepted = min(accepted, answered)
     closed = RoundCompletion(quorum, 10.0).check(
@@ -51,7 +51,7 @@ def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, o
         )
         after = [Progress(asked, answered + n, accepted + n, 0.0) for n in (left - 1, left)]
         ends = [RoundCompletion(quorum, 10.0).check(progress) is not None for progress in after]
-        assert ends == [False, True], "the policy is checked when it may close the phase, no later"
+        assert ends == [False, True], "the next check is exactly when the phase may close"
 
 
 @for_each(
@@ -70,7 +70,7 @@ def test_a_quorum_is_a_whole_number_of_clients(quorum, clients, enough):
     assert quorum_size(quorum, clients) == enough
 
 
-def test_without_a_deadline_nobody_is_too_late():
+def test_without_a_deadline_no_client_is_late():
     assert RoundCompletion().check(Progress(3, 2, 2, 1e12)) is None
 
 
@@ -87,7 +87,7 @@ def test_without_a_deadline_nobody_is_too_late():
     ],
     ids=["average", "ef21", "powersgd", "sketched-sgd"],
 )
-def test_a_quorum_closes_a_round_and_the_others_are_named(strategy, rules):
+def test_a_quorum_closes_a_round_and_rejects_the_other_clients(strategy, rules):
     federation = Federation(replace(rules, quorum=0.5), at_once=1, strategy=strategy)
     before = federation.loop.broadcasts.version
     for outcome in federation.loop.rounds(range(1, 6)):
@@ -101,7 +101,7 @@ def test_a_quorum_closes_a_round_and_the_others_are_named(strategy, rules):
 
 
 class StoppedClock(Clock):
-    """Time stands still unless it is moved."""
+    """A clock that only the test moves."""
 
     now_s = 0.0
 
@@ -110,7 +110,7 @@ class StoppedClock(Clock):
 
 
 class PatientTransport(AlteredTransport):
-    """Time passes only while nothing arrives."""
+    """A transport that advances the clock only while no answer arrives."""
 
     def __init__(self, *parts):
         super().__init__(*parts)
@@ -129,7 +129,7 @@ def late(deliveries):
 
 
 @for_each("quorum", [5 / 6, 1.0])
-def test_what_came_late_goes_back_into_its_senders_residual(quorum):
+def test_a_late_update_returns_to_its_senders_residual(quorum):
     federation = Federation(
         replace(ALL, quorum=quorum, timeout_s=1.0 if quorum == 1 else None), at_once=6
     )
@@ -149,7 +149,7 @@ def test_what_came_late_goes_back_into_its_senders_residual(quorum):
     )
 
 
-def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
+def test_a_deadline_without_answers_leaves_the_model_and_gives_the_reason():
     federation = Federation(replace(ALL, timeout_s=0.01))
     federation.use(PatientTransport(federation, lambda deliveries: []))
     first = next(federation.loop.rounds([1]))
@@ -164,16 +164,16 @@ def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
 
 
 @pytest.mark.parametrize("options", [{"deadline": 5.0}, {"quorum": 0.5}])
-def test_a_simulation_has_no_clock_and_says_so(tmp_path, options):
+def test_a_simulation_without_a_network_refuses_deadline_and_quorum(tmp_path, options):
     with pytest.raises(
         ConfigError,
-        match="--deadline and --quorum are for real clients.* or use fedcomp server start",
+        match="--deadline and --quorum have no effect without --network.* or use fedcomp server start",
     ):
         simulate(RunConfig(out=str(tmp_path / "run"), **options))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_strategy_that_waits_for_nobody_has_no_quorum():
+def test_an_asynchronous_strategy_refuses_a_quorum():
     config, layout = resolved(RunConfig(strategy="asynchronous", quorum=0.5)), Layout.flat(8)
     with pytest.raises(
         ConfigError, match="leave --quorum out, or give --strategy asynchronous:wait=0.5"

@@ -35,14 +35,14 @@ BOUNDED = [
     "topk+fp16",
     "topk+identity",
 ]
-ROTATED = ["topk+eden", "topk+srq:levels=5@layer"]  # of tiny values they send more
+ROTATED = ["topk+eden", "topk+srq:levels=5@layer"]  # frames of tiny values are longer
 
 
 def made(spec: str, layout: Layout, **options) -> Schedule:
     return Schedule(StrategyConfig(**options), codec(spec), layout)
 
 
-def test_nothing_is_told_without_a_schedule():
+def test_without_a_schedule_clients_get_no_settings():
     assert made("identity", layout_of(10)).for_clients(1, [3, 5], {}) == {
         3: ClientRoundConfig(0.0, 1.0),
         5: ClientRoundConfig(0.0, 1.0),
@@ -62,7 +62,7 @@ def test_a_codec_that_is_dense_enough_needs_no_warm_up():
     )
 
 
-def test_the_learning_rate_grows_to_its_own():
+def test_the_learning_rate_grows_linearly_to_its_final_value():
     schedule = made("identity", layout_of(10), lr_warmup=4)
     assert [schedule.for_clients(round, [0], {})[0].lr for round in range(1, 7)] == [
         0.25,
@@ -88,7 +88,7 @@ def test_no_frame_exceeds_the_declared_size(spec):
 
 
 @for_each("spec", BOUNDED)
-def test_spread_positions_come_near_the_longest(spec):
+def test_frames_with_random_positions_are_close_to_the_longest(spec):
     c, x = (
         at_density(codec(spec), 1 / 100),
         torch.randn(100_000, generator=torch.Generator().manual_seed(0)),
@@ -102,7 +102,7 @@ def test_spread_positions_come_near_the_longest(spec):
     st.integers(0, 10**6),
     st.lists(st.none() | st.floats(1.0, 1e9), min_size=1, max_size=8),
 )
-def test_a_budget_is_kept_whatever_the_updates_hold(spec, budget, declared):
+def test_the_longest_frames_of_a_cohort_fit_the_budget(spec, budget, declared):
     layout, cohort = layout_of(1001), list(range(len(declared)))
     least = longest_frame(at_density(codec(spec), 1e-9), layout)
     schedule = made(spec, layout, budget_bytes=least * len(cohort) + budget)
@@ -115,7 +115,7 @@ def test_a_budget_is_kept_whatever_the_updates_hold(spec, budget, declared):
     )
 
 
-def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
+def test_budgets_are_proportional_to_bandwidths_with_the_mean_for_unknown_ones():
     layout = Layout.flat(10**6)
     schedule = made("stc", layout, budget_bytes=60_000)
     configs = schedule.for_clients(1, [0, 1, 2], {0: 1e4, 2: 3e4})
@@ -145,12 +145,12 @@ def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
         ),
     ],
 )
-def test_a_schedule_that_cannot_be(spec, options, sentence):
+def test_an_invalid_schedule_is_refused(spec, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         made(spec, layout_of(10), **options)
 
 
-def test_a_budget_that_is_too_small_says_what_is_enough():
+def test_the_error_for_a_small_budget_names_a_sufficient_one():
     with pytest.raises(
         ConfigError, match="--budget of 50 bytes is too small for 3 clients; give at least"
     ) as caught:
@@ -160,7 +160,7 @@ def test_a_budget_that_is_too_small_says_what_is_enough():
 
 
 @given(st.floats(1.0, 1e9))
-def test_a_time_that_is_too_short_says_what_is_enough(bandwidth):
+def test_the_error_for_a_short_time_names_a_sufficient_one(bandwidth):
     def lasting(seconds: float) -> Schedule:
         return made("stc", layout_of(1001), budget_s=seconds)
 
@@ -171,12 +171,12 @@ def test_a_time_that_is_too_short_says_what_is_enough(bandwidth):
 
 
 @for_each("multiple", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_none_is_refused(multiple):
+def test_a_rate_that_is_not_positive_and_finite_is_refused(multiple):
     with pytest.raises(ProtocolError, match="give a multiple above 0"):
         LocalSGD().for_round(lr=multiple)
 
 
-def test_a_rate_that_no_float32_holds_is_refused():
+def test_a_rate_out_of_the_range_of_float32_is_refused():
     with pytest.raises(
         ProtocolError,
         match=r"^the server asks for a learning rate of 5e\+298; give at most 3e\+38$",
@@ -184,7 +184,7 @@ def test_a_rate_that_no_float32_holds_is_refused():
         LocalSGD(lr=0.05).for_round(lr=1e300)
 
 
-def test_clients_do_as_they_are_told():
+def test_clients_follow_the_density_of_each_round():
     federation = Federation(
         StrategyConfig(participation=1.0, uplink="topk:density=1/50", density_warmup=2, lr_warmup=2)
     )
@@ -204,7 +204,7 @@ class Rounds(Callback):
         self.records.append(record)
 
 
-def test_a_simulation_keeps_its_budget_and_resumes(tmp_path):
+def test_a_simulation_with_a_budget_keeps_it_after_a_resume(tmp_path):
     options = dict(
         task=TINY,
         clients=6,

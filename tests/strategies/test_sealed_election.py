@@ -1,4 +1,4 @@
-"""Sealed ballots in rounds: the vote is the one of open ballots, the server reads none, and who cheats is proven to and left out."""
+"""Sealed ballots in rounds: the vote equals that of open ballots, the server reads none, and cheating clients are proven and excluded."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ SEALED = replace(OPEN, strategy="election:byzantine=2,form=ballots,sealed=true")
 
 @dataclass
 class Heard:
-    """What a server received, and the ballots that its clients had."""
+    """The reports that a server received, and the ballots of its clients."""
 
     reports: list[Report]
     ballots: dict[tuple[int, int], bytes]  # by round and client
@@ -87,7 +87,7 @@ def complement(packed: bytes) -> bytes:
     return bytes(255 - byte for byte in packed)
 
 
-def test_the_model_is_that_of_open_ballots(monkeypatch, tmp_path):
+def test_the_model_equals_that_of_open_ballots(monkeypatch, tmp_path):
     for attack in (None, "inverted:1+random-sign:1"):
         runs = [
             run(
@@ -101,8 +101,8 @@ def test_the_model_is_that_of_open_ballots(monkeypatch, tmp_path):
         assert runs[0].model == runs[1].model
 
 
-def test_the_server_never_holds_a_ballot(monkeypatch, tmp_path):
-    """Neither whole nor but for its last byte, nor its complement, in any byte that it received; of open ballots it holds all."""
+def test_the_server_never_receives_a_readable_ballot(monkeypatch, tmp_path):
+    """No received bytes contain a ballot, a ballot without its last byte, or its complement. Open ballots are all contained."""
     wide = f"{TASK}:wide"
     sealed = run(monkeypatch, tmp_path, replace(SEALED, task=wide, rounds=2))
     received = b"\x00".join(report.pack() for report in sealed.reports)
@@ -128,7 +128,7 @@ def test_the_server_never_holds_a_ballot(monkeypatch, tmp_path):
 
 
 def is_voted(heard: Heard, piece: bytes) -> bool:
-    """A piece of a ballot that all voters agree with is in their votes, and there alone."""
+    """Return whether a piece of a ballot occurs only in votes, which is possible where all voters agree with it."""
     return all(
         piece not in report.pack() for phase in (CARDS, BALLOTS) for report in heard.of(phase)
     )
@@ -140,7 +140,7 @@ def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(monkeypa
     assert {len(report.frame) for report in heard.of(CARDS)} == {5 * ballots.CARD}
 
 
-def test_who_equivocates_is_named_and_left_out_of_ballots_and_votes(monkeypatch, tmp_path):
+def test_an_equivocating_sender_is_named_and_excluded(monkeypatch, tmp_path):
     lied = run(
         monkeypatch,
         tmp_path,
@@ -156,11 +156,11 @@ def test_who_equivocates_is_named_and_left_out_of_ballots_and_votes(monkeypatch,
     silent = run(
         monkeypatch, tmp_path, replace(SEALED, rounds=2, attack="malformed:clients=1"), "silent"
     )
-    assert lied.model == silent.model, "as if it had sent nothing"
+    assert lied.model == silent.model, "the model equals that without its ballot"
     assert not silent.of(RECOUNT)
 
 
-def test_two_who_equivocate_are_both_borne(monkeypatch, tmp_path):
+def test_two_equivocating_senders_are_tolerated(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="equivocation:2"))
     assert heard.summary.client_updates == 3 and {
         c for r in heard.summary.rejections for c in r.clients
@@ -173,7 +173,7 @@ def attacked(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class FalseComplaint(attacks.Attack):
-    """Says of every ballot that it does not open, and shows some key."""
+    """An attack that complains about every ballot with random keys."""
 
     times: int = 1
     name = "false-complaint"
@@ -192,7 +192,7 @@ class FalseComplaint(attacks.Attack):
 
 @dataclass(frozen=True)
 class Replay(attacks.Attack):
-    """Sends in every round what it sent in the first."""
+    """An attack that repeats the frame of the first round."""
 
     phase: str = BALLOTS
     name = "replay"
@@ -207,7 +207,7 @@ class Replay(attacks.Attack):
 
 @dataclass(frozen=True)
 class Copycat(attacks.Attack):
-    """Sends what client 0 sent before it."""
+    """An attack that sends the ballot of client 0."""
 
     name = "copycat"
 
@@ -217,7 +217,7 @@ class Copycat(attacks.Attack):
 
 @dataclass(frozen=True)
 class LowOrder(attacks.Attack):
-    """Signs cards with a point that has no key in common with anybody."""
+    """An attack that signs cards with a point of low order, which has no shared key with others."""
 
     name = "low-order"
 
@@ -235,7 +235,7 @@ class LowOrder(attacks.Attack):
 
 @dataclass(frozen=True)
 class Bad(attacks.Attack):
-    """In one phase sends nothing, the first bytes of its answer, or noise."""
+    """An attack that sends an empty, truncated or random frame in one phase."""
 
     phase: str = TALLY
     how: str = "empty"
@@ -268,7 +268,7 @@ def own_attacks(monkeypatch, tmp_path_factory):
     monkeypatch.syspath_prepend(install(tmp_path_factory.mktemp("own"), "theirs", attacks=own))
 
 
-def test_a_complaint_that_does_not_hold_names_the_voter(monkeypatch, tmp_path):
+def test_an_unjustified_complaint_excludes_the_voter(monkeypatch, tmp_path):
     once = replace(SEALED, rounds=1)
     heard = run(monkeypatch, tmp_path, replace(once, attack="false-complaint:clients=3"))
     (rejections,) = heard.summary.rejections
@@ -280,7 +280,7 @@ def test_a_complaint_that_does_not_hold_names_the_voter(monkeypatch, tmp_path):
     assert heard.model == run(monkeypatch, tmp_path, once, "honest").model
 
 
-def test_nobody_is_asked_for_votes_on_so_few_ballots_that_they_tell_them(monkeypatch, tmp_path):
+def test_no_votes_are_requested_on_too_few_ballots(monkeypatch, tmp_path):
     few = replace(SEALED, rounds=1, strategy=f"{SEALED.strategy},f=0", attack="abstention:3")
     heard = run(monkeypatch, tmp_path, few)
     assert (
@@ -296,10 +296,10 @@ def test_nobody_is_asked_for_votes_on_so_few_ballots_that_they_tell_them(monkeyp
     (3, "election:byzantine=1,form=ballots,sealed=true,f=0", "equivocation:clients=1,share=0.4"),
     (5, "election:byzantine=2,form=ballots,sealed=true,f=1", "equivocation:clients=1,share=1+abstention:clients=3/4"),
 ])  # fmt: skip
-def test_who_equivocates_is_named_where_too_few_ballots_are_left_to_vote_on(
+def test_an_equivocating_sender_is_named_even_if_too_few_ballots_remain(
     monkeypatch, tmp_path, clients, strategy, attack
 ):
-    """Complaints come without votes; the round is left out, and nobody votes again."""
+    """Voters send complaints without votes. The round is skipped, without a recount."""
     before = run(
         monkeypatch,
         tmp_path,
@@ -328,13 +328,13 @@ def test_who_equivocates_is_named_where_too_few_ballots_are_left_to_vote_on(
     )
 
 
-def test_a_round_in_which_one_byzantine_client_would_always_stop_the_vote_is_refused():
+def test_options_with_which_one_byzantine_client_stops_every_vote_are_refused():
     for clients in (3, 4, 5):
         with pytest.raises(UserError, match="can leave fewer; give a smaller 'f'"):
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=0", 3).code.all()
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
-        "two clients a partition"
+        "each partition has two clients"
     )
     with pytest.raises(UserError, match="can leave fewer; give a smaller 'f'"):
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=2", 6)
@@ -349,15 +349,15 @@ def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
         "against 1 Byzantine client in a round, " in sealed
         and "the server sees votes, sizes and times" in sealed
     )
-    assert "more than 2 absent" in sealed and "more than 4 absent" in one
+    assert "more than 2 clients absent" in sealed and "more than 4 clients absent" in one
     assert (
         "any client absent" in made("election:byzantine=2", 5).notice
         and "sealed" not in made("election:byzantine=2", 5).notice
     )
-    assert "more than 2 absent a round" in made("election:byzantine=2,f=1", 5).notice
+    assert "more than 2 clients absent, a round" in made("election:byzantine=2,f=1", 5).notice
 
 
-def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch, tmp_path):
+def test_no_ballots_are_requested_in_a_round_that_cannot_close(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=2, attack="abstention:1"))
     assert len(heard.of(CARDS)) == 2 * 5 and not heard.of(BALLOTS) and not heard.of(TALLY)
     assert "failed" in heard.summary.warnings[0] and {
@@ -365,7 +365,7 @@ def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch,
     } == {"reply", "aggregate"}
 
 
-def test_a_flood_of_complaints_is_not_gone_through(monkeypatch, tmp_path):
+def test_too_many_complaints_are_rejected_without_checking_them(monkeypatch, tmp_path):
     judged, proven_bad = [], ballots.SealedBallot.proven_bad
     monkeypatch.setattr(
         ballots.SealedBallot, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given)
@@ -380,7 +380,7 @@ def test_a_flood_of_complaints_is_not_gone_through(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("phase", [CARDS, BALLOTS])
-def test_a_replay_of_another_round_fails(monkeypatch, tmp_path, phase):
+def test_a_frame_of_another_round_is_rejected(monkeypatch, tmp_path, phase):
     heard = run(
         monkeypatch, tmp_path, replace(SEALED, rounds=2, attack=f"replay:clients=3,phase={phase}")
     )
@@ -401,8 +401,8 @@ def test_a_replay_of_another_round_fails(monkeypatch, tmp_path, phase):
         (RECOUNT, "short"),
     ],
 )
-def test_no_answer_ends_a_run_whatever_it_is(monkeypatch, tmp_path, phase, how):
-    """Its sender is turned down, beside one who equivocates so that there is a recount, and the others go on."""
+def test_no_invalid_answer_ends_a_run(monkeypatch, tmp_path, phase, how):
+    """Its sender is rejected. Another client equivocates, so that there is a recount."""
     heard = run(
         monkeypatch,
         tmp_path,
@@ -418,7 +418,7 @@ def test_no_answer_ends_a_run_whatever_it_is(monkeypatch, tmp_path, phase, how):
 
 
 @pytest.mark.parametrize("strategy", [OPEN.strategy, "election:byzantine=2"])
-def test_nor_does_an_empty_answer_where_ballots_are_open(monkeypatch, tmp_path, strategy):
+def test_an_empty_answer_does_not_end_a_run_with_open_ballots(monkeypatch, tmp_path, strategy):
     for phase in (BALLOTS, TALLY, "train"):
         heard = run(
             monkeypatch,
@@ -433,8 +433,8 @@ def test_nor_does_an_empty_answer_where_ballots_are_open(monkeypatch, tmp_path, 
         )
 
 
-def test_poisonous_numbers_have_no_place_in_what_is_sealed(monkeypatch, tmp_path):
-    """Frames that hold none become noise, no longer than they were."""
+def test_the_attack_infinity_replaces_sealed_frames_by_noise(monkeypatch, tmp_path):
+    """The noise is not longer than the honest frames."""
     once = replace(SEALED, rounds=1)
     honest = run(monkeypatch, tmp_path, once, "honest")
     for value in ("nan", "inf", "largest"):
@@ -444,7 +444,7 @@ def test_poisonous_numbers_have_no_place_in_what_is_sealed(monkeypatch, tmp_path
         assert max(len(r.frame) for r in heard.reports) == max(len(r.frame) for r in honest.reports)
 
 
-def test_a_ballot_of_somebody_else_fails(monkeypatch, tmp_path):
+def test_a_copied_ballot_of_another_client_is_rejected(monkeypatch, tmp_path):
     encode = ClientSession.encode
 
     def watched(self, asked, *given):
@@ -459,7 +459,7 @@ def test_a_ballot_of_somebody_else_fails(monkeypatch, tmp_path):
     assert "not signed by that client for this round" in heard.summary.rejections[0].reason
 
 
-def test_a_card_that_would_keep_others_from_sealing_is_refused(monkeypatch, tmp_path):
+def test_a_card_for_which_no_sender_could_seal_is_refused(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="low-order:clients=2"))
     assert [list(r.clients) for r in heard.summary.rejections] == [
         [2]
@@ -472,7 +472,7 @@ class Stop(Exception):
 
 
 class StopsIn(Callback):
-    """Stops a run when some have answered in a round."""
+    """Stops a run after a number of answers in a round."""
 
     def __init__(self, round: int, answers: int):
         self.round, self.left = round, answers
@@ -483,7 +483,7 @@ class StopsIn(Callback):
             raise Stop
 
 
-def test_a_round_that_is_repeated_uses_no_key_twice_and_ends_the_same(monkeypatch, tmp_path):
+def test_a_repeated_round_uses_new_keys_and_gives_the_same_model(monkeypatch, tmp_path):
     twice = replace(SEALED, rounds=2)
     whole = run(monkeypatch, tmp_path, twice, "whole")
     first, handle = Heard([], {}), VirtualClients.handle
@@ -493,7 +493,7 @@ def test_a_round_that_is_repeated_uses_no_key_twice_and_ends_the_same(monkeypatc
         first.reports += reports
         return reports
 
-    for answers in (3, 7, 12):  # in cards, ballots, tally
+    for answers in (3, 7, 12):  # in the phases cards, ballots, tally
         with monkeypatch.context() as patch, pytest.raises(Stop):
             patch.setattr(VirtualClients, "handle", listened)
             simulate(
@@ -508,7 +508,7 @@ def test_a_round_that_is_repeated_uses_no_key_twice_and_ends_the_same(monkeypatc
 
 
 def keys_of(report: Report) -> list[bytes]:
-    """Whatever in a frame is to be used once: the keys of cards; of ballots the point, the hash, the wraps and the text."""
+    """Return the parts of a frame that must be used only once: the keys of cards, or the point, hash, wraps and content of a ballot."""
     data = report.frame
     if report.phase == CARDS:
         return [data[at : at + ballots.KEY] for at in range(0, len(data), ballots.CARD)]
@@ -531,14 +531,14 @@ def keys_of(report: Report) -> list[bytes]:
     ("code=bernoulli,redundancy=3,byzantine=1,seats=3,form=ballots", 7),
     ("byzantine=0,seats=1,form=ballots", 5),
 ])  # fmt: skip
-def test_codes_whose_votes_tell_ballots_are_refused(options, clients):
+def test_codes_whose_votes_reveal_ballots_are_refused(options, clients):
     with pytest.raises(
         UserError, match=r"give code=deterministic.* with byzantine=\(seats - 1\)/2"
     ):
         made(f"election:{options},sealed=true", clients)
 
 
-def test_sealed_ballots_are_passed_on():
+def test_sealed_ballots_need_form_ballots():
     with pytest.raises(UserError, match="form=ballots"):
         made("election:byzantine=1,sealed=true", 5)
 
@@ -563,8 +563,8 @@ def test_every_voter_counts_every_ballot():
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 20).code.all()
 
 
-def test_a_server_that_wants_somebody_left_out_has_to_prove_it():
-    """A client believes the proof, not the server."""
+def test_a_client_excludes_a_sender_only_with_a_valid_proof():
+    """An invalid proof from the server does not remove a ballot."""
     ring, announced = DerivedKeys(1), {"attempt": b"a" * 32}
     slot = ballots.Slot(ring.run, "a" * 32, 4, 0)
     cards = {voter: ballots.Card.make(slot, voter, ring.signer(voter)) for voter in (1, 2)}
@@ -578,8 +578,8 @@ def test_a_server_that_wants_somebody_left_out_has_to_prove_it():
     assert "ballot/0" in held
 
 
-def test_a_key_that_is_renewed_within_a_round_changes_with_the_next():
-    """What was signed in the round is judged by the key that was announced in it."""
+def test_a_key_renewed_during_a_round_is_used_from_the_next_round_on():
+    """Signatures of a round are checked with the key announced in that round."""
     rings = [DerivedKeys(1), DerivedKeys(2)]
     sealed = SealedRound(rings[0])
     sealed.start(1, {}, 8, "")
@@ -590,7 +590,7 @@ def test_a_key_that_is_renewed_within_a_round_changes_with_the_next():
     assert sealed.key(3) == rings[1].key(3)
 
 
-def test_keys_of_virtual_clients_are_their_own():
+def test_each_virtual_client_has_its_own_key():
     ring = DerivedKeys(7)
     assert len({ring.key(client) for client in range(50)}) == 50 and ring.key(3) == point_of(
         ring.signer(3).public_key()

@@ -1,4 +1,4 @@
-"""A client of a sealed election answers each phase of a round once and reveals no ballot, whatever its server asks."""
+"""A client of a sealed election answers each phase of a round once and reveals no ballot, even to a malicious server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ def slot(attempt: str, round: int, sender: int) -> Slot:
 
 @dataclass
 class One:
-    """A client of an election of five, asked by hand."""
+    """A client of an election of five, with hand-made assignments."""
 
     who: int
     round_state: RoundState | None = None
@@ -106,8 +106,8 @@ def test_a_client_makes_no_ballot_if_the_server_did_not_announce_its_own_key():
         client.ask(BALLOTS, {})
 
 
-def test_a_voter_votes_once_on_one_set_of_ballots(opened):
-    """Votes on growing sets would tell what is in the last that came."""
+def test_a_voter_votes_only_on_one_set_of_ballots(opened):
+    """Votes on growing sets would reveal the ballot that was added last."""
     clients, cards = opened
     sealed = ballots_of(clients, cards)
     assert clients[0].ask(TALLY, {s: sealed[s] for s in "012"})
@@ -119,7 +119,7 @@ def test_a_voter_votes_once_on_one_set_of_ballots(opened):
         clients[0].ask(RECOUNT, {})
 
 
-def test_nor_after_a_vote_that_it_refused(opened):
+def test_a_voter_does_not_vote_after_it_refused_to_vote(opened):
     clients, cards = opened
     sealed = ballots_of(clients, cards)
     with pytest.raises(ProtocolError, match="would reveal the ballots"):
@@ -135,12 +135,12 @@ def test_a_sender_signs_one_ballot_for_a_slot(opened):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
 
 
-def test_a_round_is_not_opened_again_under_its_attempt_nor_under_one_that_was_given_up(opened):
+def test_a_client_starts_no_round_twice_in_an_attempt_or_in_an_earlier_attempt(opened):
     client = opened[0][0]
     for round in (1, 0):
         with pytest.raises(ProtocolError, match="asks for round"):
             client.open(round=round)
-    client.open(B, round=1)  # a server that began anew
+    client.open(B, round=1)  # a server that was restarted
     client.open(B, round=2)
     with pytest.raises(ProtocolError, match="an earlier attempt"):
         client.open(A, round=3)
@@ -148,8 +148,8 @@ def test_a_round_is_not_opened_again_under_its_attempt_nor_under_one_that_was_gi
         client.ask(BALLOTS, {}, C, 2)
 
 
-def test_attempts_without_end_are_not_remembered_but_refused(monkeypatch):
-    """One that was forgotten could be come back to."""
+def test_more_attempts_than_the_limit_are_refused(monkeypatch):
+    """A server could repeat an attempt that the client forgot."""
     monkeypatch.setattr(sealed_election, "MAX_ATTEMPTS", 3)
     client = One(0)
     for attempt in (A, B, C):
@@ -159,8 +159,8 @@ def test_attempts_without_end_are_not_remembered_but_refused(monkeypatch):
     client.open(C, round=2)
 
 
-def test_what_was_answered_is_told_from_what_is_kept_on_the_disk(opened):
-    """A client keeps `RoundState` with its report: after a restart it stands where it stood."""
+def test_a_restarted_client_knows_which_phases_it_answered(opened):
+    """A client stores `RoundState` with its report."""
     clients, cards = opened
     ballots_of(clients, cards)
     again = One(
@@ -175,14 +175,14 @@ def test_what_was_answered_is_told_from_what_is_kept_on_the_disk(opened):
         again.open()
 
 
-def test_a_ballot_is_sealed_for_nobody_but_the_row_that_was_announced(opened):
+def test_a_ballot_is_sealed_only_for_voters_in_the_announced_row(opened):
     clients, cards = opened
     foreign = Card.make(slot(A, 1, 0), 9, RING.signer(9))
     with pytest.raises(ProtocolError, match="for client 9, which is not in the row"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL} | {"9": foreign.data})
 
 
-def test_a_voter_that_is_passed_a_ballot_for_another_card_gives_no_key_away(opened):
+def test_a_voter_reveals_no_key_for_a_ballot_sealed_for_another_card(opened):
     clients, cards = opened
     sealed = {
         str(c.who): c.ask(BALLOTS, {str(v): cards[v][c.who] for v in ALL[1:]}) for c in clients
@@ -194,11 +194,11 @@ def test_a_voter_that_is_passed_a_ballot_for_another_card_gives_no_key_away(open
 
 @for_each("parts", [
     [(0,), (1,), (2,), (2,), (2,)], [(0, 1, 2, 2, 2)],  # one ballot outvotes the others
-    [(0,), (1,), (2,), (3, 4)], [(0,), (1, 2, 3, 4)], [(0, 1, 2, 3, 4)],  # ties are coins that the server knows; too few
-    [(2,), (0, 1, 3), (4,)],  # one is alone where others share
+    [(0,), (1,), (2,), (3, 4)], [(0,), (1, 2, 3, 4)], [(0, 1, 2, 3, 4)],  # random signs of ties are known to the server; too few partitions
+    [(2,), (0, 1, 3), (4,)],  # one client alone in a partition weighs more than three that share one
     [(1,), (2,), (3,)],  # without the voter
 ])  # fmt: skip
-def test_a_row_in_which_not_all_count_alike_is_refused(parts):
+def test_a_row_with_unequal_weights_is_refused(parts):
     client = One(0)
     row = CodeRow(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
     with pytest.raises(ProtocolError, match="row of the code"):
@@ -206,15 +206,15 @@ def test_a_row_in_which_not_all_count_alike_is_refused(parts):
 
 
 @for_each("numbers", [(0, 1, 1), (0, 1, 3), (1, 0, 2), (0, 1, -1)])
-def test_partitions_have_the_numbers_of_the_code(numbers):
-    """What is missing is a coin that is keyed by the number: a server that chose it would choose the coin."""
+def test_partitions_must_have_the_numbers_of_the_code(numbers):
+    """The random signs of a missing ballot depend on the number: a server that chooses the number would choose the signs."""
     row = CodeRow(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
     with pytest.raises(ProtocolError, match="row of the code"):
         One(0).ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
 def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
-    """The others would be coins that the server knows."""
+    """The other partitions would get random signs that the server knows."""
     clients = [One(who) for who in range(9)]
     row = [tuple(DataPartition(j, (3 * j, 3 * j + 1, 3 * j + 2)) for j in range(3))] * 9
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in range(9)}
@@ -243,8 +243,8 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
         b"a" * 32 + b"\n",
     ],
 )
-def test_an_attempt_has_the_name_that_a_server_draws(name):
-    """Names that are read alike would be one slot to what is signed, and two to what is remembered."""
+def test_the_name_of_an_attempt_must_have_32_hexadecimal_digits(name):
+    """Two spellings of one name would give one slot in signatures, but two attempts in the client's records."""
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
     row = CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="32 hexadecimal digits"):
@@ -252,7 +252,7 @@ def test_an_attempt_has_the_name_that_a_server_draws(name):
 
 
 @for_each("which", [" 1", "+1", "01", "1_0", "-1", "x", "", "²", "١", "1\n", "9" * 19])
-def test_a_client_is_named_in_one_way(which):
+def test_the_number_of_a_client_has_one_spelling(which):
     row = CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="not that of a client"):
         One(0).ask(
@@ -263,7 +263,7 @@ def test_a_client_is_named_in_one_way(which):
 
 
 @pytest.mark.parametrize("name", ["01", "+1", "١", "x", ""])
-def test_so_is_a_voter(opened, name):
+def test_the_number_of_a_voter_has_one_spelling(opened, name):
     clients, cards = opened
     with pytest.raises(ProtocolError, match="not that of a client"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL} | {name: cards[1][0]})
@@ -278,7 +278,7 @@ def test_a_vote_that_is_cut_off_within_its_complaints_is_refused():
 
 
 def test_bits_after_the_last_coordinate_of_a_ballot_are_cleared(opened):
-    """Otherwise one sender could keep all voters from voting."""
+    """Otherwise, one sender could prevent all voters from voting."""
     clients, cards = opened
     values = clients[1].round_state.values
     values[BITS] = values[BITS][:-1] + bytes([values[BITS][-1] | 0x3F])
@@ -289,7 +289,7 @@ def test_bits_after_the_last_coordinate_of_a_ballot_are_cleared(opened):
         assert not complaints and codec("sign").decode(vote, numel=NUMEL).abs().eq(1).all()
 
 
-def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
+def test_complaints_are_sent_even_if_too_few_ballots_open(opened):
     clients, cards = opened
     sealed = ballots_of(clients, cards)
     bad = replace_wraps(sealed["1"], [0], slot(A, 1, 1), RING.signer(1), lambda size: bytes(size))
@@ -305,8 +305,8 @@ def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
         clients[0].ask(RECOUNT, {})
 
 
-def test_a_server_cannot_have_a_client_train_on_what_the_others_do_not():
-    """Their ballots, foretold from a model or a rate of its making, would leave one that the votes tell."""
+def test_a_client_refuses_to_train_with_other_terms():
+    """A server that can predict all ballots but one, for example with lr=0, could read the remaining one from the votes."""
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
     row = {ROW: CodeRow(0, 0, tuple(DataPartition(s, (s,)) for s in ALL)).pack()}
     for other in (terms_of("", "", 0.5), terms_of("", "f", 1.0), terms_of("{}", "", 1.0), ""):
@@ -314,7 +314,7 @@ def test_a_server_cannot_have_a_client_train_on_what_the_others_do_not():
             One(0).ask(CARDS, row | keys | {TERMS: other.encode()})
 
 
-def test_nor_pass_on_what_was_made_from_another_model(opened):
+def test_a_client_refuses_cards_and_phases_with_other_terms(opened):
     clients, cards = opened
     other = Slot(RING.run, A, 1, 0, terms_of("", "f", 1.0))
     foreign = Card.make(other, 1, RING.signer(1)).data

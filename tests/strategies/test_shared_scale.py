@@ -1,4 +1,4 @@
-"""Ternary updates in one scale: they add exactly, whoever answers first, and what is in another scale is turned down."""
+"""Ternary updates with a shared scale: their sum is exact in any order, and frames with another scale are rejected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ both = for_each("rules", [LAYER, MODEL])
 
 
 class Recorded(Federation):
-    """Keeps what was told and answered."""
+    """A federation that records assignments and reports."""
 
     def __init__(self, rules: StrategyConfig = LAYER, **options):
         super().__init__(rules, strategy=SharedScale, **options)
@@ -57,7 +57,7 @@ class Recorded(Federation):
 
 
 @both
-def test_the_scale_of_a_round_is_the_largest_of_all(rules):
+def test_the_scale_of_a_round_is_the_largest_of_all_clients(rules):
     federation = Recorded(rules)
     federation.run(1)
     sections = 4 if rules is LAYER else 1
@@ -78,7 +78,7 @@ def updates_of(outcome: RoundResult) -> RoundUpdates:
 
 
 @both
-def test_frames_of_a_round_add_exactly(rules):
+def test_the_sum_of_the_frames_of_a_round_is_exact(rules):
     federation = Recorded(rules)
     (outcome,) = federation.run(1)
     frames = [a.frame for a in outcome.accepted]
@@ -109,7 +109,7 @@ def test_the_sum_is_the_same_in_any_order():
     assert torch.equal(forwards, backwards)
 
 
-def test_votes_are_weighted():
+def test_ternary_values_are_weighted():
     federation = Recorded(replace(LAYER, weights="examples"), clients=2)
     federation.members[0].shard = federation.members[0].shard[:50]
     (outcome,) = federation.run(1)
@@ -134,7 +134,7 @@ def test_every_byte_of_both_phases_is_counted():
 # Faults.
 
 
-def test_a_frame_in_another_scale_is_turned_down():
+def test_a_frame_with_another_scale_is_rejected():
     federation = Recorded(LAYER)
     other = Context(announced={"scale": np.full(4, 0.5, "<f4").tobytes()})
     frame = federation.strategy.uplink.encode(
@@ -151,7 +151,7 @@ def test_a_frame_in_another_scale_is_turned_down():
 
 
 @for_each("claim, sentence", [([1, 1, -1, 1], "a scale is negative"), ([1, 1, 1], "checksum")])
-def test_what_is_no_scale_is_turned_down(claim, sentence):
+def test_an_invalid_scale_is_rejected(claim, sentence):
     federation = Recorded(LAYER)
     frame = NUMBERS.encode(torch.tensor(claim, dtype=torch.float32))
     federation.faults[2, 1] = lambda a, r: replace(r, frame=frame) if a.phase == "scale" else r
@@ -162,7 +162,7 @@ def test_what_is_no_scale_is_turned_down(claim, sentence):
     assert (federation.strategy.scales < 1).all() and len(outcome.accepted) == 5
 
 
-def test_clients_with_nothing_to_say_count_as_zero():
+def test_clients_without_a_frame_count_as_zero_updates():
     federation = Recorded(LAYER)
     for client in range(5):
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
@@ -173,7 +173,7 @@ def test_clients_with_nothing_to_say_count_as_zero():
     )
 
 
-def test_updates_of_zeros_have_no_scale_and_move_nothing():
+def test_updates_of_zeros_do_not_move_the_model():
     federation = Recorded(LAYER)
     for member in federation.members:
         member.sgd = replace(member.sgd, lr=1e-44)
@@ -182,7 +182,7 @@ def test_updates_of_zeros_have_no_scale_and_move_nothing():
     assert torch.equal(federation.loop.broadcasts.weights, federation.initial)
 
 
-def test_an_update_that_is_not_finite_is_named_in_the_first_phase():
+def test_a_nonfinite_update_is_reported_in_the_first_phase():
     federation = Recorded(LAYER)
     federation.members[3].sgd = replace(federation.members[3].sgd, lr=1e38)
     (outcome,) = federation.run(1)
@@ -196,7 +196,7 @@ def test_an_update_that_is_not_finite_is_named_in_the_first_phase():
 LAYOUT = Layout.from_shapes({"w": (3, 4), "none": (0, 5), "b": (2,)})
 
 
-def test_scales_are_those_of_the_codec_section_by_section():
+def test_each_section_has_the_scale_of_the_codec():
     x = torch.arange(14, dtype=torch.float32) - 4
     assert scales(codec("terngrad:clip=0@layer"), x, LAYOUT) == [7.0, 0.0, 9.0]
     assert scales(codec("terngrad:clip=0"), x, LAYOUT) == [9.0]
@@ -208,7 +208,7 @@ def test_scales_are_those_of_the_codec_section_by_section():
     )
 
 
-def test_an_update_waits_for_the_second_phase_and_is_sent_once():
+def test_the_update_is_sent_once_in_the_second_phase():
     algorithm, values = SharedScaleClient(), [{} for _ in range(3)]
     x = torch.randn(3, 14, generator=torch.Generator().manual_seed(1))
     x[1, 13] = float("nan")
@@ -232,7 +232,7 @@ def test_an_update_waits_for_the_second_phase_and_is_sent_once():
 
 
 @pytest.mark.parametrize(("engine", "rules"), [("serial", LAYER), ("batched", MODEL)])
-def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, rules):
+def test_virtual_and_real_clients_compute_the_same_model(tmp_path, engine, rules):
     rules = replace(rules, participation=0.5, downlink="stc:density=20%", seed=5)
     federation = Recorded(rules, clients=8)
     for member, shard in zip(
@@ -259,13 +259,13 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, rul
         )
 
 
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path):
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
     assert_the_same_when_stopped(
         tmp_path, replace(TINY, rounds=4), StopsAfter(2, 2), StopsAfter(3, 7)
     )
 
 
-def test_the_tiny_task_is_learned_and_options_are_the_strategys(tmp_path):
+def test_the_tiny_task_is_learned_with_the_defaults_of_the_strategy(tmp_path):
     summary = simulate(replace(TINY, rounds=25, out=str(tmp_path / "run")))
     assert summary.accuracy > 0.85
     stored = read_run(tmp_path / "run")
@@ -284,7 +284,7 @@ def test_the_tiny_task_is_learned_and_options_are_the_strategys(tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
+def test_errors_in_options_say_how_to_fix_them(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:
         simulate(replace(TINY, **options, out=str(tmp_path / "run")))
     assert sentence in str(caught.value) and not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Sketched SGD in two exchanges: the k largest of the mean, exactly; every byte counted, and nothing lost wherever a client is."""
+"""Sketched SGD in two exchanges: exact values at the k largest coordinates of the mean, every byte counted, and no update lost."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ SMALL = partial(SketchedSGD, options=SketchedSGD.Options(density=0.1, candidates
 
 
 class Drawn:
-    """Stands for an engine: updates with a part that clients share and one of their own."""
+    """An engine whose updates have a part that all clients share and a part of each client."""
 
     device = "cpu"
 
@@ -53,7 +53,7 @@ class Drawn:
 
 
 class Recorded(Federation):
-    """Keeps what training gave each client, what of it was kept, and what was told and answered."""
+    """A federation that records the updates of each client, the accepted parts of them, and the assignments and reports."""
 
     def __init__(self, rules: StrategyConfig = RULES, strategy=SMALL, **options):
         super().__init__(rules, strategy=strategy, **options)
@@ -64,8 +64,8 @@ class Recorded(Federation):
         self.lost: set[tuple[int, int, str]] = (
             set()
         )  # client, round and phase of replies that do not arrive
-        self.deaf: set[tuple[int, int, str]] = set()  # likewise of messages to the client
-        self.twice: set[tuple[int, int, str]] = set()  # of messages that come twice
+        self.deaf: set[tuple[int, int, str]] = set()  # likewise, of assignments that do not arrive
+        self.twice: set[tuple[int, int, str]] = set()  # likewise, of assignments that arrive twice
         self.refused = 0
         for client, member in enumerate(self.members):
             member.trainer.engine = SequentialJobs(Drawn())
@@ -100,7 +100,7 @@ class Recorded(Federation):
         return outcomes
 
     def own_part(self, answer) -> torch.Tensor:
-        """What was kept of an accepted answer, as its client will be told."""
+        """Return the part of an accepted answer that the server used, as the returned frame tells the client."""
         candidates, back = self.strategy.candidates, self.loop.dropped.get(answer.client)
         kept = np.ones(candidates.size, bool)
         if back:
@@ -120,7 +120,7 @@ class Recorded(Federation):
                 ) if taken else member.memory.rollback()
 
     def check(self) -> None:
-        """Σ kept + v = Σ inputs, for every client."""
+        """Assert Σ accepted + v = Σ inputs for every client."""
         self.settle()
         for client, member in enumerate(self.members):
             total = self.accepted[client] + member.memory.state_dict()["residual"]
@@ -142,7 +142,7 @@ def largest(x: torch.Tensor, k: int) -> list[int]:
 
 
 @for_each("uplink", [WIDE, f"{WIDE},cells=bf16", f"{WIDE},cells=int8"])
-def test_the_model_moves_by_the_exact_mean_at_its_k_largest(uplink):
+def test_the_model_moves_by_exact_means_at_the_k_largest_coordinates(uplink):
     federation = Recorded(replace(RULES, uplink=uplink))
     (outcome,) = federation.run(1)
     mean, step = federation.mean(), federation.moved()
@@ -153,7 +153,7 @@ def test_the_model_moves_by_the_exact_mean_at_its_k_largest(uplink):
     assert len(told) == 1 and MARKS.open(told.pop(), 42).positions.tolist() == largest(mean, MOST)
 
 
-def test_tensor_by_tensor_each_has_candidates_by_its_size():
+def test_with_layer_scope_candidates_are_proportional_to_tensor_sizes():
     federation = Recorded(replace(RULES, uplink=f"{WIDE}@layer"))
     federation.run(1)
     mean, step, found = federation.mean(), federation.moved(), []
@@ -166,7 +166,7 @@ def test_tensor_by_tensor_each_has_candidates_by_its_size():
     torch.testing.assert_close(step[step != 0], mean[step != 0], rtol=1e-4, atol=1e-7)
 
 
-def test_estimates_are_of_the_sum_and_values_are_those_of_the_clients():
+def test_candidates_come_from_the_sum_and_values_from_the_clients():
     federation = Recorded()
     federation.run(1)
     cells = sum(
@@ -218,7 +218,7 @@ def test_every_byte_of_both_phases_is_counted(uplink):
     assert back
 
 
-def test_what_returns_is_no_longer_than_marks_among_the_candidates():
+def test_returned_frames_are_as_short_as_marks_among_the_candidates():
     federation = Recorded()
     federation.run(1)
     assert {len(back) for back in federation.loop.dropped.values()} == {
@@ -226,7 +226,7 @@ def test_what_returns_is_no_longer_than_marks_among_the_candidates():
     }
 
 
-def test_the_usual_downlink_loses_nothing_of_the_update():
+def test_the_default_downlink_sends_the_update_without_loss():
     own = SketchedSGD.defaults(SketchedSGD.Options(density=0.1))
     assert own == {
         "uplink": "sketch",
@@ -243,8 +243,8 @@ def test_the_usual_downlink_loses_nothing_of_the_update():
     ("uplink", "downlink"),
     [(UPLINKS[0], "identity"), (UPLINKS[2], "stc:density=10%"), (UPLINKS[3], "stc:density=10%")],
 )
-def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
-    """Σ applied + Σ v + the server's memory = Σ inputs, with replies that get lost and cohorts that change."""
+def test_no_part_of_an_update_is_lost(uplink, downlink):
+    """Σ applied + Σ v + the server's memory = Σ inputs, with lost replies and changing cohorts."""
     federation = Recorded(replace(RULES, uplink=uplink, downlink=downlink, participation=0.5))
     federation.lost = {
         (client, round, phase)
@@ -254,7 +254,8 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     applied, where = torch.zeros(42, dtype=torch.float64), state(federation)
     for round in range(1, 13):
         (outcome,) = federation.run(1, round)
-        applied += len(outcome.accepted) * (state(federation) - where)  # a mean of so many
+        # The step is a mean; times the number of clients, it is their sum.
+        applied += len(outcome.accepted) * (state(federation) - where)
         where = state(federation)
     assert federation.refused > 3 and federation.loop.dropped
     federation.check()
@@ -265,12 +266,12 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
 
 
 def state(federation: Federation) -> torch.Tensor:
-    """Where the model is, and what the server still keeps of the way."""
+    """Return the weights plus the server's residual."""
     b = federation.loop.broadcasts
     return (b.weights + b.memory.state_dict().get("residual", 0)).double()
 
 
-def test_with_momentum_what_waits_gathers_it_and_what_was_kept_starts_from_zero():
+def test_unsent_coordinates_accumulate_momentum_and_sent_ones_start_from_zero():
     federation = Recorded(replace(RULES, memory="sketched:momentum=0.5", uplink=WIDE), clients=1)
     v, u = torch.zeros(42), torch.zeros(42)
     for round in range(1, 6):
@@ -289,11 +290,11 @@ def test_with_momentum_what_waits_gathers_it_and_what_was_kept_starts_from_zero(
     torch.testing.assert_close(federation.members[0].memory.velocity, u, rtol=1e-4, atol=1e-6)
 
 
-# How both sides stay in step: a row of the table in docs/reference/interfaces.md is a test or a few.
+# Each row of the table "How both sides stay in step" in docs/reference/interfaces.md has one or more tests.
 
 
 @pytest.mark.parametrize(("phase", "uplink"), [(SKETCH, UPLINKS[1]), (VALUES, UPLINKS[3])])
-def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase, uplink):
+def test_a_lost_reply_in_either_phase_loses_no_update(phase, uplink):
     federation = Recorded(replace(RULES, uplink=uplink, participation=0.5))
     federation.lost = {
         (client, round, phase)
@@ -306,7 +307,7 @@ def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase, uplink):
     federation.check()
 
 
-def test_a_client_lost_between_the_phases_does_not_move_the_model_and_sends_all_of_it_later():
+def test_a_client_lost_between_the_phases_sends_its_whole_update_later():
     federation = Recorded(replace(RULES, uplink=WIDE))
     federation.lost = {(2, 1, VALUES)}
     (outcome,) = federation.run(1)
@@ -326,7 +327,7 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model_and_sends_all_
 
 
 @pytest.mark.parametrize("phase", [SKETCH, VALUES])
-def test_news_that_is_lost_or_comes_twice_is_heard_once(phase):
+def test_lost_and_repeated_assignments_take_effect_once(phase):
     federation = Recorded(replace(RULES, participation=0.5))
     everybody = [(client, round) for client in range(6) for round in range(1, 11)]
     federation.deaf = {
@@ -340,7 +341,7 @@ def test_news_that_is_lost_or_comes_twice_is_heard_once(phase):
     federation.check()
 
 
-def test_news_is_told_again_until_it_was_heard():
+def test_returned_frames_are_sent_until_a_client_confirms_them():
     federation = Recorded()
     federation.deaf, federation.lost = {(1, 2, SKETCH)}, {(2, 2, SKETCH), (2, 3, SKETCH)}
     federation.run(4)
@@ -355,7 +356,7 @@ def test_news_is_told_again_until_it_was_heard():
     federation.check()
 
 
-def test_a_server_that_goes_back_before_the_news_was_heard_takes_nothing_twice():
+def test_a_server_restored_before_clients_settled_counts_no_update_twice():
     federation = Recorded(replace(RULES, participation=0.5))
     federation.run(5)
     kept, accepted = federation.copy_of_loop(), federation.accepted.clone()
@@ -367,7 +368,7 @@ def test_a_server_that_goes_back_before_the_news_was_heard_takes_nothing_twice()
     federation.check()
 
 
-def test_a_server_that_goes_back_further_goes_on_with_clients_as_they_are():
+def test_a_server_restored_further_back_continues_with_the_clients_state():
     federation = Recorded()
     federation.run(2)
     kept = federation.copy_of_loop()
@@ -377,7 +378,7 @@ def test_a_server_that_goes_back_further_goes_on_with_clients_as_they_are():
     assert [len(outcome.accepted) for outcome in outcomes] == [6, 6, 6]
 
 
-def test_a_client_that_restarts_between_rounds_goes_on_from_its_disk():
+def test_a_client_that_restarts_between_rounds_continues_from_its_state():
     stayed, restarted = (
         Recorded(replace(RULES, memory="sketched")),
         Recorded(replace(RULES, memory="sketched")),
@@ -420,7 +421,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     federation.check()
 
 
-def test_marks_that_return_damaged_fail_the_client_and_lose_nothing():
+def test_damaged_returned_marks_fail_the_client_but_lose_no_update():
     federation = Recorded()
     federation.run(1)
     whole, waiting = federation.loop.dropped[3], federation.members[3].memory.pending
@@ -435,7 +436,7 @@ def test_marks_that_return_damaged_fail_the_client_and_lose_nothing():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_happens_nothing_is_lost(seed):
+def test_no_mixture_of_faults_loses_an_update(seed):
     drawn, federation = (
         np.random.default_rng(seed),
         Recorded(replace(RULES, participation=0.5, uplink=UPLINKS[seed])),
@@ -451,18 +452,18 @@ def test_whatever_happens_nothing_is_lost(seed):
     kept, accepted = federation.copy_of_loop(), federation.accepted.clone()
     for round in range(1, 13):
         federation.run(1, round)
-        if drawn.random() < 0.2:  # to where it was a round ago, which no client has heard of
+        if drawn.random() < 0.2:  # restore the server to the round before, which no client settled
             federation.loop, federation.accepted = kept, accepted
         kept, accepted = federation.copy_of_loop(), federation.accepted.clone()
     assert federation.refused
     federation.check()
 
 
-# What the strategy makes of odd answers.
+# Unusual answers.
 
 
 @for_each("phase", [SKETCH, VALUES])
-def test_a_phase_that_nobody_answers_moves_nothing(phase):
+def test_a_phase_without_answers_does_not_move_the_model(phase):
     federation = Recorded()
     federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
     for round in (1, 3):
@@ -475,7 +476,7 @@ def test_a_phase_that_nobody_answers_moves_nothing(phase):
     federation.check()
 
 
-def test_a_round_whose_sum_is_not_finite_moves_nothing_and_loses_nothing():
+def test_a_round_with_a_nonfinite_sum_moves_and_loses_nothing():
     federation = Recorded(replace(RULES, server_lr=1e39))
     (outcome,) = federation.run(1)
     assert (
@@ -493,7 +494,7 @@ def answers(phase: str, frame: bytes):
     )
 
 
-def test_frames_of_another_size_or_codec_are_turned_down():
+def test_frames_of_another_size_or_codec_are_rejected():
     federation = Recorded()
     federation.faults[1, 1] = answers(SKETCH, NUMBERS.encode(torch.ones(42)))
     federation.faults[2, 1] = answers(VALUES, NUMBERS.encode(torch.ones(MOST + 1)))
@@ -504,7 +505,7 @@ def test_frames_of_another_size_or_codec_are_turned_down():
     ] == [0, 3, 5]
 
 
-def test_sketches_of_other_hashes_do_not_make_more_candidates():
+def test_sketches_with_other_seeds_do_not_add_candidates():
     federation = Recorded()
     for client in range(5):
         x = torch.zeros(42)
@@ -516,7 +517,7 @@ def test_sketches_of_other_hashes_do_not_make_more_candidates():
     assert federation.strategy.candidates.size == MOST and len(outcome.accepted) == 6
 
 
-def test_clients_with_nothing_to_say_count_as_zero():
+def test_clients_without_a_frame_count_as_zero_updates():
     federation = Recorded()
     for client in range(5):
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
@@ -527,7 +528,7 @@ def test_clients_with_nothing_to_say_count_as_zero():
     )
 
 
-def test_updates_of_zeros_have_no_candidates_and_move_nothing():
+def test_updates_of_zeros_have_no_candidates_and_do_not_move_the_model():
     federation = Recorded()
     for member in federation.members:
         member.sgd = replace(member.sgd, lr=0.0)
@@ -542,7 +543,7 @@ def test_updates_of_zeros_have_no_candidates_and_move_nothing():
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @for_each("seeds", [(7,), range(10)])
-def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
+def test_updates_near_the_largest_float32_leave_a_finite_model(seeds):
     federation = Recorded(clients=10)  # ten times a tenth of the largest number is infinite
     huge = {
         SKETCH: [
@@ -562,7 +563,7 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
     )
 
 
-# What it is made of.
+# Options.
 
 
 @for_each(
@@ -608,7 +609,7 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
+def test_errors_in_options_say_how_to_fix_them(changes, options, sentence):
     with pytest.raises((ConfigError, SpecError)) as caught:
         SketchedSGD(
             replace(RULES, **changes), Layout.flat(42), options=SketchedSGD.Options(**options)
@@ -616,7 +617,7 @@ def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_its_memory_is_refused_where_nobody_asks_for_values():
+def test_its_memory_is_refused_with_other_strategies_and_for_the_downlink():
     with pytest.raises(
         ConfigError,
         match="--memory sketched does not work with --strategy average; give --strategy sketched-sgd, or",
@@ -629,7 +630,7 @@ def test_its_memory_is_refused_where_nobody_asks_for_values():
         Federation(replace(RULES, downlink="sketch", downlink_memory="sketched"), strategy=SMALL)
 
 
-def test_a_strategy_is_made_of_its_spec():
+def test_a_spec_string_sets_the_options():
     made = strategy(
         "sketched-sgd:density=5%,candidates=3",
         replace(RULES, uplink="sketch:density=5%"),

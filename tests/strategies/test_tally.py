@@ -1,4 +1,4 @@
-"""The majority as numbers is the majority as bits."""
+"""The majority of numbers equals the majority of packed bits."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def drawn(voters: int, numel: int) -> np.ndarray:
 
 @for_each("voters", [1, 2, 5, 16])
 @for_each("dtype", [np.int8, np.int64, np.float32])
-def test_what_most_say_and_the_seeds_coin_where_as_many_say_the_opposite(voters, dtype):
+def test_the_majority_wins_and_ties_are_random_bits_of_the_seed(voters, dtype):
     votes = drawn(voters, 1003).astype(dtype)
     won, total = majority(votes, 7), votes.sum(0, dtype=np.int64)
     assert won.dtype == dtype and won.shape == (1003,)
@@ -30,7 +30,7 @@ def test_what_most_say_and_the_seeds_coin_where_as_many_say_the_opposite(voters,
     assert np.array_equal(np.unpackbits(packed, count=1003), won > 0)
 
 
-def test_the_order_of_voters_does_not_matter_the_seed_does_at_ties_alone():
+def test_the_order_of_voters_does_not_matter_and_the_seed_only_at_ties():
     votes = drawn(6, 5000)
     assert np.array_equal(majority(votes, 1), majority(votes[::-1], 1))
     differ = majority(votes, 1) != majority(votes, 2)
@@ -41,7 +41,7 @@ def test_the_order_of_voters_does_not_matter_the_seed_does_at_ties_alone():
     "votes",
     [np.zeros((2, 3)), np.array([[1.0, np.nan]]), np.full((1, 2), 2), np.ones(3), np.ones((0, 3))],
 )
-def test_what_is_no_vote_is_refused(votes):
+def test_invalid_votes_are_refused(votes):
     for given in (votes, torch.from_numpy(votes)):
         with pytest.raises(ConfigError, match="vote"):
             majority(given, 0)

@@ -1,4 +1,4 @@
-"""Votes: the step is that of the majority, ties are everybody's coin, and nothing but bits travels."""
+"""Votes: the step follows the majority, ties are random bits that all parties can compute, and frames contain one bit per parameter."""
 
 import math
 from dataclasses import replace
@@ -38,14 +38,14 @@ def signs(outcome) -> torch.Tensor:
     return torch.stack([a.update.dense() for a in outcome.accepted])
 
 
-def test_the_model_moves_by_lr_towards_the_majority():
+def test_the_model_moves_by_lr_in_the_direction_of_the_majority():
     f = federation()
     for outcome in f.loop.rounds(range(1, 6)):
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         torch.testing.assert_close(step, 0.02 * signs(outcome).sum(0).sign(), rtol=1e-6, atol=0)
 
 
-def test_a_tie_is_the_coin_that_all_can_toss():
+def test_ties_are_random_bits_of_seed_and_round():
     f = federation(clients=4)
     ties = 0
     for outcome in f.loop.rounds(range(1, 4)):
@@ -59,7 +59,7 @@ def test_a_tie_is_the_coin_that_all_can_toss():
 
 
 @for_each("momentum", [0.5, 0.9])
-def test_momentum_of_the_server_is_that_of_the_majority(momentum):
+def test_the_momentum_of_the_server_averages_the_majorities(momentum):
     f, m = federation(momentum=momentum), torch.zeros(42)
     for outcome in f.loop.rounds(range(1, 7)):
         m = (m * momentum).add_(signs(outcome).sum(0).sign(), alpha=1 - momentum)
@@ -78,7 +78,7 @@ def test_the_step_warms_up_with_the_learning_rate():
 
 
 def test_weight_decay_is_part_of_the_step_after_the_vote():
-    """Algorithm 1 of Bernstein et al. 2019, on the server and, bit for bit, on clients that were away."""
+    """Algorithm 1 of Bernstein et al. 2019, with the same bits on the server and on clients that missed rounds."""
     f = federation(weight_decay=0.5, participation=0.4)
     weights, factor = f.initial.clone(), decay_of(1 - 0.02 * 0.5)
     for outcome in f.loop.rounds(range(1, 9)):
@@ -100,7 +100,7 @@ def decay_of(factor: float) -> float:
     return torch.tensor(factor, dtype=torch.float32).item()
 
 
-def test_up_and_down_one_bit_a_parameter():
+def test_frames_in_both_directions_have_one_bit_per_parameter():
     f = federation()
     (outcome,) = f.loop.rounds([1])
     bits = math.ceil(f.layout.numel / 8)
@@ -108,7 +108,7 @@ def test_up_and_down_one_bit_a_parameter():
     assert bits < len(outcome.broadcast.frame) <= bits + 24
 
 
-def test_who_did_not_answer_has_no_vote():
+def test_a_client_whose_frame_is_rejected_has_no_vote():
     f = federation()
     f.faults[(2, 1)] = lambda a, r: replace(r, frame=r.frame[:-1])
     (outcome,) = f.loop.rounds([1])
@@ -116,14 +116,14 @@ def test_who_did_not_answer_has_no_vote():
     assert 2 not in outcome.suspicion
 
 
-def test_error_feedback_votes_with_what_was_not_heard():
+def test_votes_with_error_feedback_ignore_the_scales():
     f = federation(uplink="efsign", memory="residual")
     for outcome in f.loop.rounds(range(1, 4)):
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         assert torch.equal(step.sign(), signs(outcome).sign().sum(0).sign())
 
 
-def test_an_update_of_zeros_votes_by_coins_of_its_own():
+def test_an_update_of_zeros_votes_with_random_signs():
     f = federation(uplink="efsign")
     f.members[0].sgd = replace(f.members[0].sgd, lr=1e-44)  # too small to change a weight
     (outcome,) = f.loop.rounds([1])
@@ -139,30 +139,30 @@ def test_an_update_of_zeros_votes_by_coins_of_its_own():
     ({"downlink": "stc"}, "give --downlink-memory residual"),
     ({"downlink": "topk:density=1%"}, "leave --downlink out"),
 ])  # fmt: skip
-def test_what_is_no_vote_is_refused(changes, fix):
+def test_options_that_do_not_suit_a_vote_are_refused(changes, fix):
     with pytest.raises(UserError, match=fix):
         Vote(replace(RULES, **changes), Layout.flat(8))
 
 
-def test_a_downlink_that_loses_a_part_is_taken_with_a_memory_for_it():
+def test_a_lossy_downlink_is_accepted_with_a_memory():
     rules = replace(RULES, downlink="stc", downlink_memory="residual")
     assert Vote(rules, Layout.flat(8)).downlink.name == "stc"
 
 
-def test_a_step_out_of_the_range_of_numbers_is_not_made():
-    """Two such steps fit into it, and not three: the model stays where the second led, finite."""
+def test_a_step_out_of_the_range_of_float32_is_not_taken():
+    """Two such steps stay in range, but not three: the model keeps the finite weights of round 2."""
     f = federation(lr=1.6e38)
     outcomes = list(f.loop.rounds([1, 2, 3]))
     assert outcomes[0].broadcast is not None and outcomes[-1].broadcast is None
     assert outcomes[-1].rejections and torch.isfinite(f.loop.broadcasts.weights).all()
 
 
-def test_momentum_that_never_forgets_is_refused():
+def test_a_momentum_of_1_is_refused():
     with pytest.raises(UserError, match="such as 0.9"):
         strategy("vote:momentum=1", RULES, Layout.flat(8))
 
 
-def test_options_that_are_given_are_not_replaced_by_the_strategys_own():
+def test_explicit_options_are_not_replaced_by_defaults_of_the_strategy():
     def memory(**given: str) -> str:
         return resolved(RunConfig(strategy="vote", **given)).memory
 
@@ -176,7 +176,7 @@ def test_options_that_are_given_are_not_replaced_by_the_strategys_own():
     )
 
 
-def test_a_round_without_votes_changes_nobodys_suspicion():
+def test_a_round_without_votes_does_not_change_the_suspicion():
     f = federation()
     first, second = f.loop.rounds((1, 2))
     assert first.suspicion != second.suspicion

@@ -5,9 +5,9 @@ Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distrib
     s = ⌊n/2⌋ + 1 − f,  z = Φ⁻¹((n − f − s) / (n − f)),  x = μ − z·σ
 
 The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard deviation of each coordinate over the honest
-updates. For small f the formula gives z ≤ 0, which means no shift; set `z` to attack anyway. The authors' program subtracts the shift
-(`shift=down`). `shift=up` adds it. `shift=against` moves each coordinate towards the opposite sign, which reverses the sign of coordinates
-with |μ| < z·σ. s is the number of honest clients whose support the attackers need.
+updates. s is the number of honest clients that the attackers need for a majority. For small f the formula gives z ≤ 0, which means no
+shift; set `z` to attack anyway. The authors' program subtracts the shift (`shift=down`). `shift=up` adds the shift. `shift=against` moves
+each coordinate towards the opposite sign, which reverses the sign of coordinates with |μ| < z·σ.
 """
 
 import math

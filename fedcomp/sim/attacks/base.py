@@ -1,7 +1,7 @@
-"""The interface of attacks. An attack replaces steps of virtual Byzantine clients.
+"""The interface of attacks. An attack changes what virtual Byzantine clients do in a round.
 
 An attack may replace the training data of its clients (`data`), their updates (`updates`), their reports (`reply`), or keep them from
-answering (`silence_reason`). Random draws depend on (seed, round, client) alone, and an attack keeps no state from round to round. The
+answering (`silence_reason`). Random draws depend only on (seed, round, client), and an attack keeps no state from round to round. The
 result of an attacked run therefore depends neither on interruptions nor on how cohorts are split.
 
 `updates` is called again in a later phase if clients make new updates in it, such as votes on forwarded ballots. `reply` is called in every
@@ -35,12 +35,13 @@ class UpdateContext:
     cohort_size: int
     n_byzantine: int  # clients of this attack in the cohort
     honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending
-    honest_updates: Tensor  # [h, n], not yet encoded; without honest clients, the trained updates of the attackers
+    # [h, n], before encoding; if the cohort has no honest clients, the trained updates of the attackers
+    honest_updates: Tensor
 
 
 @dataclass(frozen=True)
 class ReplyContext:
-    """The tools of a Byzantine client for writing frames."""
+    """The values with which a Byzantine client makes a frame."""
 
     codec: Codec
     seed: int  # seed with which an honest client would encode
@@ -70,7 +71,7 @@ class Attack:
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of options
     uses_honest_updates: ClassVar[bool] = False  # `updates` reads the honest clients' updates
     uses_allocation: ClassVar[bool] = (
-        False  # its clients are chosen in every round by the strategy's allocation matrix
+        False  # the attackers of each round are chosen by the strategy's allocation matrix
     )
 
     def __post_init__(self) -> None:

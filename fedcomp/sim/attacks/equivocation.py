@@ -1,8 +1,8 @@
 """Equivocation: send different ballots to different voters.
 
-With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. Therefore it can only send some voters a
-wrapped key that does not open the ballot. These voters prove this to the server, which names and excludes the sender. Without sealed
-ballots, all voters receive the same ballot, and the client behaves honestly.
+With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. It can deceive some voters only by sending
+them a wrapped key that does not open the ballot. These voters prove to the server that the ballot does not open, and the server names and
+excludes the sender. Without sealed ballots, all voters receive the same ballot, and the client behaves honestly.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Inner product manipulation: the sum of the updates points away from the honest mean.
+"""Inner product manipulation: the attackers turn the sum of all updates away from the honest mean.
 
 Xie, Koyejo, Gupta: Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation. UAI 2019, section 4.
 

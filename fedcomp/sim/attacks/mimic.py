@@ -1,4 +1,4 @@
-"""Mimic: all attackers copy the update of one honest client, whose data then has too much weight.
+"""Mimic: all attackers copy the update of one honest client, which gives too much weight to the data of this client.
 
 Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, section 3.2 and appendix B.
 

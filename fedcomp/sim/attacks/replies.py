@@ -1,7 +1,8 @@
 """Attacks on the reports of clients: NaN and infinity, malformed frames, no answer.
 
-A Byzantine client has the memory of an honest client, but replaces the frame that the memory proposed by another frame with its own ticket.
-If the server accepts that frame, the next assignment names a proposal that the memory did not make, and the memory rolls back.
+A Byzantine client has the memory of an honest client. It replaces the frame that the memory proposed by another frame and the ticket (a
+digest) of that frame. If the server accepts the frame, the next assignment names a proposal that the memory did not make, and the memory
+rolls back.
 """
 
 import struct

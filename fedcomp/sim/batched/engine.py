@@ -29,20 +29,16 @@ Batch = tuple[Tensor, Tensor | None]
 
 
 class NotBatchable(ConfigError):
-    """The forward pass or the loss of a task cannot be trained batched. `problem`: the error message without its advice."""
+    """The error for a task whose forward pass or loss cannot be batched. `problem`: the error message without its advice."""
 
     def __init__(self, task: Task, device: torch.device, message: str):
-        self.problem = (
-            f"the model of task '{task.name}' cannot be trained batched: {_shortened(message)}"
-        )
+        self.problem = f"the model of task '{task.name}' cannot be trained by the batched engine: {_shortened(message)}"
         super().__init__(f"{self.problem}; give --engine {unbatched_engine(device)}")
 
 
 def _shortened(message: str) -> str:
     if ".item()" in message or "data-dependent control flow" in message:
-        return (
-            "its forward pass or loss depends on the values of tensors (.item(), or if on a tensor)"
-        )
+        return "its forward pass or loss depends on the values of tensors (.item(), or an if statement on a tensor)"
     if "mutate a captured Tensor" in message:
         return "its forward pass changes a buffer"
     return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
@@ -98,9 +94,9 @@ class BatchedEngine:
         `plans`: the batches of each client. `traces`: the traces of each client; empty without traces. `augmentations`: the result of
         plan_augmentation for each client; empty without augmentation.
 
-        Return the updates, float32 [m, n], and the mean over each client's steps of the loss before the step, float32 [m]. Clients whose
-        batches have the same sizes are trained together. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
-        device's memory does not hold one client.
+        Return the updates, float32 [m, n], and each client's training loss, float32 [m]: the mean over its steps of the loss before the
+        step. Clients whose batches have the same sizes are trained together. Raises NotBatchable for a model that cannot be batched, and
+        ConfigError if the device's memory does not hold one client.
         """
         self.model.train()
         updates = torch.empty(
@@ -223,7 +219,7 @@ class BatchedEngine:
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the kernels of softmax regression train these batches. The kernels need no memory besides the updates."""
+        """Return whether the kernels of softmax regression train these batches. They need no memory besides the updates."""
         return (
             self.regression is not None
             and not has_traces
@@ -263,7 +259,7 @@ class BatchedEngine:
 
 
 class BatchedJobs(Engine):
-    """An engine that trains jobs as a stack. If the stack fails, its clients are trained one by one; an error affects only its client."""
+    """An engine that trains jobs as a stack. If the stack fails, its clients are trained one by one, so that only the failing ones fail."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device

@@ -103,7 +103,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
     target = targets.where(counted, 0).unsqueeze(-1)
-    weight = counted / counted.sum(1, keepdim=True).clamp(min=1)  # of each target in the mean
+    weight = counted / counted.sum(1, keepdim=True).clamp(min=1)  # weight per target in the mean
     weight = weight.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)
     losses = -(logs.gather(-1, target) * weight).sum((1, 2)) / counted.any(1)
