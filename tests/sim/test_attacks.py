@@ -407,6 +407,10 @@ def test_code_aware_clients_have_the_heaviest_rows_of_every_cohort():
     torch.testing.assert_close(
         byzantine.on_updates(groups[-1][0], groups[-1][1], OWN.clone()), -3 * OWN
     )
+    strategy.allocation = CODE[::-1]  # seats change from round to round
+    byzantine.on_assignments(assignments_of(10, 11, 12, 13, 14, round=99))
+    heaviest = [c for c in range(10, 15) if byzantine.attack_of(*assignments_of(c, round=99))]
+    assert heaviest == [10, 12]
 
 
 def test_code_aware_needs_an_allocation_matrix():

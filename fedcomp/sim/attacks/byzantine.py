@@ -54,7 +54,7 @@ class ByzantineClients(ClientHook):
             attack.uses_allocation for attack in attacks
         )
         self.algorithm = ClientAlgorithm()
-        self.allocation: np.ndarray | None = None
+        self.strategy: RoundStrategy | None = None
         self._rounds: dict[int, AttackedCohort] = {}
         self._data: dict[Attack, Examples] = {}
 
@@ -75,10 +75,10 @@ class ByzantineClients(ClientHook):
 
     def set_strategy(self, strategy: RoundStrategy, data: Examples) -> None:
         """Set the strategy and the clients' data. Raises ConfigError for an attack that cannot work with them."""
-        self.algorithm, self.allocation = strategy.client_algorithm, strategy.allocation
+        self.algorithm, self.strategy = strategy.client_algorithm, strategy
         for attack in self.attacks:
             self._data[attack] = attack.data(data)
-            if attack.uses_allocation and not attack.named_clients and self.allocation is None:
+            if attack.uses_allocation and not attack.named_clients and strategy.allocation is None:
                 raise ConfigError(
                     f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use inverted, or a strategy "
                     "that assigns partitions"
@@ -155,9 +155,10 @@ class ByzantineClients(ClientHook):
 
     def _attackers(self, cohort: Sequence[int]) -> dict[int, Attack]:
         attackers = {client: self.fixed[client] for client in cohort if client in self.fixed}
+        allocation = self.strategy.allocation if self.strategy else None  # of this round
         for attack in self.attacks:
-            if attack.uses_allocation and not attack.named_clients and self.allocation is not None:
-                ranked = rank_by_row_weight(cohort, self.allocation)
+            if attack.uses_allocation and not attack.named_clients and allocation is not None:
+                ranked = rank_by_row_weight(cohort, allocation)
                 attackers |= dict.fromkeys(
                     [client for client in ranked if client not in attackers][: attack.size], attack
                 )
