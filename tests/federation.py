@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tiny_task
@@ -133,7 +134,7 @@ class Federation:
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         reports = []
         for a in assignments:
-            report = self.members[a.client].answer(a)
+            report = self.members[a.client].answer(replace(a))  # clients change their copy
             fault = self.faults.get((a.client, a.round))
             reports.append(fault(a, report) if fault else report)
         return reports

@@ -295,6 +295,6 @@ def test_a_roster_without_a_client_excludes_only_that_client():
         and alone.broadcast is not None
     )
     assert (
-        "another key for client 3 than other voters" in alone.rejections[0].reason
+        "its key for client 3" in alone.rejections[0].reason
         and "newest --roster" in alone.rejections[0].reason
     )
