@@ -173,21 +173,27 @@ class RayEngine(Engine):
         from ray.exceptions import RayActorError, RayError
 
         waiting, idle = deque(enumerate(jobs)), list(self._actors)
-        running: dict[Any, tuple[int, Any]] = {}
+        running: dict[Any, tuple[int | None, Any]] = {}  # None: the actor restarts
         while waiting or running:
             while waiting and idle:
                 (i, job), actor = waiting.popleft(), idle.pop()
                 running[actor.train_job.remote(packed_job(job), sgd, seed, refs)] = i, actor
             [call], _ = ray.wait(list(running))
-            i, actor = running.pop(call)
-            idle.append(actor)
+            trained, actor = running.pop(call)
+            if trained is None:
+                idle.append(actor)
+                continue
             try:
                 result = ray.get(call)
+                idle.append(actor)
             except RayActorError:
+                # Until the actor has restarted, the next job would be counted as one with which it died.
+                running[actor.load.remote()] = None, actor
                 result = "the Ray actor that trained this client died twice; memory may be short, or the task's own code may be the cause"
             except RayError as error:
+                idle.append(actor)
                 result = f"Ray could not train this client: {reason(error)}"
-            yield i, result
+            yield trained, result
 
     def _data_ref(self, data: Examples) -> Any:
         import ray
