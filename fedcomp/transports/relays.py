@@ -1,8 +1,8 @@
 """Addition of frames at relays: a relay sends the server one frame, which is the sum of its clients' frames.
 
-A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that every
-proposal is committed or rolled back. The first report with an update carries the sum, and the other updates carry no frame. The strategy
-takes the mean over all updates, so every client has the same weight.
+A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that each
+client later commits its update or rolls it back. The first report with an update carries the sum, and the other updates carry no frame. The
+strategy takes the mean over all updates, so every client has the same weight.
 """
 
 from collections.abc import Iterable, Sequence
