@@ -1,9 +1,9 @@
 """Tiny Shakespeare: prediction of the next character in 40,000 lines of Shakespeare's plays, spoken by about 300 roles.
 
 The task is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
-data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of this task with a client for each role. The model has an embedding of 8
-dimensions and two LSTM layers of 256 units. The model predicts the next character after each of 80 characters, as in McMahan et al. and
-Reddi et al. 2021. In LEAF, the model predicts only the 81st character.
+data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character prediction with a client for each role. The model has an
+embedding of 8 dimensions and two LSTM layers of 256 units. The model predicts the next character after each of 80 characters, as in McMahan
+et al. and Reddi et al. 2021. In LEAF, the model predicts only the character after the 80th.
 
 The text is DIR/shakespeare/input.txt or DIR/input.txt. The text consists of speeches with a blank line between them. The first line of a
 speech is its role and a colon:

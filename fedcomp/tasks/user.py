@@ -81,7 +81,7 @@ def _module(path: Path, text: str) -> ModuleType:
 def _add_to_path(path: Path, text: str) -> None:
     """Put the folder of a task file first on `sys.path`.
 
-    Raises TaskError if a module in this folder has the name of a module that another task file has imported.
+    Raises TaskError if a module in the folder has the name of a module that another task file has imported.
     """
     folder = str(path.parent)
     others = _TASK_FOLDERS - {folder}

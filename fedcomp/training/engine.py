@@ -160,8 +160,8 @@ def try_job(
 ) -> JobResult | Exception:
     """Train one job and write its update into `out` [n]. Return the exception if training fails.
 
-    If the user's code forks, an exception in the child process is raised again, so that it ends the child process. Otherwise the child
-    process would continue as a second copy of this process.
+    If the user's code forks, an exception in the child process is raised again to end the child process, which would otherwise continue as
+    a second copy of its parent.
     """
     process = os.getpid()
     try:
@@ -214,7 +214,7 @@ class SGDSteps:
         return loss.detach()
 
     def finish(self) -> None:
-        """Store the momentum after the last step. Returns None, because SGD has no other state."""
+        """Store the momentum after the last step. Returns None, because SGD has no state except momentum."""
         self.descent.finish()
 
 

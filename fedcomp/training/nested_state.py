@@ -13,7 +13,7 @@ from ..errors import TaskError
 def pack(value: Any) -> bytes:
     """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes.
 
-    Raises TaskError for values of other types.
+    Raises TaskError for a value of an unsupported type.
     """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, tensors), separators=(",", ":"))

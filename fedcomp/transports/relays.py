@@ -76,7 +76,7 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return a sum of as many frames as possible, and position → reason for the frames that are left out."""
+    """Return a sum of as many frames as possible, and a dict position → reason for the frames that are left out."""
     sums: list[tuple[bytes, list[int]]] = []  # each with the positions of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):

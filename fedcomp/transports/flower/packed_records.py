@@ -1,4 +1,4 @@
-"""The split of a model's arrays in a Flower record into a vector to compress and arrays to send whole, that is, uncompressed.
+"""The split of a model, a Flower record of arrays, into a vector to compress and arrays that are sent whole (uncompressed).
 
 The arrays of floats, in the order of the record, make up the vector. Arrays of integers, arrays in another serialisation than NumPy's, and
 arrays whose names match a pattern are sent uncompressed. The default patterns match running statistics, because an approximate variance
@@ -46,7 +46,7 @@ class Parcel(WireMessage):
 
     @classmethod
     def take(cls, content: RecordDict) -> Self:
-        """Return the Parcel in a message's records. Raises ProtocolError if the records have none."""
+        """Return the Parcel in a message's records. Raises ProtocolError if the records have no Parcel."""
         return from_records(content, cls)
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
@@ -72,7 +72,7 @@ class Parcel(WireMessage):
 
     @cached_property
     def whole(self) -> dict[str, Array]:
-        """The arrays that are sent whole (uncompressed). Raises ProtocolError if these arrays are malformed."""
+        """The arrays that are sent whole (uncompressed). Raises ProtocolError if the arrays are malformed."""
         try:
             arrays = {}
             for head, body in zip(json.loads(self.heads), self.bodies, strict=True):

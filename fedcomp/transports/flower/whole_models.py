@@ -128,7 +128,7 @@ class Model:
     def check_error(self, reply: Message) -> None:
         """Raise ProtocolError for an error from a client that never sent a compressed record.
 
-        The app of such a client may lack `compression_mod`.
+        A client that sends only errors may lack `compression_mod` in its ClientApp.
         """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
@@ -146,7 +146,10 @@ class Model:
         return self.layout.record(weights, parcel.whole)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record which clients' updates the strategy accepted. The next message to such a client names its accepted update by a ticket."""
+        """Record which clients' updates the strategy accepted.
+
+        The next message to a client whose update was accepted names this update by its ticket.
+        """
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
@@ -170,8 +173,8 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
     """Return index → reason for the replies that cannot be averaged with the others.
 
     Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord, in which the
-    metric named `weight` is positive. If `trained`, each reply also needs one ArrayRecord. The keys of a reply's records must be those of
-    most replies.
+    metric named `weight` is positive. If `trained`, each reply also needs one ArrayRecord. The keys of a reply's records must be the same
+    as in most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

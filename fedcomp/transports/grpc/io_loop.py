@@ -21,7 +21,7 @@ def io_loop() -> asyncio.AbstractEventLoop:
 
 
 class IoTasks:
-    """A context manager that runs coroutines in the event loop. On exit, it cancels the coroutines that have not ended."""
+    """A context manager that runs coroutines in the event loop. On exit, the manager cancels the coroutines that have not ended."""
 
     def __enter__(self) -> Self:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -222,7 +222,7 @@ class Port:
             stream.task.cancel()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a connection from the joined connections. If it is a relay's stream, also remove all clients of the relay."""
+        """Remove a connection from the joined connections. If the connection is a relay's stream, also remove all clients of the relay."""
         if isinstance(connection, Stream) and connection.relay is not None:
             self._leave_relay(connection.relay)
         client = connection.client

@@ -53,7 +53,7 @@ class RelayConnection(GrpcConnection):
         await self._write(wire.split(pieces))
 
     def fail(self, error: Exception) -> None:
-        """Make `messages` raise this error."""
+        """Make `messages` raise `error`."""
         self._error = error
         self._changed.set()
 
@@ -311,7 +311,7 @@ def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
 
 
 def _error(refused: Refused) -> UserError:
-    """Return an UnreachableError if a Refused from the server lets the relay try again, else a UserError."""
+    """Return an UnreachableError if a Refused message of the server lets the relay try again, else a UserError."""
     if refused.retry:
         return UnreachableError(refused.reason, "starting")
     return UserError(refused.reason)

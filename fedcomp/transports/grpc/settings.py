@@ -38,7 +38,7 @@ def peer_key(certificate_pem: bytes) -> PeerKey:
 
 
 def point_key(point: bytes) -> PeerKey:
-    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError for bytes that encode no such point."""
+    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError for bytes that encode no point."""
     return PeerKey(point, key_hash(verifier(point)))
 
 

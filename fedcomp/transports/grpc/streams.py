@@ -236,7 +236,7 @@ class ConnectedRelay:
 
 
 class RelayedClient:
-    """A client that has joined through a relay. The port treats such a client like a `Stream`.
+    """A client that has joined through a relay. The port treats a RelayedClient like a `Stream`.
 
     `connection`: the relay's number for the client's connection. Raises ProtocolError for a malformed key or a negative id.
     """

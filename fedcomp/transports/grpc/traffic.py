@@ -118,7 +118,7 @@ class PortTraffic:
         return total
 
     def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
-        """Return the bytes since the port was opened; None if the platform does not count them."""
+        """Return the bytes that went through the port since it was opened; None if the platform does not count them."""
         if self.port is None:
             return None
         streams = [*streams]

@@ -136,7 +136,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(reader: Reader) -> Hello:
-    """Decode a HELLO. If it has another protocol version, decode only its version of fedcomp, which the refusal names."""
+    """Decode a HELLO. If a HELLO has another protocol version, decode only its version of fedcomp, which the refusal names."""
     protocol, version = reader.varint(), reader.text()
     if protocol != PROTOCOL:
         return Hello(-1, version, protocol)
