@@ -5,8 +5,8 @@ data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character p
 embedding of 8 dimensions and two LSTM layers of 256 units. The model predicts the next character after each of 80 characters, as in McMahan
 et al. and Reddi et al. 2021. In LEAF, the model predicts only the character after the 80th.
 
-The text is DIR/shakespeare/input.txt or DIR/input.txt. The text consists of speeches with a blank line between them. The first line of a
-speech is its role and a colon:
+The text is shakespeare/input.txt or input.txt in the folder of --data. The text consists of speeches with a blank line between them. The
+first line of a speech is its role and a colon:
 
     First Citizen:
     Before we proceed any further, hear me speak.

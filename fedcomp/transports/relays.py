@@ -50,8 +50,8 @@ def add_frames(
 ) -> list[Report]:
     """Return the reports that a relay sends to the server, in the order of the reports of its clients.
 
-    The first update carries the sum of all frames. Frames that cannot be added to the largest sum become failures in the stage "relay".
-    Reports for which `can_add` returns False are unchanged.
+    The first update carries the sum of all frames. Updates whose frames cannot be added to the largest sum are replaced by failure reports
+    with the stage "relay". Reports for which `can_add` returns False are unchanged.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]

@@ -4,8 +4,8 @@
     W ← W + C'(e + (y − W))
 
 W are the weights that the clients received. a_i is the update of client i plus its memory, and x_i is the client's model. y is the wrapped
-strategy's aggregate of the x_i, and e is the memory of the downlink. C and C' are compression with the uplink and the downlink codec:
-encoding to a frame, and decoding.
+strategy's aggregate of the x_i, and e is the memory of the downlink. C encodes a vector with the uplink codec and decodes it again, C' does
+so with the downlink codec.
 """
 
 from collections.abc import Iterable, Sequence

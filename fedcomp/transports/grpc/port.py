@@ -1,8 +1,8 @@
 """The port of a server or a relay: the streams of all clients, served by gRPC in an asyncio event loop.
 
-All code in this file runs in the event loop. The port reports events (events.py) to its owner. `Port` connects the streams to three other
-classes: `Admission` decides which clients and relays may join, `PendingAssignments` holds the assignments until they are answered, and
-`PortTraffic` counts bytes.
+All code in this file runs in the event loop. The port reports events (events.py) to its owner. `Port` connects the streams to `Admission`,
+which decides which clients and relays may join, to `PendingAssignments`, which holds the assignments until they are answered, and to
+`PortTraffic`, which counts bytes.
 """
 
 import asyncio

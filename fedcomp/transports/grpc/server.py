@@ -38,8 +38,8 @@ class GrpcTransport:
     `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_late_answer`
     for a client that answers an assignment that is no longer open.
 
-    A client that loses its connection before it answers receives its assignment again if it reconnects within the grace period of
-    `settings`.
+    If a client loses its connection before it answers, and reconnects within the grace period of `settings`, it receives its assignment
+    again.
     """
 
     def __init__(
