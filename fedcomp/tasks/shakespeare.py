@@ -5,8 +5,8 @@ data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character p
 embedding of 8 dimensions and two LSTM layers of 256 units. The model predicts the next character after each of 80 characters, as in McMahan
 et al. and Reddi et al. 2021. In LEAF, the model predicts only the character after the 80th.
 
-The text is shakespeare/input.txt or input.txt in the folder of --data. The text consists of speeches with a blank line between them. The
-first line of a speech is its role and a colon:
+The text, shakespeare/input.txt or input.txt in the folder of --data, has speeches with a blank line between them. The first line of a
+speech is its role and a colon:
 
     First Citizen:
     Before we proceed any further, hear me speak.
@@ -15,9 +15,9 @@ first line of a speech is its role and a colon:
     Speak, speak.
 
 The speeches of a role, in their order, are split into windows of 80 characters. No character is predicted twice. The last tenth of a role's
-windows, at least one window, is test data. Characters after the last window are omitted, and so are roles with fewer than two windows: 232
-of Tiny Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role, since the
-text does not name the plays.
+windows, at least one, is test data. Characters after the last window are omitted, and so are roles with fewer than two windows: 232 of Tiny
+Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role, since the text does
+not name the plays.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Text:
-    """The Shakespeare text in the data folder, which is read on first use.
+    """The Shakespeare text in the data folder, read on first use.
 
     Methods raise DataError, which names --data, if the file cannot be read.
     """

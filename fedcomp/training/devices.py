@@ -15,10 +15,9 @@ MAX_KEPT_BYTES = 32 << 20  # larger allocations are always returned to the syste
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """Let the C library keep freed memory, so that the next training step does not request it from the system again.
 
-    `threads`: whether several threads of the process train in turn. Threads that train in turn share one malloc arena, so that each can use
-    memory that another freed. `vector_bytes`: size of a vector with all parameters. Each large vector gets a memory mapping of its own,
-    which is returned to the system when the vector is freed. Large vectors in the heap itself, with small allocations between them, would
-    fragment the heap.
+    `threads`: whether several threads of the process train in turn; all use one malloc arena, so that each can use memory that another
+    freed. `vector_bytes`: size of a vector with all parameters. Each large vector gets a memory mapping of its own, which is returned to
+    the system when the vector is freed. Large vectors among small allocations would fragment the heap.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

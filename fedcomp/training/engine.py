@@ -72,7 +72,7 @@ class ClientEngine(ABC):
         seed: int,
         out: Tensor | None = None,
     ) -> LocalUpdate:
-        """Train a client on `data`, starting from the weights `start` (float32 [n]). `start` and `data` are on the engine's device.
+        """Train a client on `data`, from the weights `start` (float32 [n]); both are on the engine's device.
 
         The update is written into `out` (float32 [n]) if it is given. Buffers that `job.buffers` lacks start with their initial values.
         Random draws of the model depend on the seed, the round and the client only. The states of torch's global generators do not change.
@@ -117,10 +117,10 @@ class Engine(ABC):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train every job on `data`, starting from the weights `start` (float32 [n]). `start` and `data` are on the engine's device.
+        """Train every job on `data`, from the weights `start` (float32 [n]); both are on the engine's device.
 
         Return the updates of the jobs that succeeded, float32 [k, n] in the order of the jobs, and a list with the result or exception of
-        each job. The caller may change the updates in place. Raises ConfigError for options with which no client can train.
+        each job. The caller may change the updates in place. Raises ConfigError if no client can train with these options.
         """
 
     def resident(self, data: Examples) -> Examples:
@@ -272,7 +272,7 @@ class OptimizerSteps:
                 parameter.grad = gradient
 
     def finish(self) -> dict[str, Any] | None:
-        """Release the gradients. Return the optimizer's state if the client keeps it between rounds, else None."""
+        """Release the gradients. Return the optimizer's state if the client keeps it between rounds."""
         self.optimizer.zero_grad()
         kept = self.sgd.optimizer_state == "kept"
         return self.optimizer.state_dict()["state"] if kept else None

@@ -42,8 +42,7 @@ def evaluate(
     Writes the weights into `model`, moves the model to `device` and leaves it in eval mode. The model's buffers do not change. A forward
     pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last
     format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an `evaluate_fn`,
-    only this function is called. With `lenient`, a metric that raises an exception, for example because it needs examples of every class,
-    has the value NaN.
+    only this function is called. With `lenient`, a metric that raises an exception, for example because a class has no examples, is NaN.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)

@@ -11,7 +11,7 @@ with the weight ρ (`proximal`), keeps clients near the global model: Li, Sahu, 
 heterogeneous networks. MLSys 2020. The gradient correction c is that of strategies such as SCAFFOLD, else 0.
 
 With `keep_momentum`, a client keeps the momentum vector u between rounds, except at coordinates whose update was sent and accepted: there u
-starts from zero (momentum masking). Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
+starts from zero. Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math

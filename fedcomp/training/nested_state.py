@@ -34,7 +34,7 @@ def check(value: Any) -> None:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return the value that `pack` packed. Raises ValueError, KeyError or TypeError for bytes that `pack` did not return."""
+    """Return the value that `pack` packed. Raises ValueError, KeyError or TypeError for malformed bytes."""
     tree, _, tensors = packed.partition(b"\n")
     return _value(json.loads(tree), load_tensors(tensors))
 

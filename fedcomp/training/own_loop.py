@@ -136,7 +136,7 @@ class OwnLoopEngine(ClientEngine):
 
 
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
-    """Convert the dict that a task's function returned to a dict name → float.
+    """Convert the dict that a task's function returned to name → float.
 
     Raises TaskError if "loss" is missing, or if a value is not a number.
     """

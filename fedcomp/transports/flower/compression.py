@@ -4,8 +4,7 @@
 
 On the server, `fedcomp.transports.flower.Compressed` wraps the strategy. The mod turns the server's message into the ArrayRecord that the
 app expects. The mod encodes the difference between the app's result and that record as a frame, with error feedback. Messages of other
-strategies pass unchanged. The server chooses the codecs and names them in each message. The client chooses the memory of its error
-feedback.
+strategies pass unchanged. The server chooses the codecs and names them in each message. The client chooses the error-feedback memory.
 
 A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The mod therefore stores a client's
 state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, a client keeps its state in its
@@ -264,9 +263,9 @@ class StoredState:
         return client
 
     def save(self, client: AppClient) -> None:
-        """Store the client's state.
+        """Store the client's state; a file is flushed to the disk.
 
-        If the storage is a file, flush it to the disk. Raises CheckpointError if the file cannot be written (disk full).
+        Raises CheckpointError if the file cannot be written (disk full).
         """
         head = client.run | {"form": client.layout.pack().decode()}
         state = device_state.pack(client.session, client.id) | {HEAD: json.dumps(head).encode()}

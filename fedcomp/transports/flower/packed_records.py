@@ -186,7 +186,7 @@ class ArrayLayout:
 
 
 def values_of(name: str, array: Array) -> np.ndarray:
-    """Return the values of a Flower array as a NumPy array. Raises ProtocolError if the values cannot be read."""
+    """Return a Flower array as a NumPy array. Raises ProtocolError if it cannot be read."""
     try:
         return array.numpy()
     except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:

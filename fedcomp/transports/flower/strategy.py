@@ -55,8 +55,8 @@ class FlowerStrategy(Strategy):
     ) -> Result:
         """Run `num_rounds` rounds from `initial_arrays`.
 
-        Each phase of a round ends after `timeout` seconds unless the config sets `timeout_s`. The server evaluates the model with
-        `evaluate_fn`. `train_config` and `evaluate_config` have no effect.
+        Each phase ends after `timeout` seconds unless the config sets `timeout_s`. The server evaluates the model with `evaluate_fn`.
+        `train_config` and `evaluate_config` have no effect.
         """
         loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
         for round_result in loop.rounds(range(1, num_rounds + 1)):
@@ -71,7 +71,7 @@ class FlowerStrategy(Strategy):
     def initialize(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
-        """Make the round loop of a run over `grid` that starts from the model `initial_arrays`.
+        """Make the round loop of a run over `grid`, from the model `initial_arrays`.
 
         Raises SpecError or ConfigError for unsuitable settings.
         """

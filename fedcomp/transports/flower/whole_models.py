@@ -4,8 +4,8 @@
     W ← W + C'(e + (y − W))
 
 W are the weights that the clients received. a_i is the update of client i plus its memory, and x_i is the client's model. y is the wrapped
-strategy's aggregate of the x_i, and e is the memory of the downlink. C encodes a vector with the uplink codec and decodes it again, C' does
-so with the downlink codec.
+strategy's aggregate of the x_i, and e is the memory of the downlink. C encodes and decodes with the uplink codec, C' with the downlink
+codec.
 """
 
 from collections.abc import Iterable, Sequence
@@ -128,7 +128,7 @@ class Model:
     def check_error(self, reply: Message) -> None:
         """Raise ProtocolError for an error from a client that never sent a compressed record.
 
-        A client that sends only errors may lack `compression_mod` in its ClientApp.
+        The client's app may lack `compression_mod`.
         """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
@@ -156,7 +156,7 @@ class Model:
     def advance(self, round: int, arrays: ArrayRecord) -> None:
         """Move the model towards the strategy's result and publish the step as a broadcast.
 
-        Raises NonFiniteError, with nothing changed, if the step has NaN or infinity. Raises ProtocolError for arrays of another model.
+        Raises NonFiniteError, with nothing changed, for NaN or infinity, and ProtocolError for arrays of another model.
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
@@ -172,9 +172,8 @@ class Model:
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
     """Return index → reason for the replies that cannot be averaged with the others.
 
-    Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord, in which the
-    metric named `weight` is positive. If `trained`, each reply also needs one ArrayRecord. The keys of a reply's records must be the same
-    as in most replies.
+    Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord, with a positive
+    metric `weight`, and, if `trained`, one ArrayRecord. The keys in a reply must be the same as in most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

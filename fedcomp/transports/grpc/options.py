@@ -1,4 +1,4 @@
-"""gRPC options of servers and clients. gRPC ignores options that it does not know."""
+"""gRPC options of servers and clients. gRPC ignores unknown options."""
 
 import os
 import resource

@@ -49,10 +49,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
     def assignment(
         self, client: int, sequence: int, relay: "ConnectedRelay | None" = None
     ) -> Assignment | None:
-        """Return the open assignment with this sequence number if it was sent to `relay`, else None.
-
-        If `relay` is None, the assignment must have been sent to the client directly.
-        """
+        """Return the open assignment with this sequence number if it was sent to `relay`, or directly if `relay` is None; else None."""
         pending = self.get(client)
         if pending is None or (pending.sequence, pending.relay) != (sequence, relay):
             return None
@@ -80,10 +77,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
         self.answer(client, Lost(reason, "reply" if self[client].sent else "send"))
 
     def start_grace(self, client: int, grace_s: float) -> None:
-        """Count the assignment of a disconnected client as lost after `grace_s` seconds.
-
-        If `grace_s` is inf, the assignment is never lost.
-        """
+        """Count the assignment of a disconnected client as lost after `grace_s` seconds, or never if `grace_s` is inf."""
         if self[client].timer is None and math.isfinite(grace_s):
             loop = asyncio.get_running_loop()
             self[client].timer = loop.call_later(grace_s, self.lose, client, NOT_RECONNECTED)

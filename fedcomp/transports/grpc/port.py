@@ -1,8 +1,7 @@
 """The port of a server or a relay: the streams of all clients, served by gRPC in an asyncio event loop.
 
-All code in this file runs in the event loop. The port reports events (events.py) to its owner. `Port` connects the streams to `Admission`,
-which decides which clients and relays may join, to `PendingAssignments`, which holds the assignments until they are answered, and to
-`PortTraffic`, which counts bytes.
+All code in this file runs in the event loop. The port reports events (events.py) to its owner. `Port` connects the streams to `Admission`
+(checks of joining clients and relays), `PendingAssignments` (assignments without an answer) and `PortTraffic` (counts of bytes).
 """
 
 import asyncio
@@ -319,7 +318,7 @@ class Port:
     def _join(self, connection: Connection, presence: Presence) -> None:
         """Make `connection` the connection of its client, and close an older connection.
 
-        Send the client its open assignment, or the farewell if the run is over.
+        Send the client its open assignment, or the farewell after the run.
         """
         client = connection.client
         older = self._joined.pop(client, None)

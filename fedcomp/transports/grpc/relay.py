@@ -40,8 +40,7 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    In addition to the messages for clients, `messages` yields RelayTerms, key tables (dict), Bundle, withdrawn assignments (list) and
-    Disconnect.
+    `messages` also yields the messages for relays: RelayTerms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
     """
 
     def __init__(self, target: str, credentials: Credentials | None):

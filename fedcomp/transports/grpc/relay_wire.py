@@ -152,7 +152,7 @@ def encode_bundle(
 def _encode_assignments(
     assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[list[bytes]]
 ) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until the message has BUNDLE_BYTES. Append to `new` the frames that the relay does not have yet."""
+    """Yield encoded assignments until the message has BUNDLE_BYTES. Append the frames that the relay lacks to `new`."""
     size = 0  # bytes
 
     def refer(frame: bytes) -> bytes:

@@ -66,8 +66,8 @@ class PortSettings:
     client's public key (DER SubjectPublicKeyInfo) to its logical id.
 
     The stream of a client with an assignment is closed after `silence_s` seconds without a message. If the client does not reconnect within
-    `grace_s` seconds, the assignment counts as lost. An infinite `grace_s` means no limit. A stream on which no client or relay joins
-    within `join_s` seconds is closed.
+    `grace_s` seconds, the assignment counts as lost. An infinite `grace_s` means no limit. A stream without a join within `join_s` seconds
+    is closed.
     """
 
     address: str

@@ -169,7 +169,7 @@ class ConnectedRelay:
     def handle(self, kind: Kind, reader: Reader) -> None:
         """Handle a message from the relay.
 
-        Raises ProtocolError for a malformed or unexpected message, and EndStream if the relay does not read its own messages.
+        Raises ProtocolError for a malformed or unexpected message, and EndStream if the relay does not read messages.
         """
         port = self.port
         if len(self.stream.queue) > MAX_QUEUED:
