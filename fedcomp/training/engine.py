@@ -377,10 +377,7 @@ class SerialEngine(ClientEngine):
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
-        """Load weights and buffers into the model.
-
-        Return the loaded weights, which are `start` rounded to the precision of each parameter.
-        """
+        """Load weights and buffers into the model. Return the loaded weights: `start` in the precision of each parameter."""
         self.weights.copy_(start)
         self.load_buffers(buffers)
         with torch.no_grad():

@@ -181,10 +181,7 @@ class Traces:
         return Traces(momentum, moments, correction)
 
     def copy_from(self, source: "Traces") -> None:
-        """Copy the momentum and the moments of `source`, which may be on another device.
-
-        Corrections are not copied, since training does not change them.
-        """
+        """Copy the momentum and the moments of `source`, which may be on another device. Corrections stay unchanged."""
         for own, new in zip(self._updated(), source._updated(), strict=True):
             if own is not new:
                 own.copy_(new)
@@ -271,7 +268,7 @@ def plan_all_batches(
     seed: int,
     rounds_and_clients: Sequence[tuple[int, int]],
 ) -> list[list[np.ndarray]]:
-    """Return the result of `plan_batches` for each client. One call for all clients is faster than many calls."""
+    """Return the result of `plan_batches` for each client, faster than one call per client would."""
     plans = []
     generators = seeds.generators(seed, "batches", rounds_and_clients)
     for shard, generator, (_, client) in zip(shards, generators, rounds_and_clients, strict=True):

@@ -11,10 +11,7 @@ from ..errors import TaskError
 
 
 def pack(value: Any) -> bytes:
-    """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes.
-
-    Raises TaskError for a value of an unsupported type.
-    """
+    """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes. Raises TaskError for unsupported types."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, tensors), separators=(",", ":"))
     return tree.encode() + b"\n" + save_tensors(tensors)

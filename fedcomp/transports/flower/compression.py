@@ -1,4 +1,4 @@
-"""A Flower mod that compresses the updates of an existing ClientApp. List it first.
+"""A Flower mod that compresses the updates of an existing ClientApp.
 
     app = ClientApp(mods=[compression_mod()])
 

@@ -46,7 +46,7 @@ class Parcel(WireMessage):
 
     @classmethod
     def take(cls, content: RecordDict) -> Self:
-        """Return the Parcel in a message's records. Raises ProtocolError if the records have no Parcel."""
+        """Return the Parcel in a message's records, or raise ProtocolError if there is none."""
         return from_records(content, cls)
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
@@ -72,7 +72,7 @@ class Parcel(WireMessage):
 
     @cached_property
     def whole(self) -> dict[str, Array]:
-        """The arrays that are sent whole (uncompressed). Raises ProtocolError if the arrays are malformed."""
+        """The arrays that are sent whole (uncompressed). Raises ProtocolError for malformed arrays."""
         try:
             arrays = {}
             for head, body in zip(json.loads(self.heads), self.bodies, strict=True):

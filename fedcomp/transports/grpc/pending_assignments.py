@@ -56,7 +56,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
         return pending.assignment
 
     def withdraw(self, client: int) -> None:
-        """Close the assignment of a client without emitting an event. Do nothing if the client has no open assignment."""
+        """Close the assignment of a client, if there is one, without emitting an event."""
         if (pending := self.pop(client, None)) is not None:
             pending.stop_timer()
             if pending.relay is not None:

@@ -130,7 +130,7 @@ class Relay:
     async def run(self) -> Farewell:
         """Serve until the run is over and return the farewell. Call this once.
 
-        Raises UnreachableError if the server cannot be reached or the connection is lost, and UserError if the server refuses this relay.
+        Raises UnreachableError if the server cannot be reached or is lost, and UserError if the server refuses this relay.
         """
         async with RelayConnection(self.server, self.credentials) as self.connection:
             messages: AsyncIterator[object] = self.connection.messages()

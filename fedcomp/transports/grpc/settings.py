@@ -47,10 +47,7 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why no key can be checked now; "" if keys can be checked.
-
-        While no key can be checked, refused clients try again later.
-        """
+        """The reason why no key can be checked now, so that refused clients try again later; "" if keys can be checked."""
 
     def id_of_hash(self, key_hash: bytes) -> int | None: ...
     def relay_of_hash(self, key_hash: bytes) -> int | None: ...

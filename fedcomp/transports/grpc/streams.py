@@ -142,7 +142,7 @@ class ConnectedRelay:
         self.stream.put(())
 
     def next_messages(self) -> Iterator[bytes]:
-        """Take queued assignments, and yield the gRPC messages of one bundle of assignments. Yield nothing if no assignment is queued."""
+        """Yield the gRPC messages of one bundle of queued assignments, or nothing if no assignment is queued."""
         due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])
