@@ -148,7 +148,7 @@ class Model:
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
         """Record which clients' updates the strategy accepted.
 
-        The next message to each of these clients names the accepted update by a ticket.
+        The next message to each accepted client names its update by a ticket.
         """
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}

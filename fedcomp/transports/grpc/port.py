@@ -213,7 +213,7 @@ class Port:
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Cut a stream's connection at once. A client that does not read could otherwise keep its stream open."""
+        """Cut a stream's connection at once, because a client that does not read could keep its stream open."""
         self.leave(stream)
         stream.closing = True
         self.traffic.cut(stream.peer)

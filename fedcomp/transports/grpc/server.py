@@ -219,7 +219,7 @@ class GrpcTransport:
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
         """Deliver the reports of a relay, one of which may carry a sum of frames.
 
-        All updates are lost if the sum contains an update that is no longer expected.
+        All updates are lost if the sum of frames contains an update that is no longer expected.
 
         `closed`: further clients in the sum, whose assignments are no longer open.
         """

@@ -110,7 +110,7 @@ class PortTraffic:
         self._add(self._by_client, stream)
 
     def update(self, streams: Iterable["Stream"]) -> WireBytes:
-        """Read the counters of all connections. Return the sum, including connections that have ended."""
+        """Read the counters of all connections. Return the sum over open and ended connections."""
         total = self._read_all()
         for stream in streams:
             if stream.peer in self._live:
@@ -194,7 +194,7 @@ class PortTraffic:
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
     def _read_all(self) -> WireBytes:
-        """Read the counters of all connections, including new ones. Return the sum, including connections that have ended."""
+        """Read the counters of all connections, including new ones. Return the sum over open and ended connections."""
         if self.port is None:
             return WireBytes()
         for peer in [
