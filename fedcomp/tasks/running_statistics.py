@@ -3,7 +3,7 @@
 A running mean and variance describe the activations under one set of weights. Clients keep their running statistics and do not send them.
 The server therefore computes running statistics for the averaged weights by forward passes over a sample of examples, as in Izmailov,
 Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2. No messages
-are needed. Averaging the clients' statistics would cost bytes, and a Byzantine client could falsify the average.
+are needed. Averages of the clients' own statistics would cost traffic, and a Byzantine client could falsify them.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,8 @@ NORMALIZATION = (
 def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers whose running statistics change during training, by name. Leaves the model in eval mode.
 
-    Layers that the model keeps in eval mode during training (a frozen BatchNorm) are excluded, since their statistics are constants.
+    Layers that the model keeps in eval mode during training, such as a frozen BatchNorm, are excluded, since their statistics are
+    constants.
     """
     model.train()
     layers: dict[str, nn.Module] = {
@@ -52,7 +53,7 @@ def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
 def recalibrate(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[Any], Any] | None = None
 ) -> None:
-    """Set running statistics to their averages over the batches. Leaves the model in eval mode.
+    """Set the running statistics of a model to their averages over `batches`. Leaves the model in eval mode.
 
     `forward(batch)` runs the forward pass of a batch; by default, the model is called with the batch. During the forward passes, only the
     recalibrated layers are in training mode, so that dropout is off and other buffers do not change. A BatchNorm layer raises ValueError
@@ -73,7 +74,7 @@ def recalibrate(
 def recalibrate_on(
     task: Task, model: nn.Module, data: Examples, rows: np.ndarray, device: torch.device
 ) -> None:
-    """Recalibrate a task's model, which is on `device`, on the examples `rows`, in batches of at most 250."""
+    """Recalibrate a task's model on the examples `rows` of `data`, in batches of at most 250. The model is on `device`."""
     index = torch.from_numpy(rows).to(data.device)
     pieces = index.tensor_split(-(-len(rows) // BATCH_SIZE))
     batches = (data.batch(piece).to(device) for piece in pieces)
@@ -82,9 +83,9 @@ def recalibrate_on(
 
 
 def recalibration_error(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
-    """Return the error of the forward pass that recalibration needs; "" if the pass succeeds. Leaves the model in eval mode.
+    """Describe the error of the forward pass that recalibration needs; "" if there is none. Leaves the model in eval mode.
 
-    The pass fails, for example, if the model has no `forward` because `evaluate_fn` calls its parts.
+    The forward pass fails, for example, for a model that has no `forward` and is evaluated by its task's `evaluate_fn`.
     """
     try:
         rows = torch.arange(min(2, len(data)), device=data.device)
@@ -96,7 +97,10 @@ def recalibration_error(task: Task, model: nn.Module, data: Examples, device: to
 
 
 def _average(layer: nn.Module) -> RemovableHandle:
-    """Make a layer average the statistics of all forward passes. With momentum=None, BatchNorm would average, but not InstanceNorm."""
+    """Make a layer average the statistics of all forward passes.
+
+    Setting momentum=None would make BatchNorm average, but not InstanceNorm.
+    """
     passes = count(1)
     return layer.register_forward_pre_hook(
         lambda layer, _inputs: setattr(layer, "momentum", 1 / next(passes))

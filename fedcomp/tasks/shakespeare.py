@@ -1,20 +1,23 @@
-"""Tiny Shakespeare: prediction of the next character in 40,000 lines of the plays, spoken by about 300 roles.
+"""Tiny Shakespeare: prediction of the next character in 40,000 lines of Shakespeare's plays, spoken by about 300 roles.
 
 The task is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
-data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of this task with a client for each role. The model has an embedding of 8
-dimensions and two LSTM layers of 256 units. It predicts the next character after each of 80 characters, as in McMahan et al. and Reddi et
-al. 2021. In LEAF, the model predicts only the 81st character.
+data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character prediction with a client for each role. The model has an
+embedding of 8 dimensions and two LSTM layers of 256 units. The model predicts the next character after each of 80 characters, as in McMahan
+et al. and Reddi et al. 2021. In LEAF, the model predicts only the character after the 80th.
 
-    DIR/shakespeare/input.txt, or DIR/input.txt        First Citizen:
-    speeches, a blank line between them;               Before we proceed any further, hear me speak.
-    the first line of each is its role and a colon
-                                                       All:
-                                                       Speak, speak.
+The text, shakespeare/input.txt or input.txt in the folder of --data, has speeches with a blank line between them. The first line of a
+speech is its role and a colon:
 
-The speeches of a role are split, in their order, into windows of 80 characters, such that no character is predicted twice. The last tenth
-of a role's windows, at least one, are test data. Characters after the last window are omitted, and so are roles with fewer than two
-windows: 232 of Tiny Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role,
-since the text does not name the plays.
+    First Citizen:
+    Before we proceed any further, hear me speak.
+
+    All:
+    Speak, speak.
+
+The speeches of a role, in their order, are split into windows of 80 characters. No character is predicted twice. The last tenth of a role's
+windows, at least one, is test data. Characters after the last window are omitted, and so are roles with fewer than two windows: 232 of Tiny
+Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role, since the text does
+not name the plays.
 """
 
 from dataclasses import dataclass
@@ -39,7 +42,7 @@ _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
 
 class CharacterLSTM(nn.Module):
-    """An LSTM with 824,425 parameters: characters int64 [B, t] → scores of the next character after each of them, [B, t, 97]."""
+    """An LSTM with 824,425 parameters. Maps characters, int64 [B, t], to scores of the character after each of them, [B, t, 97]."""
 
     def __init__(self, embedded: int = 8, hidden: int = 256, layers: int = 2):
         super().__init__()
@@ -52,25 +55,28 @@ class CharacterLSTM(nn.Module):
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy, a mean over all positions: outputs [B, t, v], targets [B, t]."""
+    """Return the mean cross-entropy over all positions of outputs [B, t, v] and targets [B, t]."""
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
 @dataclass(frozen=True)
 class Text:
-    """The text in a folder, read on first use. Methods raise DataError, which names --data, if the file cannot be read."""
+    """The Shakespeare text in the data folder, read on first use.
+
+    Methods raise DataError, which names --data, if the file cannot be read.
+    """
 
     folder: Path | None  # the folder of --data
 
     def read(self, split: str) -> Data:
-        """Return characters int64 [N, 80] of "train" or "test", the following characters as targets, and roles as groups."""
+        """Return the "train" or "test" data: characters int64 [N, 80], the next characters as targets, and roles as groups."""
         parts = {role: _split_windows(windows, split) for role, windows in self._windows.items()}
         windows = torch.from_numpy(np.concatenate(list(parts.values())))
         groups = np.repeat(list(parts), [len(part) for part in parts.values()])
         return Data(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), groups)
 
     def count(self, split: str) -> int:
-        """Return the number of windows of "train" or "test"."""
+        """Return the number of windows in the "train" or "test" data."""
         return sum(len(_split_windows(windows, split)) for windows in self._windows.values())
 
     def data_folder(self) -> Path:
@@ -79,7 +85,7 @@ class Text:
 
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
-        """Return the windows int64 [N, 81] of each role, N ≥ 2. The last character of a window is also the first of the next."""
+        """Return the windows int64 [N, 81] of each role, N ≥ 2. The last character of a window is also the first of the next window."""
         path = self._path()
         try:
             text = path.read_text(encoding="utf-8-sig")
@@ -114,7 +120,7 @@ class Text:
 
 
 def speeches(text: str) -> dict[str, str]:
-    """Return the lines of each role in all its speeches, with the roles in the order of their first speech."""
+    """Return role → the lines of all its speeches. Roles are in the order of their first speech."""
     lines_of: dict[str, list[str]] = {}
     before, role = "", ""
     for line in text.split("\n"):
@@ -127,7 +133,7 @@ def speeches(text: str) -> dict[str, str]:
 
 
 def encode(text: str) -> np.ndarray:
-    """Return the number of each character in the alphabet, int64 [len(text)]."""
+    """Return each character's index in ALPHABET, or UNKNOWN, as int64 [len(text)]."""
     return np.array([_NUMBERS.get(character, UNKNOWN) for character in text], np.int64)
 
 

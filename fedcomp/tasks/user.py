@@ -1,9 +1,8 @@
-"""A user's own task, named as path/file.py:name.
+"""Loading of a user's own task, given as path/file.py:name.
 
-The folder of the file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call of
-`load` executes the task file again, but Python imports another module only once in a process. `load` therefore raises TaskError if two task
-files in different folders need modules of the same name: if the first has imported the module from its folder, and the folder of the second
-contains one as well.
+The folder of the task file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call
+of `load` executes the task file again, but Python imports another module only once in a process. `load` therefore raises TaskError if the
+folder of a task file contains a module whose name an earlier task file has already imported from another folder.
 """
 
 import hashlib
@@ -25,10 +24,10 @@ _TASK_FOLDERS: set[str] = set()  # folders of the task files that this process h
 
 
 def load(text: str, data: Path | None) -> Task:
-    """Return the task of `path/file.py:name`. The file is executed with the same seed of the global generators every time.
+    """Return the task of `path/file.py:name`. The global random generators get the same seed before each execution of the file.
 
-    `name` is a Task, or a callable that returns one. If the callable takes an argument, it is called with the data folder. Raises
-    TaskError for errors in the file. Errors of fedcomp in the file's code are raised unchanged.
+    `name` is a Task, or a callable that returns one. If the callable takes an argument, it is called with the data folder. Raises TaskError
+    for errors in the file. A FedcompError from the file's code is raised unchanged.
     """
     file, _, name = text.rpartition(":")
     if not file or not name.isidentifier():
@@ -82,7 +81,7 @@ def _module(path: Path, text: str) -> ModuleType:
 def _add_to_path(path: Path, text: str) -> None:
     """Put the folder of a task file first on `sys.path`.
 
-    Raises TaskError if a module in this folder has the name of a module that another task file has imported.
+    Raises TaskError if a module in the folder has the name of a module that another task file has imported.
     """
     folder = str(path.parent)
     others = _TASK_FOLDERS - {folder}
@@ -95,7 +94,7 @@ def _add_to_path(path: Path, text: str) -> None:
         if Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir():
             raise TaskError(
                 f"--task {text}: another task of this process has imported '{name}' from {loaded}, so that the module of this "
-                "name in the task file's folder cannot be imported; rename one of them, or use another process"
+                "name in the task file's folder cannot be imported; rename one of the modules, or use another process"
             )
     _TASK_FOLDERS.add(folder)
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]

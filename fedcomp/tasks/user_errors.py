@@ -1,4 +1,4 @@
-"""Descriptions of errors in a user's code: file, line and function of the user's frame, and the error, on one line."""
+"""One-line descriptions of errors in a user's code: file, line and function of the user's stack frame, and the error."""
 
 import os
 import sysconfig
@@ -30,8 +30,9 @@ MAX_MESSAGE_CHARS = 200  # characters of the allocator's message
 def describe(error: BaseException) -> str:
     """Return a sentence such as "my_task.py, line 12, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied".
 
-    File, line and function are those of the innermost frame outside of fedcomp and installed packages, and are omitted if there is no such
-    frame. Of the error's message, only the first line is included. If FEDCOMP_TRACEBACK is set, also print the traceback to standard error.
+    File, line and function are those of the innermost stack frame outside of fedcomp and installed packages, and are omitted if there is no
+    such frame. Only the first line of the error's message is included. If FEDCOMP_TRACEBACK is set, also print the traceback to standard
+    error.
     """
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
@@ -47,7 +48,10 @@ def describe(error: BaseException) -> str:
 
 
 def client_error(error: BaseException) -> FedcompError:
-    """Return the error of a client as a FedcompError. A new error has no traceback, because its frames would keep tensors in memory."""
+    """Return the error of a client as a FedcompError.
+
+    A newly made error has no traceback, because a traceback's frames would keep tensors in memory.
+    """
     if isinstance(error, FedcompError):
         return error
     return out_of_memory(error) or TaskError(describe(error))
@@ -75,7 +79,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 
 
 def _user_frame(error: BaseException) -> str:
-    """Return file, line and function of the innermost frame outside of libraries; "" if there is none."""
+    """Return file, line and function of the innermost stack frame outside of libraries; "" if there is no such frame."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not _is_library(frame.filename):
             where = f"{Path(frame.filename).name}, line {frame.lineno}"

@@ -1,10 +1,8 @@
 """Faster convolutions on a CPU: torch's channels_last memory format, and convolution, ReLU and max-pooling as one layer.
 
-    max(relu(x)) = relu(max(x)):  the maximum is computed first, since the ReLU then has fewer elements
-    relu(max(conv(x))):           most outputs of the convolution have no gradient, and the backward pass skips them
-
-Computing the maximum first leaves every bit of the result the same. The shorter backward pass is used for large convolutions
-(kernels/pooled.py) and sums gradients in another order.
+Since max(relu(x)) = relu(max(x)), the maximum is computed first, so that the ReLU has fewer elements. Computing the maximum first leaves
+every bit of the result the same. In relu(max(conv(x))), most outputs of the convolution have no gradient. For large convolutions, the
+backward pass skips outputs without a gradient (kernels/pooled.py), and sums gradients in another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,8 @@ NOT_CONTIGUOUS = "view size is not compatible"
 def may_be_last(layer: nn.Conv2d) -> bool:
     """Return whether a convolution is safe in the channels_last format.
 
-    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels in that format writes beyond its memory.
+    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels in the channels_last format writes beyond its
+    memory.
     """
     return (
         max(layer.kernel_size) > 1
@@ -108,7 +107,8 @@ class _PooledFunction(torch.autograd.Function):
 def fused(model: nn.Module) -> nn.Module:
     """Return an nn.Sequential with the layers of `model`. A PooledConvolution replaces each sequence of convolution, ReLU, max-pooling.
 
-    Return `model` itself if it is not an nn.Sequential, if it has no such sequence, or if a layer has hooks.
+    Return `model` itself if it is not an nn.Sequential, if it has no sequence of convolution, ReLU and max-pooling, or if a layer has
+    hooks.
     """
     layers = list(_fused(list(flat_layers(model))))
     if has_hooks(model) or not any(isinstance(layer, PooledConvolution) for layer in layers):
@@ -129,7 +129,7 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def flat_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of nested nn.Sequentials in order; any other module is one layer."""
+    """Yield the layers of nested nn.Sequentials in order. A module of another type counts as one layer."""
     if type(model) is nn.Sequential:
         for layer in model:
             yield from flat_layers(layer)

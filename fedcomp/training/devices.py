@@ -13,11 +13,11 @@ MAX_KEPT_BYTES = 32 << 20  # larger allocations are always returned to the syste
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
-    """Let the C library keep freed memory, so that the next step does not have to request it from the system again.
+    """Let the C library keep freed memory, so that the next training step does not request it from the system again.
 
-    `threads`: whether the process trains in several threads, one at a time. The threads then share one arena, so that each can use memory
-    that another freed. `vector_bytes`: size of the run's vectors. Each large vector gets a memory mapping of its own, which is returned to
-    the system when the vector is freed; otherwise small allocations between large vectors would fragment the heap.
+    `threads`: whether several threads of the process train in turn; all use one malloc arena, so that each can use memory that another
+    freed. `vector_bytes`: size of a vector with all parameters. Each large vector gets a memory mapping of its own, which is returned to
+    the system when the vector is freed. Large vectors among small allocations would fragment the heap.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

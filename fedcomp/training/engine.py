@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """The results of a job except its update."""
+    """The results of a local training job, except for the update."""
 
     loss: float  # loss before each step, averaged over the steps
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed, or None
@@ -72,10 +72,10 @@ class ClientEngine(ABC):
         seed: int,
         out: Tensor | None = None,
     ) -> LocalUpdate:
-        """Train a client from `start` (float32 [n]) on `data`, both on the engine's device.
+        """Train a client on `data`, from the weights `start` (float32 [n]); both are on the engine's device.
 
         The update is written into `out` (float32 [n]) if it is given. Buffers that `job.buffers` lacks start with their initial values.
-        Random draws of the model depend on the seed, the round and the client only. The states of torch's generators do not change.
+        Random draws of the model depend on the seed, the round and the client only. The states of torch's global generators do not change.
         """
 
     def train(
@@ -90,7 +90,7 @@ class ClientEngine(ABC):
         client: int = 0,
         **fields: Any,
     ) -> LocalUpdate:
-        """Call `train_job` with a job of these batches. `fields` are further fields of `Job`."""
+        """Call `train_job` with a `Job` that has these batches. `fields` are further fields of `Job`."""
         return self.train_job(start, data, Job(round, client, batches, **fields), sgd, seed)
 
     def load_buffers(self, buffers: dict[str, Tensor] | None) -> None:
@@ -117,14 +117,14 @@ class Engine(ABC):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train every job from `start` (float32 [n]) on `data`, both on the engine's device.
+        """Train every job on `data`, from the weights `start` (float32 [n]); both are on the engine's device.
 
-        Return the updates of the jobs that succeeded, float32 [k, n] in the order of the jobs, and for each job its result or its
-        exception. The caller may change the updates. Raises ConfigError if the options do not suit any client.
+        Return the updates of the jobs that succeeded, float32 [k, n] in the order of the jobs, and a list with the result or exception of
+        each job. The caller may change the updates in place. Raises ConfigError if no client can train with these options.
         """
 
     def resident(self, data: Examples) -> Examples:
-        """Return the data on the device from which this engine reads it."""
+        """Return the data, moved to the device from which this engine reads it."""
         return data.to(self.device)
 
     def close(self) -> None:
@@ -160,8 +160,8 @@ def try_job(
 ) -> JobResult | Exception:
     """Train one job and write its update into `out` [n]. Return the exception if training fails.
 
-    If the user's code forks, an exception in the child process is raised again, so that it ends the child process. Otherwise the child
-    process would continue as a second copy of this process.
+    If the user's code forks, an exception in the child process is raised again to end the child process, which would otherwise continue as
+    a second copy of its parent.
     """
     process = os.getpid()
     try:
@@ -214,7 +214,7 @@ class SGDSteps:
         return loss.detach()
 
     def finish(self) -> None:
-        """Store the momentum after the last step. Returns None, because SGD has no other state."""
+        """Store the momentum after the last step. Returns None, because SGD has no state except momentum."""
         self.descent.finish()
 
 
@@ -222,8 +222,7 @@ class OptimizerSteps:
     """The steps of one client with a torch optimizer: the task's own, or that of --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
-    is the optimizer's state after the client's last round, without learning rates and other settings: these are always those of this
-    round.
+    is the optimizer's state after the client's last round. Learning rates and other settings are always those of the current round.
     """
 
     def __init__(self, task: Task, descent: Descent, state: dict[str, Any] | None, n_steps: int):
@@ -261,7 +260,7 @@ class OptimizerSteps:
 
     @torch.no_grad()
     def _change_gradients(self) -> None:
-        """Clip the gradients, then add the terms of FedProx and of the strategy."""
+        """Clip the gradients, then add FedProx's proximal term and the strategy's correction."""
         if self.sgd.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.sgd.clip)
         if self.sgd.proximal or self.descent.traces:
@@ -273,7 +272,7 @@ class OptimizerSteps:
                 parameter.grad = gradient
 
     def finish(self) -> dict[str, Any] | None:
-        """Release the gradients. Return the optimizer's state if the client keeps it."""
+        """Release the gradients. Return the optimizer's state if the client keeps it between rounds."""
         self.optimizer.zero_grad()
         kept = self.sgd.optimizer_state == "kept"
         return self.optimizer.state_dict()["state"] if kept else None
@@ -283,7 +282,7 @@ class SerialEngine(ClientEngine):
     """An engine that trains one client at a time by SGD or a torch optimizer.
 
     Moves `model` to `device` and makes its float32 parameters views of one vector. On a CPU, the weights of convolutions are separate
-    tensors in the channels_last format if the model works in that format. Training then takes three quarters of the time.
+    tensors in the channels_last format if the model works in that format. The channels_last format reduces the training time by a quarter.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -297,7 +296,7 @@ class SerialEngine(ClientEngine):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Make parameters views of `weights`, except parameters that need another memory layout or precision."""
+        """Make parameters views of the vector `weights`, except parameters that need another memory layout or precision."""
         separate = _with_own_layout(self.model, self.device, self.channels_last)
         # Parameters that are not views, each with its slice of `weights`. They are copied before and after training.
         self.copied: list[tuple[nn.Parameter, Tensor]] = []
@@ -321,8 +320,8 @@ class SerialEngine(ClientEngine):
     ) -> LocalUpdate:
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
-        A parameter on which the loss does not depend has a zero gradient. If a parameter has another precision than float32, its weights
-        are rounded to that precision before the first step, and the update is the difference from the rounded weights.
+        A parameter on which the loss does not depend has a zero gradient. The weights of a parameter that is not float32 are rounded to its
+        precision before the first step, and the update is the difference from the rounded weights.
         """
         base = self._load(start, job.buffers)
         self.model.train()
@@ -367,7 +366,7 @@ class SerialEngine(ClientEngine):
             yield batch
 
     def _loss(self, batch: Batch, sgd: LocalSGD) -> Tensor:
-        """Return the loss of a batch. The forward pass is computed in the precision of `sgd`, the loss in float32."""
+        """Return the loss of a batch. The forward pass is computed in `sgd.precision`, the loss in float32."""
         if sgd.precision == "float32":
             outputs = self.task.outputs(self.fused, batch)
         else:
@@ -378,7 +377,7 @@ class SerialEngine(ClientEngine):
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
-        """Load weights and buffers into the model. Return the loaded weights: `start`, rounded for parameters of lower precision."""
+        """Load weights and buffers into the model. Return the loaded weights: `start` in the precision of each parameter."""
         self.weights.copy_(start)
         self.load_buffers(buffers)
         with torch.no_grad():

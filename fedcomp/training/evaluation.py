@@ -37,13 +37,12 @@ def evaluate(
     rows: np.ndarray | None = None,
     lenient: bool = False,
 ) -> Evaluation:
-    """Evaluate `weights` [n] on the examples `rows` of `data`, or on all examples. `data` is on `device`.
+    """Evaluate `weights` [n] on the examples `rows` of `data`, or on all examples if `rows` is None. `data` is on `device`.
 
     Writes the weights into `model`, moves the model to `device` and leaves it in eval mode. The model's buffers do not change. A forward
     pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last
     format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an `evaluate_fn`,
-    only this function is called. `lenient`: if a metric raises an exception, for example because it needs examples of every class, its
-    value is NaN.
+    only this function is called. With `lenient`, a metric that raises an exception, for example because a class has no examples, is NaN.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)

@@ -1,17 +1,17 @@
 """The options of local training, the batches of a client, and the steps of SGD.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
-data. AISTATS 2017; with momentum from zero in every round: Yu, Jin, Yang: On the linear speedup analysis of communication
-efficient momentum SGD. ICML 2019.
+Local SGD is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
+data. AISTATS 2017. By default, momentum starts from zero in every round, as in Yu, Jin, Yang: On the linear speedup analysis of
+communication efficient momentum SGD. ICML 2019.
 
     g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
 
-L_B is the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. ρ is `proximal`, the weight of the proximal term
-of FedProx, which keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous
-networks. MLSys 2020. c is the gradient correction of strategies such as SCAFFOLD, else 0.
+w are the weights, L_B is the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. The proximal term of FedProx,
+with the weight ρ (`proximal`), keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in
+heterogeneous networks. MLSys 2020. The gradient correction c is that of strategies such as SCAFFOLD, else 0.
 
-With `keep_momentum`, a client keeps u between rounds, except at coordinates whose update was sent and accepted: there u starts from zero.
-This is the momentum masking of Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
+With `keep_momentum`, a client keeps the momentum vector u between rounds, except at coordinates whose update was sent and accepted: there u
+starts from zero. Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math
@@ -89,7 +89,7 @@ class LocalSGD:
 
     @property
     def uses_descend(self) -> bool:
-        """Whether `Descent` takes the steps; else a torch optimizer does. `Descent` can also train a stack of clients."""
+        """Whether `Descent`, rather than a torch optimizer, takes the SGD steps. `Descent` can also train a stack of clients."""
         return (
             read_optimizer(self.optimizer).is_plain_sgd
             and self.accumulate == 1
@@ -100,9 +100,8 @@ class LocalSGD:
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with the changes that the server assigned for a round.
 
-        `lr` is a multiple of the learning rate. If `steps` or `batch_size` is 0, that option does not change. If `steps` is not 0, it
-        replaces both `steps` and `epochs`. Raises ProtocolError if the multiple is not positive and finite, or if a value exceeds the
-        limits of a run.
+        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, that option does not change. A nonzero `steps` replaces both
+        `steps` and `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
@@ -127,7 +126,7 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class Traces:
-    """The vectors besides the weights that local steps use or update in place: float32 [n], or [m, n] for a stack of m clients."""
+    """The vectors, besides the weights, that local steps read or update in place: float32 [n], or [m, n] for a stack of m clients."""
 
     momentum: Tensor | None = None  # momentum before the first step, then after the last step
     moments: tuple[Tensor, Tensor] | None = None  # sums of clipped gradients, and of their squares
@@ -145,7 +144,10 @@ class Traces:
         momentum: Tensor | None,
         correction: Tensor | None = None,
     ) -> "Traces":
-        """Return the traces of a round from `start` [n]. `momentum`: the momentum after the client's last round, which is copied."""
+        """Return the `Traces` of a round that starts from the weights `start` [n].
+
+        The `momentum` after the client's last round is copied.
+        """
         if momentum is None:
             momentum = torch.zeros_like(start) if sgd.keep_momentum else None
         elif sgd.keep_momentum:
@@ -158,7 +160,7 @@ class Traces:
 
     @classmethod
     def stack(cls, traces: Sequence["Traces"]) -> "Traces":
-        """Stack the traces of clients. All of them must have the same kinds of vectors."""
+        """Stack the `Traces` of several clients, all of which must have the same kinds of vectors."""
         momenta = [t.momentum for t in traces if t.momentum is not None]
         moments = [t.moments for t in traces if t.moments is not None]
         corrections = [t.correction for t in traces if t.correction is not None]
@@ -170,7 +172,7 @@ class Traces:
         )
 
     def map(self, function: Callable[[Any], Any]) -> "Traces":
-        """Return traces with `function` applied to each vector."""
+        """Return `Traces` with `function` applied to each vector."""
         momentum, correction = (
             None if vector is None else function(vector)
             for vector in (self.momentum, self.correction)
@@ -179,7 +181,7 @@ class Traces:
         return Traces(momentum, moments, correction)
 
     def copy_from(self, source: "Traces") -> None:
-        """Copy the momentum and the moments of `source`, which may be on another device. Training does not change corrections."""
+        """Copy the momentum and the moments of `source`, which may be on another device. Corrections stay unchanged."""
         for own, new in zip(self._updated(), source._updated(), strict=True):
             if own is not new:
                 own.copy_(new)
@@ -195,8 +197,8 @@ NO_TRACES = Traces()
 class Descent:
     """Steps of SGD that change the weights of one client, or of a stack of clients, in place.
 
-    `weights`: a tensor for each entry of the layout, in the model's precision. In a stack, the first axis is that of the clients. `base`
-    [n]: the weights before the first step.
+    `weights`: a tensor for each parameter in `layout`, in the model's precision. In a stack, the first axis of each tensor is the client.
+    `base` [n]: the weights before the first step.
     """
 
     def __init__(
@@ -225,7 +227,7 @@ class Descent:
             self.momenta = gradients
 
     def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
-        """Add clipped gradients to the moments. Return these gradients plus correction, weight decay and proximal term."""
+        """Add clipped gradients to the moments. Return the clipped gradients plus correction, weight decay and proximal term."""
         if self.traces.moments is not None:
             sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
             for total, square, gradient in zip(sums, squares, gradients, strict=True):
@@ -251,11 +253,11 @@ class Descent:
 def plan_batches(
     sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, client: int
 ) -> list[np.ndarray]:
-    """Return the batches of a client in a round: for each step an int64 array of positions in the data.
+    """Return the batches of a client in a round: for each step, an int64 array of positions in the data.
 
-    `shard` [s] holds the positions of the client's examples. Each batch has b = min(batch_size, s) examples. The shard is shuffled
-    before each pass over it. With `steps`, a pass has ⌊s/b⌋ batches and omits the remaining examples, so that all batches have the same
-    size. With `epochs`, the remaining examples are the last batch of the pass. Raises DataError if the shard is empty.
+    `shard` [s] holds the positions of the client's examples. Each batch has b = min(batch_size, s) examples. The shard is shuffled before
+    each pass over it. With `steps`, a pass has ⌊s/b⌋ batches and omits the remaining examples, so that all batches have the same size. With
+    `epochs`, the remaining examples are the last batch of the pass. Raises DataError if the shard is empty.
     """
     return plan_all_batches(sgd, [shard], seed, [(round, client)])[0]
 
@@ -266,7 +268,7 @@ def plan_all_batches(
     seed: int,
     rounds_and_clients: Sequence[tuple[int, int]],
 ) -> list[list[np.ndarray]]:
-    """Return the result of `plan_batches` for each client, faster than by one call per client."""
+    """Return the result of `plan_batches` for each client, faster than one call per client would."""
     plans = []
     generators = seeds.generators(seed, "batches", rounds_and_clients)
     for shard, generator, (_, client) in zip(shards, generators, rounds_and_clients, strict=True):

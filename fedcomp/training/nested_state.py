@@ -11,10 +11,7 @@ from ..errors import TaskError
 
 
 def pack(value: Any) -> bytes:
-    """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes.
-
-    Raises TaskError for values of other types.
-    """
+    """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes. Raises TaskError for unsupported types."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, tensors), separators=(",", ":"))
     return tree.encode() + b"\n" + save_tensors(tensors)
@@ -34,7 +31,7 @@ def check(value: Any) -> None:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return the value that `pack` packed. Raises ValueError, KeyError or TypeError for other bytes."""
+    """Return the value that `pack` packed. Raises ValueError, KeyError or TypeError for malformed bytes."""
     tree, _, tensors = packed.partition(b"\n")
     return _value(json.loads(tree), load_tensors(tensors))
 

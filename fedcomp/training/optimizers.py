@@ -16,7 +16,7 @@ def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> O
     """Return the task's own optimizer if it has one, else the optimizer of --optimizer.
 
     The learning rate of the task's optimizer is multiplied by the server's factor for this round, `sgd.lr_multiple`. `sgd.lr` already
-    contains this factor.
+    includes `sgd.lr_multiple`.
     """
     if task.optimizer is None:
         chosen = read_optimizer(sgd.optimizer)

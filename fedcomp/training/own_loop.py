@@ -26,8 +26,8 @@ class LocalRound:
     """The round, options and state that a client's `train_fn` receives.
 
     `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the schedules of the server applied. A `train_fn` may
-    ignore them. `state` is kept from one round of the client to the next. It may contain tensors, numbers, strings, and lists and dicts of
-    these, such as the `state_dict()` of an optimizer.
+    ignore the options. `state` is kept from one round of the client to the next. `state` may contain tensors, numbers, strings, and lists
+    and dicts of such values, for example the `state_dict()` of an optimizer.
 
         def train(model, data, round):  # Task(…, train_fn=train)
             optimizer = torch.optim.AdamW(model.parameters(), lr=round.lr)
@@ -59,7 +59,7 @@ class LocalRound:
         client: int,
         state: dict[str, Any] | None = None,
     ) -> "LocalRound":
-        """Return a client's round with the options of `sgd` and a copy of the client's state."""
+        """Return the `LocalRound` of a client, with the options of `sgd` and a copy of the client's state."""
         return cls(
             round,
             client,
@@ -105,10 +105,10 @@ class OwnLoopEngine(ClientEngine):
         seed: int,
         out: Tensor | None = None,
     ) -> LocalUpdate:
-        """Train by the task's `train_fn` on the rows of the job; see `ClientEngine.train_job`.
+        """Train by the task's `train_fn` on the client's examples; see `ClientEngine.train_job`.
 
-        The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if its
-        state contains values that cannot be stored.
+        The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if
+        `round.state` contains values that cannot be stored.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
@@ -136,7 +136,10 @@ class OwnLoopEngine(ClientEngine):
 
 
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
-    """Convert the dict that a task's function returned to name → float. Raises TaskError for other values and for a dict without "loss"."""
+    """Convert the dict that a task's function returned to name → float.
+
+    Raises TaskError if "loss" is missing, or if a value is not a number.
+    """
     if not isinstance(returned, Mapping) or "loss" not in returned:
         description = (
             f"a dict with the keys [{', '.join(map(str, returned))}]"
@@ -164,6 +167,6 @@ def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
 def client_engine(
     task: Task, model: nn.Module, layout: Layout, device: torch.device | str
 ) -> ClientEngine:
-    """Return the engine that trains one client at a time: by the task's `train_fn`, or by an optimizer."""
+    """Return the engine that trains one client at a time, by the task's `train_fn` if there is one, else by an optimizer."""
     engine = OwnLoopEngine if task.train_fn is not None else SerialEngine
     return engine(task, model, layout, device)

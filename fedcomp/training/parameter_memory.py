@@ -30,6 +30,6 @@ def free_parameters(model: nn.Module) -> Freed:
 
 
 def allocate(freed: Freed) -> None:
-    """Allocate the storages that `free_parameters` freed. Their values are undefined until they are written."""
+    """Allocate the storages that `free_parameters` freed. The parameters' values are undefined until they are written."""
     for storage, size in freed:
         storage.resize_(size)

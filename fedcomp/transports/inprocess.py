@@ -1,4 +1,4 @@
-"""The transport of a simulation. It passes assignments to virtual clients in this process, one batch at a time."""
+"""The transport of a simulation, which passes assignments to virtual clients in this process, one batch at a time."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol

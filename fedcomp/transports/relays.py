@@ -1,8 +1,8 @@
 """Addition of frames at relays: a relay sends the server one frame, which is the sum of its clients' frames.
 
-A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that every
-proposal is committed or rolled back. The first report with an update carries the sum, and the other updates carry no frame. The strategy
-takes the mean over all updates, so every client has the same weight.
+A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that each
+client later commits its update or rolls it back. The first report with an update carries the sum, and the other updates carry no frame. The
+strategy takes the mean over all updates, so every client has the same weight.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,8 +50,8 @@ def add_frames(
 ) -> list[Report]:
     """Return the reports that a relay sends to the server, in the order of the reports of its clients.
 
-    The first update carries the sum of all frames. Frames that cannot be added to the largest sum become failures in the stage "relay".
-    Reports for which `can_add` returns False are unchanged.
+    The first update carries the sum of all frames. Updates whose frames cannot be added to the largest sum are replaced by failure reports
+    with the stage "relay". Reports for which `can_add` returns False are unchanged.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
@@ -76,7 +76,7 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return a sum of as many frames as possible, and position → reason for the frames that are left out."""
+    """Return a sum of as many frames as possible, and a dict position → reason for the frames that are left out."""
     sums: list[tuple[bytes, list[int]]] = []  # each with the positions of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):

@@ -2,9 +2,10 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-On the clients, `compression_mod` is needed. The wrapped strategy still makes and aggregates whole ArrayRecords, but frames replace them:
-to a client, the broadcasts that it has missed; to the server, the client's update, with error feedback (Sattler et al. 2019, algorithm 2,
-with the strategy's own aggregation in place of the mean). A malformed reply is rejected with a reason.
+Each client's ClientApp needs `compression_mod`. The wrapped strategy still makes and aggregates whole ArrayRecords, but messages carry
+frames (encoded vectors) in their place. A client receives the broadcasts that it has missed. The server receives the client's update, with
+error feedback (Sattler et al. 2019, algorithm 2, with the strategy's own aggregation in place of the mean). A malformed reply is rejected
+with a reason.
 """
 
 import logging
@@ -40,8 +41,8 @@ class Compressed(Strategy):
     of the model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`:
     the seed of the random choices of codecs.
 
-    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client, and `rejections` to the rejected replies with reasons.
-    Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
+    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client. `rejections` maps the keys of `traffic` to the rejected
+    replies with reasons. Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the wrapped strategy's `start` with its configure, aggregate and summary methods replaced by those of this object.
+        """Run the wrapped strategy's `start` with its configure, aggregate and summary methods replaced by those of this wrapper.
 
         Raises FedcompError at the end of a run in which training messages were sent but no update was accepted.
         """
@@ -155,7 +156,10 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the model that clients have. If `arrays` differs, start again from `arrays`, which all clients then download whole."""
+        """Return the model that clients have.
+
+        If `arrays` is another model, restart from `arrays`; all clients then download the whole model.
+        """
         if self.model is None or not self.model.equals(arrays):
             layout = ArrayLayout.of(arrays, self.whole)
             if not layout.vector_layout.numel:
@@ -177,7 +181,7 @@ class Compressed(Strategy):
         return self.model
 
     def _downlink_memory(self, layout: Layout) -> Memory:
-        """Return the downlink's memory. Raises ConfigError for a memory that does not suit a downlink."""
+        """Return the downlink's memory. Raises ConfigError for a memory that cannot be used for broadcasts."""
         try:
             m = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except MismatchError as error:
@@ -185,7 +189,7 @@ class Compressed(Strategy):
             raise
         if m.counterpart is not None or m.required_strategy or m.needs_moments:
             raise ConfigError(
-                f"downlink_memory '{m.name}' needs state on both sides or local steps; use 'residual'"
+                f"downlink_memory '{m.name}' needs local steps or state on clients, which broadcasts do not have; use 'residual'"
             )
         return m
 
@@ -205,7 +209,7 @@ class Compressed(Strategy):
         return messages
 
     def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies with frames replaced by whole models. Errors and replies to uncompressed messages are unchanged."""
+        """Return the replies with their frames replaced by whole models. Errors and replies to uncompressed messages are unchanged."""
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -250,7 +254,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy weighs replies, or a strategy inside this one; "" if there is none."""
+    """Return the name of the metric by which a strategy, or a strategy that it wraps, weighs replies; "" if there is none."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

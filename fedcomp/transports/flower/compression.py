@@ -1,13 +1,14 @@
-"""A Flower mod that compresses the updates of an existing ClientApp. List it first.
+"""A Flower mod that compresses the updates of an existing ClientApp.
 
     app = ClientApp(mods=[compression_mod()])
 
-`fedcomp.transports.flower.Compressed` is the server's end. The mod turns the server's message into the ArrayRecord that the app expects,
-and sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
-unchanged. The server chooses the codecs and names them in each message. The client chooses the memory.
+On the server, `fedcomp.transports.flower.Compressed` wraps the strategy. The mod turns the server's message into the ArrayRecord that the
+app expects. The mod encodes the difference between the app's result and that record as a frame, with error feedback. Messages of other
+strategies pass unchanged. The server chooses the codecs and names them in each message. The client chooses the error-feedback memory.
 
-A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The state of a client is therefore one
-file per run, which the mod replaces before it returns a reply. In Flower's simulation engine, a client keeps its state in its Context.
+A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The mod therefore stores a client's
+state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, a client keeps its state in its
+Context.
 """
 
 import json
@@ -47,13 +48,13 @@ HEAD = "head"  # name of the header in a stored state
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
-    """Return a Flower mod that compresses the updates of a ClientApp. List it first, so that the other mods see whole arrays.
+    """Return a Flower mod that compresses the updates of a ClientApp. List the mod first, so that the other mods see whole arrays.
 
     `memory`: spec string of the memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients' states.
-    On a SuperNode the default is ~/.local/state/fedcomp. In Flower's simulation engine, the default is no folder: a client's state is in
-    its Context and ends with the run. In `state_dir` each client has a folder, named after the `partition-id` of its node config if it has
-    one, else after its node id. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError for a
-    memory that a mod cannot support.
+    On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a client's
+    state in its Context until the run ends. In `state_dir` each client has a folder, named after the `partition-id` of its node config if
+    it has one, else after its node id. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError
+    for a memory that a mod cannot support.
     """
     check_memory(memory)
 
@@ -77,8 +78,9 @@ def check_memory(memory: str) -> None:
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
     if cls and (cls.counterpart is not None or cls.required_strategy or cls.needs_moments):
-        needs = f"memory '{name}' needs state that a mod cannot access"
-        raise ConfigError(f"{needs}; use memory='residual', or fedcomp client")
+        raise ConfigError(
+            f"memory '{name}' needs state that a Flower mod cannot access; use memory='residual', or run fedcomp client instead"
+        )
     with suppress(ConfigError):  # raised for this codec; the server may choose another
         memory_of(memory, codec("stc"), 1)
 
@@ -158,14 +160,14 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
     models = [(key, arrays) for key, arrays in content.array_records.items() if layout.fits(arrays)]
     if len(models) != 1:
         raise ProtocolError(
-            f"the train function returned {len(models)} records with the arrays that it was sent; return one, with the same "
-            "names and shapes"
+            f"the train function returned {len(models)} ArrayRecords with the names and shapes of the arrays that it received; "
+            "return exactly one"
         )
     return models[0]
 
 
 class AppClient:
-    """A client in a run: its session, whose model is zero before the first download, and the layout of the model's arrays."""
+    """The session of one client in a run, and the layout of the model's arrays. The model is zero before the first download."""
 
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
@@ -180,7 +182,10 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return a frame for the update; b"" if there is nothing to send. Raises NonFiniteError with the memory unchanged."""
+        """Return a frame for the update; b"" if there is nothing to send.
+
+        Raises NonFiniteError for NaN or infinity, with the memory unchanged.
+        """
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):
             raise frame
@@ -232,7 +237,7 @@ class StoredState:
     memory: str  # spec
 
     def download(self, assignment: Assignment) -> AppClient:
-        """Return the client with its pending proposal settled and its model updated to the assignment's version.
+        """Load the client, commit or roll back its last sent update, and bring its model to the assignment's version.
 
         Raises NeedDense, with the saved state unchanged, if the client needs the whole model.
         """
@@ -247,7 +252,9 @@ class StoredState:
         client = self._load(assignment.client, run, seed)
         if client is None:
             if "form" not in announced:
-                raise NeedDense(f"no state of this run is stored in {self.storage}")
+                raise NeedDense(
+                    f"no state of this run is stored in {self.storage}; the client needs the whole model"
+                )
             client = AppClient(assignment.client, run, ArrayLayout.unpack(announced["form"]), seed)
         data = announced.get("taken", b"")
         tickets = [data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)]
@@ -256,7 +263,10 @@ class StoredState:
         return client
 
     def save(self, client: AppClient) -> None:
-        """Store the client's state, and flush a file to the disk. Raises CheckpointError if the file cannot be written (disk full)."""
+        """Store the client's state; a file is flushed to the disk.
+
+        Raises CheckpointError if the file cannot be written (disk full).
+        """
         head = client.run | {"form": client.layout.pack().decode()}
         state = device_state.pack(client.session, client.id) | {HEAD: json.dumps(head).encode()}
         self.storage.save(state, self.file)
@@ -274,5 +284,5 @@ class StoredState:
             return client
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
-                f"{self.storage}: {self.file} is damaged ({error}); remove it, and the client takes part as a new one"
+                f"{self.storage}: {self.file} is damaged ({error}); remove the file, and the client takes part as a new one"
             ) from error

@@ -18,12 +18,15 @@ POLL_S = 0.1  # between polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the connected nodes, with each node id as the client's logical id. This is the default roster."""
+    """Return the connected nodes, with each node id as the client's logical id. Default of `roster`."""
     return {node: node for node in grid.get_node_ids()}
 
 
 class GridTransport(Transport):
-    """A transport whose assignments are Flower messages of type "train". `roster` returns the node of each client that can be reached."""
+    """A transport whose assignments are Flower messages of type "train".
+
+    `roster` returns logical client id → node id for the clients that can be reached.
+    """
 
     def __init__(self, grid: Grid, roster: Roster = by_node):
         self.grid, self.roster = grid, roster
@@ -75,7 +78,10 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the message in a reply. Raises ProtocolError if the reply holds a message of another kind or an error of Flower."""
+    """Return the fedcomp message in a reply of Flower.
+
+    Raises ProtocolError if the reply holds a message of another kind or an error of Flower.
+    """
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

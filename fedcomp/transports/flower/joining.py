@@ -21,8 +21,8 @@ class JoiningTransport(GridTransport):
     """A transport that invites each node that connects. The node answers with its client id and the version of its weights.
 
     `port`: the port of the SuperLink. `enrolled`: node id → logical id and public key (P-384 point), for the nodes that Flower
-    authenticates. None: nodes claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_late_answer`
-    for a client that answers an assignment that is no longer open.
+    authenticates. If `enrolled` is None, nodes claim their client ids. `on_joined` is called for each client that joins or reconnects,
+    `on_late_answer` for a client that answers an assignment that is no longer open.
     """
 
     def __init__(
@@ -129,7 +129,10 @@ class JoiningTransport(GridTransport):
             reason = presence.reason or "it answered the invitation of another run"
             raise ProtocolError(f"client {client}: {reason}")
         if not 0 <= client < self.n_clients or (self.enrolled and self.enrolled[node][0] != client):
-            raise ProtocolError(f"it cannot be client {client} of a run of {self.n_clients}")
+            raise ProtocolError(
+                f"the node claims client id {client}, which is outside of 0 to {self.n_clients - 1} or not the id of its "
+                "enrolment; correct the id"
+            )
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}
         if presence.key:
             verifier(presence.key)

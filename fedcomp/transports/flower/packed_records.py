@@ -1,8 +1,8 @@
-"""The split of a model, a Flower record of named arrays, into a vector to compress and arrays to send whole.
+"""The split of a model, a Flower record of arrays, into a vector to compress and arrays that are sent whole (uncompressed).
 
 The arrays of floats, in the order of the record, make up the vector. Arrays of integers, arrays in another serialisation than NumPy's, and
-arrays whose names match a pattern are sent whole, that is, uncompressed. The default patterns match running statistics, because an
-approximate variance could be negative.
+arrays whose names match a pattern are sent uncompressed. The default patterns match running statistics, because an approximate variance
+could be negative.
 """
 
 import json
@@ -29,7 +29,7 @@ BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"  # of batch no
 
 @dataclass
 class Parcel(WireMessage):
-    """A record that replaces a model's arrays in a Flower message: an Assignment or a Report, and the arrays that are sent whole."""
+    """A record that replaces a model's arrays in a Flower message: an Assignment or a Report, and the uncompressed arrays."""
 
     message: bytes
     record: str  # key of the replaced record, "" if there is none
@@ -46,7 +46,7 @@ class Parcel(WireMessage):
 
     @classmethod
     def take(cls, content: RecordDict) -> Self:
-        """Return the parcel in a message's records. Raises ProtocolError if there is none."""
+        """Return the Parcel in a message's records, or raise ProtocolError if there is none."""
         return from_records(content, cls)
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
@@ -57,9 +57,14 @@ class Parcel(WireMessage):
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if the key of `arrays` is in use."""
+        """Return a message's records with `arrays` in place of this parcel.
+
+        Raises ProtocolError if another record has the key of `arrays`.
+        """
         if self.record in content:
-            raise ProtocolError(f"the message already has a record '{self.record}'")
+            raise ProtocolError(
+                f"the message already has a record '{self.record}'; this name is reserved for the model's arrays"
+            )
         records = [
             (self.record, arrays) if key == MESSAGE else (key, r) for key, r in content.items()
         ]
@@ -67,7 +72,7 @@ class Parcel(WireMessage):
 
     @cached_property
     def whole(self) -> dict[str, Array]:
-        """The arrays that are sent whole. Raises ProtocolError if they are malformed."""
+        """The arrays that are sent whole (uncompressed). Raises ProtocolError for malformed arrays."""
         try:
             arrays = {}
             for head, body in zip(json.loads(self.heads), self.bodies, strict=True):
@@ -80,13 +85,16 @@ class Parcel(WireMessage):
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Names, shapes and dtypes of a model's arrays, in order. The dtype is "" for an array that is sent whole."""
+    """Names, shapes and dtypes of a model's arrays, in order. The dtype of an array that is sent uncompressed is ""."""
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
     @classmethod
     def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """Return the layout of a record. `whole`: name patterns of arrays to send whole, in addition to arrays that do not hold floats."""
+        """Return the layout of a record.
+
+        `whole`: name patterns of arrays to send uncompressed, in addition to arrays that do not hold floats.
+        """
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
@@ -102,7 +110,7 @@ class ArrayLayout:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return the layout from the result of `pack`. Raises ProtocolError for other bytes."""
+        """Return the layout from the result of `pack`. Raises ProtocolError for malformed bytes."""
         try:
             read = json.loads(data)
             arrays = tuple((str(name), tuple(map(int, s)), str(dtype)) for name, s, dtype in read)
@@ -133,7 +141,7 @@ class ArrayLayout:
         return self.vector(record) if rounded else vector
 
     def fits(self, record: ArrayRecord) -> bool:
-        """Return whether a record has these names and shapes, in any order."""
+        """Return whether a record has the names and shapes of this layout, in any order."""
         return {name: tuple(array.shape) for name, array in record.items()} == self._shapes
 
     def vector(self, record: ArrayRecord) -> Tensor:
@@ -142,18 +150,20 @@ class ArrayLayout:
         for entry in self.vector_layout:
             values = values_of(entry.name, record[entry.name])
             if values.shape != entry.shape or values.dtype.kind not in "fiu":
-                which = f"array '{entry.name}' is {values.dtype} of shape {list(values.shape)}"
-                raise ProtocolError(f"{which}; the model's array has shape {list(entry.shape)}")
+                raise ProtocolError(
+                    f"array '{entry.name}' has dtype {values.dtype} and shape {list(values.shape)}; the model's array has "
+                    f"numbers of shape {list(entry.shape)}"
+                )
             flat = np.ascontiguousarray(values, np.float32).reshape(-1)
             vector[entry.span] = torch.from_numpy(flat)
         return vector
 
     def whole(self, record: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays of a record that are sent whole."""
+        """Return the arrays of a record that are sent whole (uncompressed)."""
         return {name: array for name, array in record.items() if name in self._whole}
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raise ProtocolError unless `whole` has exactly the arrays to send whole, all readable, finite and of the model's shapes."""
+        """Raise ProtocolError unless `whole` has exactly this layout's uncompressed arrays, readable, finite and of the right shapes."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
             raise ProtocolError(f"arrays {others} are missing, or not part of the model")
         for name, array in whole.items():
@@ -168,7 +178,7 @@ class ArrayLayout:
                 raise ProtocolError(f"array '{name}' holds NaN or infinity")
 
     def record(self, vector: Tensor, whole: Mapping[str, Array]) -> ArrayRecord:
-        """Return a record made of a vector [numel] and the arrays that are sent whole, in the model's order."""
+        """Return a record made of a vector [numel] and the uncompressed arrays `whole`, in the model's order."""
         views, arrays = self.vector_layout.views(vector), {}
         for name, _, dtype in self.arrays:
             arrays[name] = Array(views[name].numpy().astype(dtype)) if dtype else whole[name]
@@ -176,7 +186,7 @@ class ArrayLayout:
 
 
 def values_of(name: str, array: Array) -> np.ndarray:
-    """Return the values of an array. Raises ProtocolError if they cannot be read."""
+    """Return a Flower array as a NumPy array. Raises ProtocolError if it cannot be read."""
     try:
         return array.numpy()
     except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:

@@ -32,7 +32,7 @@ def to_records(message: WireMessage, metrics: dict[str, int | float] | None = No
 
 
 def from_records(records: RecordDict, kind: type[M]) -> M:
-    """Return the message in Flower records. Raises ProtocolError if the records hold no message of this kind."""
+    """Return the fedcomp message in Flower records. Raises ProtocolError if the records hold no message of this kind."""
     record = records.get(MESSAGE)
     value = record.get(MESSAGE) if isinstance(record, ConfigRecord | ArrayRecord) else None
     data = value.data if isinstance(value, Array) and value.stype == STYPE else value

@@ -1,7 +1,7 @@
 """A fedcomp strategy as a Flower strategy for a ServerApp, and the ClientApp of its clients.
 
-strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
-strategy.start(grid, initial_arrays, num_rounds=10)
+    strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
+    strategy.start(grid, initial_arrays, num_rounds=10)
 
 Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply. `start` runs fedcomp's loop instead,
 which checks every reply as it arrives and continues without the malformed replies.
@@ -34,7 +34,7 @@ from .records import from_records, to_records
 class FlowerStrategy(Strategy):
     """A strategy of fedcomp, given by its spec string, in a Flower ServerApp.
 
-    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds. It is None before `start`.
+    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds; `loop` is None before `start`.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class FlowerStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run `num_rounds` rounds from `initial_arrays`. A phase ends after `timeout` seconds unless the config sets `timeout_s`.
+        """Run `num_rounds` rounds from `initial_arrays`.
 
-        The server evaluates with `evaluate_fn`. `train_config` and `evaluate_config` have no effect.
+        Each phase ends after `timeout` seconds unless the config sets `timeout_s`. The server evaluates the model with `evaluate_fn`.
+        `train_config` and `evaluate_config` have no effect.
         """
         loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
         for round_result in loop.rounds(range(1, num_rounds + 1)):
@@ -70,7 +71,10 @@ class FlowerStrategy(Strategy):
     def initialize(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
-        """Make the loop of a run over `grid` from `initial_arrays`. Raises SpecError or ConfigError for unsuitable settings."""
+        """Make the round loop of a run over `grid`, from the model `initial_arrays`.
+
+        Raises SpecError or ConfigError for unsuitable settings.
+        """
         config = replace(
             self.config,
             timeout_s=timeout if self.config.timeout_s is None else self.config.timeout_s,
@@ -84,7 +88,7 @@ class FlowerStrategy(Strategy):
         return self.loop
 
     def arrays(self) -> ArrayRecord:
-        """Return the model as Flower arrays, by the names of the initial arrays."""
+        """Return the model as Flower arrays, with the names of the initial arrays."""
         views = self._running.strategy.model_layout.views(self._running.model)
         return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
 
@@ -108,7 +112,7 @@ class FlowerStrategy(Strategy):
 
 
 def client_app(session: ClientSession) -> ClientApp:
-    """Return the clients' end of `FlowerStrategy`: a ClientApp that answers train messages with the reports of a session."""
+    """Return the ClientApp for clients of a `FlowerStrategy`. The app answers each train message with a report of `session`."""
     app = ClientApp()
 
     @app.train()

@@ -1,9 +1,11 @@
 """The server's end of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
 
-x_i = W + C(a_i)           W: weights that the clients received; a_i: update of client i plus its memory; x_i: client's model
-W ← W + C'(e + (y − W))    y: the wrapped strategy's aggregate of the x_i; e: the memory of the downlink
+    x_i = W + C(a_i)
+    W ← W + C'(e + (y − W))
 
-C and C' are compression with the uplink and the downlink codec: encoding to a frame, and decoding.
+W are the weights that the clients received. a_i is the update of client i plus its memory, and x_i is the client's model. y is the wrapped
+strategy's aggregate of the x_i, and e is the memory of the downlink. C encodes and decodes with the uplink codec, C' with the downlink
+codec.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +43,7 @@ class PhaseExchange:
 
 @dataclass(eq=False)
 class Model:
-    """A model, and the broadcasts with which clients keep up to date with it."""
+    """A model, and the broadcasts that bring clients up to date."""
 
     arrays: ArrayRecord  # the model as a Flower record
     layout: ArrayLayout
@@ -69,7 +71,10 @@ class Model:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` by the broadcasts that the node missed. Raises ConfigError for a node's second message in a phase."""
+        """Replace the record `key` of a message by the broadcasts that its node has missed.
+
+        Raises ConfigError for a node's second message in a phase.
+        """
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(
@@ -97,10 +102,12 @@ class Model:
         """Replace the frame in a reply by the client's whole model. Raises FedcompError for a reply that cannot be used."""
         node = reply.metadata.src_node_id
         if node in exchange.answered:
-            raise ProtocolError("the node has answered already")
+            raise ProtocolError(
+                "the node has already answered in this phase; only its first reply counts"
+            )
         exchange.answered.add(node)
         if MESSAGE not in reply.content:
-            raise ProtocolError(f"it sent an uncompressed record; {ADD_MOD}")
+            raise ProtocolError(f"the client sent an uncompressed record; {ADD_MOD}")
         parcel = Parcel.take(reply.content)
         report = Report.unpack(parcel.message)
         check_addressee(report, exchange.assignments[node])
@@ -119,31 +126,37 @@ class Model:
             exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
-        """Raise ProtocolError for an error from a client that never sent a compressed record. Its ClientApp may lack the mod."""
+        """Raise ProtocolError for an error from a client that never sent a compressed record.
+
+        The client's app may lack `compression_mod`.
+        """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
-                f"its app failed before it sent a compressed record ({reply.error.reason}); if it cannot read one, {ADD_MOD}"
+                f"the client's app failed before it sent a compressed record ({reply.error.reason}); if the app has no mod, {ADD_MOD}"
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
-        """Return the client's model: the weights that it received plus its update. A reply without a frame has no update."""
+        """Return the client's model: the weights that it received plus its update. Without a frame, the update is zero."""
         weights = self.broadcasts.weights.clone()
         if report.frame:
             self.uplink.accumulate(report.frame, weights, layout=self.layout.vector_layout)
         if not weights.isfinite().all():
-            raise NonFiniteError("the model with the update added is not finite")
+            raise NonFiniteError("the model has NaN or infinity after this update was added")
         self.layout.check_whole(parcel.whole)
         return self.layout.record(weights, parcel.whole)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record clients whose updates the strategy accepted. The next message to each of these clients has the ticket of its update."""
+        """Record which clients' updates the strategy accepted.
+
+        The next message to each accepted client names its update by a ticket.
+        """
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
         """Move the model towards the strategy's result and publish the step as a broadcast.
 
-        Raises NonFiniteError with nothing changed, and ProtocolError for arrays of another model.
+        Raises NonFiniteError, with nothing changed, for NaN or infinity, and ProtocolError for arrays of another model.
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
@@ -159,8 +172,8 @@ class Model:
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
     """Return index → reason for the replies that cannot be averaged with the others.
 
-    Flower's own averages would raise an error for such a reply and end the run. Each reply needs one MetricRecord with the positive number
-    `weight` and, if `trained`, one ArrayRecord. The keys must be those of most replies.
+    Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord, with a positive
+    metric `weight`, and, if `trained`, one ArrayRecord. The keys in a reply must be the same as in most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

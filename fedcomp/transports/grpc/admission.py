@@ -27,7 +27,7 @@ class JoinRate:
         self._tokens: dict[object, tuple[float, float]] = {}
 
     def take(self, identity: object) -> bool:
-        """Take a token of a client or relay. Return False if there is none."""
+        """Take a token from the bucket of a client or relay. Return False if the bucket is empty."""
         now = time.monotonic()
         tokens, then = self._tokens.pop(identity, (BURST_JOINS, now))
         tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)
@@ -35,7 +35,7 @@ class JoinRate:
         return tokens >= 1
 
     def pause(self, identity: object, pause_s: float) -> None:
-        """Take all tokens of a client or relay, and its tokens of the next `pause_s` seconds."""
+        """Empty the bucket of a client or relay, so that it cannot join for at least `pause_s` seconds."""
         self._tokens[identity] = -pause_s * JOINS_PER_S, time.monotonic()
 
 
@@ -63,7 +63,9 @@ class Admission:
             return
         certificates = stream.context.auth_context().get("x509_pem_cert")
         if not certificates:
-            raise self.refusal("no certificate", "this client shows no certificate")
+            raise self.refusal(
+                "no certificate", "this client shows no TLS certificate; give --enrolment"
+            )
         stream.key = peer_key(certificates[0])
         stream.relay_id = keys.relay_of_hash(stream.key.hash)
         if stream.relay_id is not None:
@@ -99,7 +101,7 @@ class Admission:
         name = f"client {client}" if client >= 0 else "a client"
         if presence.run != self.settings.invitation.run:
             self.warn(f"{name} cannot take part: it answered for another run")
-            raise self.refusal("other run", "the presence names another run")
+            raise self.refusal("other run", "the client answered the invitation of another run")
         if presence.reason:
             self.warn(f"{name} cannot take part: {presence.reason}")
             self.refused["cannot take part"] += 1
@@ -112,7 +114,7 @@ class Admission:
             raise self.refusal("other client", reason, retry=False)
 
     def check_relayed(self, client: RelayedClient) -> Refused | None:
-        """Check a client of a relay. Return a Refused with the reason, or None if the client may join."""
+        """Check a client that joins through a relay. Return a Refused with the reason, or None if the client may join."""
         settings, reason = self.settings, ""
         run_differs = client.presence.run != settings.invitation.run
         if run_differs or not 0 <= client.client < settings.clients:
@@ -127,7 +129,7 @@ class Admission:
             return Refused(reason, bool(settings.keys and settings.keys.problem))
         if not self._rate.take(client.identity):
             self.refused["too many joins"] += 1
-            return Refused(f"client {client.client} joins too often", True)
+            return Refused(f"client {client.client} joins too often; it may join later", True)
         return None
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
@@ -154,7 +156,7 @@ class Admission:
             reason = f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add "
             raise self.refusal("relay", reason + "--relay --host HOST", retry=False)
         if not self._rate.take(stream.relay_identity):
-            raise self.refusal("too many joins", "this relay joins too often")
+            raise self.refusal("too many joins", "this relay joins too often; it may join later")
 
     def _identify(self, stream: Stream, client: int) -> None:
         """Set the logical id of a stream. Raises EndStream for an id outside of the run, and for too many joins."""
@@ -168,4 +170,6 @@ class Admission:
             raise self.refusal("no place", f"client {client} {reason}", retry=False)
         stream.client = client
         if not self._rate.take(stream.identity):
-            raise self.refusal("too many joins", f"client {client} joins too often")
+            raise self.refusal(
+                "too many joins", f"client {client} joins too often; it may join later"
+            )

@@ -1,4 +1,4 @@
-"""The client's end of a gRPC stream. Use it in a running asyncio event loop. A process may open many streams."""
+"""The client's end of a gRPC stream. Use a GrpcConnection in a running asyncio event loop. A process may open many streams."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,10 @@ class GrpcConnection:
         await self._channel.close()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield the server's messages up to a Farewell or Refused. Raises the errors of the class, also if the stream ends earlier."""
+        """Yield the server's messages up to a Farewell or Refused.
+
+        Raises UnreachableError if the stream ends earlier, and ProtocolError for a malformed message.
+        """
         while True:
             while self._unread:
                 message = self._unread.popleft()
@@ -101,23 +104,27 @@ class GrpcConnection:
     async def send(self, answer: Presence | Report) -> None:
         """Send the presence that answers the invitation, or the report on the last assignment that `messages` yielded.
 
-        Returns when gRPC's flow control has accepted the message, or when the server has refused this client; `messages` then yields the
-        Refused. Raises ValueError if there is nothing to answer.
+        Returns when gRPC's flow control has accepted the message. If the server has refused this client, `send` also returns, and
+        `messages` yields the Refused. Raises ValueError if there is nothing to answer.
         """
         if self._invitation is None:
-            raise ValueError("the server has sent no invitation")
+            raise ValueError(
+                "the server has sent no invitation; call send() after messages() yields one"
+            )
         if isinstance(answer, Presence):
             self._client = answer.client
             pieces = wire.encode(Kind.PRESENCE, answer, self._invitation)
         elif self._assigned is None:
-            raise ValueError("no assignment waits for a report")
+            raise ValueError(
+                "no assignment waits for a report; send one report for each assignment"
+            )
         else:
             (sequence, assignment), self._assigned = self._assigned, None
             pieces = wire.encode_report(sequence, answer, assignment)
         await self._write(wire.split(pieces))
 
     async def _write(self, messages: Iterable[bytes]) -> None:
-        """Send gRPC messages. Raises the error that ended the stream, unless a Refused arrived."""
+        """Send gRPC messages. Raises the error that ended the stream, unless the server has sent a Refused."""
         try:
             for message in messages:
                 async with self._write_lock:  # a PONG may be sent between parts

@@ -52,7 +52,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Summed:
-    """Reports from a relay. One of them may carry the sum of all their frames. The server accepts all of their updates or none."""
+    """Reports from a relay. One of the reports may carry the sum of all frames. The server accepts the updates of all reports or none."""
 
     answers: list[Answered]
     closed: list[int]  # further clients in the sum, whose assignments are no longer open

@@ -1,4 +1,4 @@
-"""The event loop that all gRPC streams of a process share. It runs in a daemon thread, so that the main thread can compute.
+"""The event loop that all gRPC streams of a process share. The loop runs in a daemon thread, so that the main thread can compute.
 
 There is one loop per process, because gRPC's asyncio API does not support several: a loop that stops disturbs the others.
 """
@@ -14,14 +14,14 @@ STOP_S = 5.0  # time for connections to close
 
 @functools.cache
 def io_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop. The first call starts it."""
+    """Return the event loop, which the first call starts."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fedcomp-io", daemon=True).start()
     return loop
 
 
 class IoTasks:
-    """A context manager that runs coroutines in the event loop. On exit, it cancels the coroutines that have not ended."""
+    """A context manager that runs coroutines in the event loop. On exit, the manager cancels the coroutines that have not ended."""
 
     def __enter__(self) -> Self:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -31,7 +31,7 @@ class IoTasks:
         asyncio.run_coroutine_threadsafe(self._cancel(), io_loop()).result(2 * STOP_S)
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine. Call this from a thread other than the loop's."""
+        """Run a coroutine. Call `start` from another thread than that of the event loop."""
 
         def create_task() -> None:
             task = io_loop().create_task(coroutine)

@@ -1,4 +1,4 @@
-"""gRPC options of servers and clients. gRPC ignores unknown names."""
+"""gRPC options of servers and clients. gRPC ignores unknown options."""
 
 import os
 import resource
@@ -48,7 +48,10 @@ _CLIENT = {
 
 
 def server_options(clients: int) -> Options:
-    """Return the options of a server for this many clients. Raises ConfigError if the limit of open files is too low for any client."""
+    """Return the gRPC options of a server for this number of clients.
+
+    Raises ConfigError if the limit of open files is too low for any client.
+    """
     connections = _allow_connections(clients + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
 

@@ -40,7 +40,7 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """The open assignments by client. `emit` is called with the event of each answer or loss. Use this in the event loop only."""
+    """The open assignments by client. `emit` is called with the event of each answer or loss. Use this class only in the event loop."""
 
     def __init__(self, emit: Callable[[Event], None]):
         super().__init__()
@@ -49,27 +49,27 @@ class PendingAssignments(dict[int, PendingAssignment]):
     def assignment(
         self, client: int, sequence: int, relay: "ConnectedRelay | None" = None
     ) -> Assignment | None:
-        """Return the open assignment with this sequence number if it was sent to `relay` (None: directly to the client), else None."""
+        """Return the open assignment with this sequence number if it was sent to `relay`, or directly if `relay` is None; else None."""
         pending = self.get(client)
         if pending is None or (pending.sequence, pending.relay) != (sequence, relay):
             return None
         return pending.assignment
 
     def withdraw(self, client: int) -> None:
-        """Close the assignment of a client without an event. Do nothing if the client has none."""
+        """Close the assignment of a client, if there is one, without emitting an event."""
         if (pending := self.pop(client, None)) is not None:
             pending.stop_timer()
             if pending.relay is not None:
                 pending.relay.withdraw(pending)
 
     def close(self, client: int, answer: Report | Lost) -> Answered:
-        """Close the assignment of a client. Return the event without emitting it."""
+        """Close the assignment of a client. Return the `Answered` event without emitting it."""
         pending = self.pop(client)
         pending.stop_timer()
         return Answered(pending.sequence, pending.assignment, answer, time.monotonic())
 
     def answer(self, client: int, answer: Report | Lost) -> None:
-        """Close the assignment of a client with a report or a loss."""
+        """Close the assignment of a client with a report or a loss, and emit the event."""
         self._emit(self.close(client, answer))
 
     def lose(self, client: int, reason: str) -> None:
@@ -77,7 +77,7 @@ class PendingAssignments(dict[int, PendingAssignment]):
         self.answer(client, Lost(reason, "reply" if self[client].sent else "send"))
 
     def start_grace(self, client: int, grace_s: float) -> None:
-        """Count the assignment of a disconnected client as lost after `grace_s` seconds; inf: never."""
+        """Count the assignment of a disconnected client as lost after `grace_s` seconds, or never if `grace_s` is inf."""
         if self[client].timer is None and math.isfinite(grace_s):
             loop = asyncio.get_running_loop()
             self[client].timer = loop.call_later(grace_s, self.lose, client, NOT_RECONNECTED)

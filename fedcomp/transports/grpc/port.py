@@ -1,7 +1,7 @@
 """The port of a server or a relay: the streams of all clients, served by gRPC in an asyncio event loop.
 
-All code here runs in that loop. The port reports events (events.py) to its owner. `Admission` decides which clients and relays may join,
-`PendingAssignments` holds the assignments until they are answered, and `PortTraffic` counts bytes. `Port` connects these to the streams.
+All code in this file runs in the event loop. The port reports events (events.py) to its owner. `Port` connects the streams to `Admission`
+(checks of joining clients and relays), `PendingAssignments` (assignments without an answer) and `PortTraffic` (counts of bytes).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ Connection = Stream | RelayedClient
 
 
 class Port:
-    """The port that serves the clients of a run. Use it only in the event loop of `serve`. `emit` is called with each event."""
+    """The port that serves the clients of a run. Use a port only in the event loop of `serve`. `emit` is called with each event."""
 
     def __init__(self, settings: PortSettings, emit: Callable[[Event], None]):
         self.settings, self.emit = settings, emit
@@ -190,7 +190,7 @@ class Port:
                 loop.call_later(ENDED_S, self._cut_used, stream.peer)
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
-        """End a stream from its own task. Return when the stream's last message has been sent."""
+        """End a stream from its own asyncio task. Return when the stream's last message has been sent."""
         self.leave(stream)
         stream.close(refused)
         self._cut_later(stream)
@@ -198,7 +198,7 @@ class Port:
             await asyncio.sleep(2 * CLOSE_S)
 
     def _refuse(self, connection: Connection, cause: str, reason: str, retry: bool = True) -> None:
-        """End a stream from outside its task."""
+        """End a stream from outside its own asyncio task."""
         if connection.closing:
             return
         self.admission.refused[cause] += 1
@@ -213,7 +213,7 @@ class Port:
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Cut a stream's connection at once. Otherwise a client that does not read would keep its stream open."""
+        """Cut a stream's connection at once, because a client that does not read could keep its stream open."""
         self.leave(stream)
         stream.closing = True
         self.traffic.cut(stream.peer)
@@ -221,7 +221,7 @@ class Port:
             stream.task.cancel()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a connection from the joined connections. If it is a relay's stream, also remove all clients of the relay."""
+        """Remove a connection from the joined connections. If the connection is a relay's stream, also remove all clients of the relay."""
         if isinstance(connection, Stream) and connection.relay is not None:
             self._leave_relay(connection.relay)
         client = connection.client
@@ -273,7 +273,7 @@ class Port:
         elif kind is Kind.REPORT and stream.joined:
             self._handle_report(stream, reader)
         else:
-            raise ProtocolError(f"a {kind.name} is not expected now")
+            raise ProtocolError(f"a message of kind {kind.name} is not expected now")
 
     def _largest_message(self, stream: Stream) -> int:
         """Return the largest size of a message in parts that a joined client or relay may send now, in bytes."""
@@ -316,7 +316,10 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Make `connection` the connection of its client, and close an older one. Send the client its open assignment or the farewell."""
+        """Make `connection` the connection of its client, and close an older connection.
+
+        Send the client its open assignment, or the farewell after the run.
+        """
         client = connection.client
         older = self._joined.pop(client, None)
         # If both connections are connections of the same relay, the relay itself has closed the older one.
@@ -344,7 +347,7 @@ class Port:
         self._join(client, client.presence)
 
     def _join_relay(self, stream: Stream) -> None:
-        """Send a relay the terms and keys of the run. A newer connection of a relay replaces the older one."""
+        """Send a relay the terms and keys of the run. Close an older connection of the same relay."""
         identity = stream.relay_identity
         if identity in self._relays:
             reason = (
@@ -427,7 +430,7 @@ class Port:
     async def send_farewell(self, farewell: Farewell, stay: bool = False) -> None:
         """Send a farewell to all clients, and wait up to FAREWELL_S seconds until they have left.
 
-        `stay`: wait for all of this time, so that clients that join later also receive the farewell.
+        With `stay`, wait for all FAREWELL_S seconds, so that clients that join later also receive the farewell.
         """
         self._farewell = farewell
         direct = [one for one in self._joined.values() if isinstance(one, Stream)]
@@ -442,7 +445,7 @@ class Port:
         stream.put(wire.split(wire.encode(Kind.FAREWELL, farewell, self.settings.invitation)))
 
     async def read_traffic(self) -> TrafficReport | None:
-        """Return the bytes since the port was opened; None if the platform does not count them."""
+        """Return the bytes that went through the port since it was opened; None if the platform does not count them."""
         return self.traffic.report(self._streams)
 
     async def counts(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""A relay: one connection to the server, and a port for many clients. It runs in the event loop of the gRPC streams.
+"""A relay: one connection to the server, and a port for many clients. A relay runs in the event loop of the gRPC streams.
 
 A relay stores nothing on disk: clients store their own states, and the server sends open assignments again when clients reconnect.
 """
@@ -40,7 +40,7 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    `messages` also yields RelayTerms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
+    `messages` also yields the messages for relays: RelayTerms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
     """
 
     def __init__(self, target: str, credentials: Credentials | None):
@@ -52,7 +52,7 @@ class RelayConnection(GrpcConnection):
         await self._write(wire.split(pieces))
 
     def fail(self, error: Exception) -> None:
-        """Make `messages` raise an error."""
+        """Make `messages` raise `error`."""
         self._error = error
         self._changed.set()
 
@@ -76,22 +76,25 @@ class RelayConnection(GrpcConnection):
 
 @dataclass
 class Reports:
-    """Reports that are sent in one message. If `add`, the relay adds their frames, and the server accepts all of the updates or none."""
+    """Reports that are sent in one message.
+
+    If `add`, the relay adds the frames of the reports, and the server accepts all updates or none.
+    """
 
     answers: list[Answer]
     add: bool = False
 
     @property
     def size(self) -> int:
-        """The number of bytes in the frames and the reasons."""
+        """The number of bytes in the frames and the reasons of the reports."""
         return sum(len(r.frame) + len(r.reason.encode()) for _, r, _ in self.answers)
 
 
 class Relay:
     """One connection to a server, and the clients that a port of this machine serves while the connection lasts.
 
-    `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn`
-    with each warning. All three are called in the I/O thread.
+    `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn` with
+    each warning. The callbacks are called in the I/O thread.
     """
 
     connection: RelayConnection
@@ -127,7 +130,7 @@ class Relay:
     async def run(self) -> Farewell:
         """Serve until the run is over and return the farewell. Call this once.
 
-        Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses this relay.
+        Raises UnreachableError if the server cannot be reached or is lost, and UserError if the server refuses this relay.
         """
         async with RelayConnection(self.server, self.credentials) as self.connection:
             messages: AsyncIterator[object] = self.connection.messages()
@@ -255,7 +258,7 @@ class Relay:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
-        """Queue the reports whose frames are to be added, in the order of their clients."""
+        """Queue the reports whose frames are to be added, in the order of client ids."""
         if self.to_add:
             self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
@@ -300,14 +303,14 @@ class Relay:
 
 
 def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
-    """Return the answers with their frames replaced: the first update carries the sum of all."""
+    """Return the answers with their frames replaced: the first update carries the sum of all frames."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return list(zip(sequences, summed, assignments, strict=True))
 
 
 def _error(refused: Refused) -> UserError:
-    """Return the error for a Refused from the server: UnreachableError if the relay may try again, else UserError."""
+    """Return an UnreachableError if a Refused message of the server lets the relay try again, else a UserError."""
     if refused.retry:
         return UnreachableError(refused.reason, "starting")
     return UserError(refused.reason)

@@ -43,7 +43,7 @@ class Disconnect:
 
 @dataclass
 class FrameCache:
-    """The server's record of the frames that a relay has cached."""
+    """The server's record of which frames a relay has cached."""
 
     numbers: "OrderedDict[bytes, int]" = field(default_factory=OrderedDict)  # oldest use first
     size: int = 0  # bytes
@@ -77,7 +77,9 @@ def _read_message(expected: Kind, message: bytes) -> Reader:
     """Return a reader of the body of a message that is inside another message."""
     kind, reader = wire.read_kind(message)
     if kind is not expected:
-        raise ProtocolError(f"expected a {expected.name} inside a message, got a {kind.name}")
+        raise ProtocolError(
+            f"expected a {expected.name} message inside another message, got a {kind.name}"
+        )
     return reader
 
 
@@ -121,7 +123,7 @@ def decode_entries(kind: Kind, reader: Reader) -> list[tuple[Any, ...]]:
 
 
 def decode_entry(kind: Kind, reader: Reader) -> tuple[Any, ...]:
-    """Decode a message of one entry."""
+    """Decode a message that has a single entry."""
     entry = tuple(field_codec.read(reader) for field_codec in ENTRY_FIELDS[kind])
     reader.end()
     return entry
@@ -150,7 +152,7 @@ def encode_bundle(
 def _encode_assignments(
     assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[list[bytes]]
 ) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until the bundle is complete. Append new frames to `new`."""
+    """Yield encoded assignments until the message has BUNDLE_BYTES. Append the frames that the relay lacks to `new`."""
     size = 0  # bytes
 
     def refer(frame: bytes) -> bytes:
@@ -169,7 +171,7 @@ def _encode_assignments(
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
-    """Decode a message with assignments. Update the cache `frames` (number → frame) with its new frames and its frames to forget."""
+    """Decode a message with assignments. Add the new frames to the cache `frames` (number → frame), and remove the frames to forget."""
 
     def resolve(reference: bytes) -> bytes:
         digits = Reader(reference)

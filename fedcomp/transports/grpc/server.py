@@ -34,12 +34,12 @@ def _ignore(*_: object) -> None: ...
 class GrpcTransport:
     """A `Transport` that serves the clients of a run on a port.
 
-    The callbacks are called in the thread that calls the methods of `Transport`: `on_poll` at the start of each call of `clients` and
+    The callbacks run in the thread that calls the methods of `Transport`. `on_poll` is called at the start of each call of `clients` and
     `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_late_answer`
     for a client that answers an assignment that is no longer open.
 
-    A client that loses its connection before it answers receives its assignment again if it reconnects within the grace period of
-    `settings`.
+    If a client loses its connection before it answers, and reconnects within the grace period of `settings`, it receives its assignment
+    again.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GrpcTransport:
         self._task: Future[None] | None = None
 
     def open(self) -> None:
-        """Open the port and set `port` to its number. Raises ConfigError if it cannot be opened."""
+        """Open the port and set `port` to its number. Raises ConfigError if the port cannot be opened."""
         started: Future[int] = Future()
         self._task = asyncio.run_coroutine_threadsafe(self._serve(started), io_loop())
         self.port = started.result()
@@ -124,7 +124,7 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark as lost each update that a relay may have added to a withdrawn update. The clients send these updates again later.
+        """Mark as lost each update that a relay may have added to a withdrawn update. The clients send lost updates again later.
 
         `first`: index of the first delivery to check.
         """
@@ -177,7 +177,7 @@ class GrpcTransport:
         return asyncio.run_coroutine_threadsafe(function(), io_loop()).result(2 * STOP_S)
 
     def _handle_events(self, timeout_s: float) -> None:
-        """Handle all queued events. Wait up to `timeout_s` seconds for the first."""
+        """Handle all queued events. Wait up to `timeout_s` seconds for the first event."""
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
             while True:
@@ -217,9 +217,11 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver reports of which one may carry a sum. All updates are lost if the sum contains an update that is no longer expected.
+        """Deliver the reports of a relay, one of which may carry a sum of frames.
 
-        `closed`: clients without a report in `answers` whose assignments are no longer open.
+        All updates are lost if the sum of frames contains an update that is no longer expected.
+
+        `closed`: further clients in the sum, whose assignments are no longer open.
         """
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]

@@ -38,7 +38,7 @@ def peer_key(certificate_pem: bytes) -> PeerKey:
 
 
 def point_key(point: bytes) -> PeerKey:
-    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError for other bytes."""
+    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError for bytes that encode no point."""
     return PeerKey(point, key_hash(verifier(point)))
 
 
@@ -47,7 +47,7 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why no key can be checked now; "" if keys can be checked. With a reason, refused clients try again later."""
+        """The reason why no key can be checked now, so that refused clients try again later; "" if keys can be checked."""
 
     def id_of_hash(self, key_hash: bytes) -> int | None: ...
     def relay_of_hash(self, key_hash: bytes) -> int | None: ...
@@ -63,7 +63,8 @@ class PortSettings:
     client's public key (DER SubjectPublicKeyInfo) to its logical id.
 
     The stream of a client with an assignment is closed after `silence_s` seconds without a message. If the client does not reconnect within
-    `grace_s` seconds, the assignment counts as lost; inf: no limit. A stream that does not join within `join_s` seconds is closed.
+    `grace_s` seconds, the assignment counts as lost. An infinite `grace_s` means no limit. A stream without a join within `join_s` seconds
+    is closed.
     """
 
     address: str
@@ -80,4 +81,6 @@ class PortSettings:
 
     def __post_init__(self) -> None:
         if self.credentials is not None and self.keys is None:
-            raise ValueError("a port with TLS needs the keys that it accepts")
+            raise ValueError(
+                "a port with TLS credentials also needs `keys`, the keys that it accepts"
+            )

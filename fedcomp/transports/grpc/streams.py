@@ -28,7 +28,7 @@ MAX_QUEUED = 20_000
 
 
 class EndStream(Exception):
-    """The end of a stream. `refused` is sent as its last message if it is not None."""
+    """An exception that ends a stream. If `refused` is not None, it is sent as the stream's last message."""
 
     def __init__(self, refused: Refused | None = None):
         self.refused = refused
@@ -66,21 +66,21 @@ class Stream:
 
     @property
     def identity(self) -> object:
-        """The hash of the client's key. Without TLS, the id that the client claims, or None before it claims an id."""
+        """The hash of the client's key. Without TLS, the identity is the id that the client claims, or None before the claim."""
         return self.key.hash if self.key else self.client if self.client >= 0 else None
 
     @property
     def relay_identity(self) -> object:
-        """The id of the relay that has this stream. Without TLS, the relay's address."""
+        """The id of the relay that has this stream; without TLS, the relay's address."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:
-        """Send messages ahead of the queued assignment."""
+        """Send messages before the unsent rest of an assignment."""
         self.queue += messages
         self._start()
 
     def assign(self, messages: Iterator[bytes]) -> None:
-        """Send an assignment. The unsent rest of an older one is dropped."""
+        """Send an assignment, and drop the unsent rest of an older assignment."""
         self._assignment = messages
         self._start()
 
@@ -89,7 +89,7 @@ class Stream:
         self._assignment = iter(())
 
     def close(self, refused: Refused | None = None) -> None:
-        """End the stream after the queued messages and `refused`, if it is not None."""
+        """End the stream after the queued messages. If `refused` is not None, it is sent last."""
         if self.closing:
             return
         self.closing = True
@@ -137,12 +137,12 @@ class ConnectedRelay:
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
-        """Queue an assignment. All assignments that are queued when the relay can receive more are sent together."""
+        """Queue an assignment. When the relay can receive more, all queued assignments are sent together."""
         self._queued[pending.sequence] = pending
         self.stream.put(())
 
     def next_messages(self) -> Iterator[bytes]:
-        """Take queued assignments, and yield the gRPC messages of one bundle; yield nothing if no assignment is queued."""
+        """Yield the gRPC messages of one bundle of queued assignments, or nothing if no assignment is queued."""
         due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])
@@ -167,7 +167,10 @@ class ConnectedRelay:
             self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
 
     def handle(self, kind: Kind, reader: Reader) -> None:
-        """Handle a message from the relay. Raises ProtocolError if it is malformed or not expected, and EndStream to end the stream."""
+        """Handle a message from the relay.
+
+        Raises ProtocolError for a malformed or unexpected message, and EndStream if the relay does not read messages.
+        """
         port = self.port
         if len(self.stream.queue) > MAX_QUEUED:
             reason = "this relay does not read its messages"
@@ -192,7 +195,10 @@ class ConnectedRelay:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
 
     def _handle_reports(self, reader: Reader) -> None:
-        """Handle a message with reports. All of them are decoded before any is counted, because they may belong to one sum."""
+        """Handle a message with reports.
+
+        All reports are decoded before any is counted, because their frames may be in one sum.
+        """
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
@@ -230,7 +236,7 @@ class ConnectedRelay:
 
 
 class RelayedClient:
-    """A client that has joined through a relay. The port treats it like a `Stream`.
+    """A client that has joined through a relay. The port treats a RelayedClient like a `Stream`.
 
     `connection`: the relay's number for the client's connection. Raises ProtocolError for a malformed key or a negative id.
     """
@@ -239,7 +245,9 @@ class RelayedClient:
 
     def __init__(self, relay: ConnectedRelay, connection: int, presence: Presence):
         if presence.client < 0:
-            raise ProtocolError(f"a relay announced a client with the id {presence.client}")
+            raise ProtocolError(
+                f"a relay announced a client with the negative id {presence.client}"
+            )
         self.relay, self.connection = relay, connection
         self.client, self.presence = presence.client, presence
         self.key: PeerKey | None = point_key(presence.key) if presence.key else None

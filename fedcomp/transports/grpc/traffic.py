@@ -1,4 +1,4 @@
-"""Bytes of TCP connections, counted by the kernel: with TLS, handshakes, HTTP/2 and keepalive, but without TCP and IP headers."""
+"""The kernel's counts of the bytes of TCP connections. TLS, handshakes, HTTP/2 and keepalive are included, TCP and IP headers are not."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ def counts_bytes() -> bool:
 
 
 def peer_of(text: str) -> Peer | None:
-    """Parse gRPC's name of a peer, such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`. Return None if it is not a TCP peer."""
+    """Parse gRPC's name of a peer, such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`. Return None for a peer that does not use TCP."""
     family, _, rest = unquote(text).partition(":")
     host, _, port = rest.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -67,9 +67,9 @@ def _normalized(host: str) -> str:
 
 
 class PortTraffic:
-    """The bytes of all connections to a listening port of this process, including those that have ended, by stream and by client.
+    """The bytes, by stream and by client, of all connections to a listening port of this process, including ended connections.
 
-    For a connection that has ended, the last reading of its counters is used. `port`: None before the port is open, and if the platform
+    For a connection that has ended, the last reading of its counters is used. `port` is None before the port is open, and if the platform
     does not count bytes. Not thread-safe.
     """
 
@@ -110,7 +110,7 @@ class PortTraffic:
         self._add(self._by_client, stream)
 
     def update(self, streams: Iterable["Stream"]) -> WireBytes:
-        """Read the counters of all connections. Return their sum, including connections that have ended."""
+        """Read the counters of all connections. Return the sum over open and ended connections."""
         total = self._read_all()
         for stream in streams:
             if stream.peer in self._live:
@@ -118,7 +118,7 @@ class PortTraffic:
         return total
 
     def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
-        """Return the bytes since the port was opened; None if the platform does not count them."""
+        """Return the bytes that went through the port since it was opened; None if the platform does not count them."""
         if self.port is None:
             return None
         streams = [*streams]
@@ -128,7 +128,7 @@ class PortTraffic:
         return report
 
     def floods(self, streams: Iterable["Stream"]) -> list[tuple[Peer, "Stream | None", int]]:
-        """Return the connections that receive far more bytes than their messages have, for example HTTP/2 pings.
+        """Return the connections that receive far more bytes than their messages have, for example because of HTTP/2 pings.
 
         Each connection is a tuple of its peer, its stream or None, and its received bytes.
         """
@@ -160,7 +160,7 @@ class PortTraffic:
             by_client[stream.client] = before.plus(stream.traffic)
 
     def _read(self, peer: Peer) -> WireBytes | None:
-        """Read the counters of a connection. Return its last reading if it has just ended, and None if it is unknown."""
+        """Read the counters of a connection. Return the last reading for a connection that has just ended, None for an unknown one."""
         if peer not in self._live:
             return None
         descriptor, last = self._live[peer]
@@ -194,7 +194,7 @@ class PortTraffic:
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
     def _read_all(self) -> WireBytes:
-        """Read the counters of all connections, including new ones. Return their sum, including connections that have ended."""
+        """Read the counters of all connections, including new ones. Return the sum over open and ended connections."""
         if self.port is None:
             return WireBytes()
         for peer in [
@@ -208,7 +208,10 @@ class PortTraffic:
 
     @contextlib.contextmanager
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
-        """Yield the socket of a descriptor, and its peer if it is a connection of the port. Raises OSError if it is not a socket."""
+        """Yield the socket of a descriptor, and its peer if it is a connection of the port.
+
+        Raises OSError if the descriptor is not a socket.
+        """
         borrowed = socket.socket(fileno=descriptor)
         try:
             yield borrowed, self._peer_at(borrowed)

@@ -1,6 +1,6 @@
 """The encoding of values in messages over gRPC: numbers, texts, bytes, and dataclasses.
 
-A dataclass is encoded relative to a base message that both sides know: only fields with other values than in the base are sent.
+A dataclass is encoded relative to a base message that both sides know: only fields that differ from the base are sent.
 """
 
 import itertools
@@ -69,7 +69,7 @@ def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
 class Reader:
     """A reader of the values in pieces of bytes, from front to back. Raises ProtocolError if the bytes end too early or are malformed.
 
-    A value that is a whole piece is returned without a copy.
+    A value that fills a whole piece is returned without a copy.
     """
 
     def __init__(self, *pieces: bytes):

@@ -1,8 +1,8 @@
 """The bytes of the gRPC transport, as docs/reference/wire-format.md specifies them.
 
-A gRPC message consists of one byte, its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says which fields
-follow, and all other fields have the values of a base message that both sides know. The base of a report, for example, is made from the
-assignment that it answers. Large messages travel in parts.
+A gRPC message consists of one byte, which gives its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says
+which fields follow, and all other fields have the values of a base message that both sides know. The base of a report, for example, is made
+from the assignment that it answers. Large messages travel in parts.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ PresenceOrReport = TypeVar("PresenceOrReport", Presence, Report)
 
 
 class Kind(IntEnum):
-    """The kind of a message, its first byte."""
+    """The kind of a message, which is the message's first byte."""
 
     HELLO = 1
     REFUSED = 2
@@ -77,7 +77,7 @@ PING, PONG = bytes([Kind.PING]), bytes([Kind.PONG])
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a client."""
+    """The first message of a client or relay."""
 
     client: int  # claimed id, ignored with TLS; -1: none, RELAY: this is a relay
     version: str  # of fedcomp
@@ -94,7 +94,7 @@ class Refused:
 
 @dataclass
 class RelayTerms:
-    """The server's answer to a relay's HELLO: the invitation for its clients, the limits of messages, and how to add frames."""
+    """The server's answer to a relay's HELLO: the invitation for its clients, the size limits of messages, and how to add frames."""
 
     run: str
     options: str
@@ -136,7 +136,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(reader: Reader) -> Hello:
-    """Decode a HELLO. If its protocol version differs, decode only the version of fedcomp, which the refusal names."""
+    """Decode a HELLO. If a HELLO has another protocol version, decode only its version of fedcomp, which the refusal names."""
     protocol, version = reader.varint(), reader.text()
     if protocol != PROTOCOL:
         return Hello(-1, version, protocol)
@@ -165,7 +165,7 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
-    """Encode a message whose kind is in BASES. Returns pieces."""
+    """Encode a message whose kind is in BASES, as pieces."""
     return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
@@ -177,7 +177,7 @@ def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -
 def encode_assignment(
     sequence: int, assignment: Assignment, refer: Callable[[bytes], bytes] | None = None
 ) -> list[bytes]:
-    """Encode an assignment for a stream whose client id both sides know. Returns pieces; frames are not copied.
+    """Encode an assignment for a stream whose client id both sides know. Returns the message in pieces, without copying frames.
 
     `refer` returns the reference that replaces an entry of `frames` or `announced`.
     """
@@ -205,7 +205,7 @@ def decode_assignment(
 
 
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
-    """Encode a report relative to the assignment that it answers. Returns pieces; the frame is not copied."""
+    """Encode a report relative to the assignment that it answers. Returns the message in pieces, without copying the frame."""
     base = _report_base(answered)
     if len(report.frame) <= MAX_DERIVED_BYTES:
         base.ticket = ticket(report.round, report.client, report.frame)
@@ -213,7 +213,7 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
-    """Decode a report. Its sequence number has already been read."""
+    """Decode a report whose sequence number has already been read."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = ticket(report.round, report.client, report.frame)
@@ -221,7 +221,7 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
-    """Cut the reason of a presence or report to MAX_REASON_CHARS. Raises ProtocolError if another text has more than MAX_NAME_BYTES."""
+    """Cut the reason of a presence or report to MAX_REASON_CHARS. Raises ProtocolError if another text is longer than MAX_NAME_BYTES."""
     for name, kind in fields_of(type(message)):
         short = kind is str and name != "reason"
         if short and len(getattr(message, name).encode()) > MAX_NAME_BYTES:
@@ -235,7 +235,9 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the gRPC messages that carry a message: one, or BEGIN and parts. A large frame begins and ends at a boundary between parts.
+    """Yield the gRPC messages that carry a message: a single one, or BEGIN and parts.
+
+    A large frame begins and ends at a boundary between parts.
 
     Each part is made only when it is needed.
     """
@@ -252,10 +254,12 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class Assembly:
-    """An assembler of messages that arrive in parts. `largest`: largest size of such a message in bytes, checked before allocation.
+    """An assembler of messages that arrive in parts.
 
-    A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame with such a part, so that the frame is one piece,
-    which is stored once. Messages that are split in another way are also accepted.
+    `largest`: largest size in bytes of a message in parts, checked before allocation.
+
+    A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame with a short part, so that the frame is one piece
+    and is stored once. Messages that are split in another way are also accepted.
     """
 
     def __init__(self, largest: int):
@@ -312,12 +316,14 @@ class Assembly:
         pieces, self._pieces = self._pieces, []
         kind, reader = read_kind(*pieces)
         if kind in (Kind.PING, Kind.PONG, Kind.BEGIN, Kind.PART):
-            raise ProtocolError(f"a message in parts is a {kind.name}")
+            raise ProtocolError(
+                f"a message of kind {kind.name} was sent in parts; this kind has no parts"
+            )
         return kind, reader
 
 
 def read_kind(*pieces: bytes) -> tuple[Kind, Reader]:
-    """Return the kind of a message in pieces and a reader of its body. Raises ProtocolError for an unknown kind."""
+    """Return the kind of a message, given in pieces, and a reader of its body. Raises ProtocolError for an unknown kind."""
     reader = Reader(*pieces)
     number = reader.varint()
     try:

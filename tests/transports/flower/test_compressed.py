@@ -429,10 +429,10 @@ def test_the_rejection_of_a_client_without_the_mod_names_the_mod(federation):
     run(strategy, federation.grid, rounds=1)
     reasons = {r.client: r.reason for r in strategy.rejections[1, "train"]}
     assert reasons.keys() == {1, 2}
-    assert reasons[1].startswith("its app failed before it sent a compressed record (")
-    assert reasons[1].endswith("if it cannot read one, add compression_mod to the ClientApp's mods")
+    assert reasons[1].startswith("the client's app failed before it sent a compressed record (")
+    assert reasons[1].endswith("if the app has no mod, add compression_mod to the ClientApp's mods")
     assert reasons[2] == (
-        "it sent an uncompressed record; add compression_mod to the ClientApp's mods"
+        "the client sent an uncompressed record; add compression_mod to the ClientApp's mods"
     )
 
 
