@@ -14,10 +14,9 @@ With placement=quantiles, the levels are quantiles of the distribution whose den
 density. For a large number of levels, these quantiles minimize the squared error (Panter, Dite: Quantization distortion in pulse-count
 modulation with nonuniform spacing of levels. Proc. IRE 1951). The code uses the power 5/16 instead of 1/3, because square roots are the
 same on every machine, and cube roots are not. With placement=lloyd, the levels start at these quantiles, and the rules above are iterated.
-Both placements use a histogram with the exact mean of each bin (`rounding.histogram`).
 
-With rounding=nearest, ‖x − C(x)‖² ≤ ‖x‖², because the mean of a cell has a smaller squared error than 0. With rounding=stochastic,
-E C(x) = x and ω = (√n − 1)/2, as for TernGrad.
+With rounding=nearest, ‖x − C(x)‖² ≤ ‖x‖², because the mean of a cell has a smaller squared error than 0. With rounding=stochastic, E C(x) =
+x and ω = (√n − 1)/2, as for TernGrad.
 
     body    number of levels minus one, one byte; the levels that occur, float32, ascending;
             codes of all coordinates (codecs/levels.py), omitted if there is only one level

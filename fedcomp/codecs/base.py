@@ -118,8 +118,8 @@ class Codec(ABC):
         """Return the update in a section for a vector [layout.numel], numel ≥ 1.
 
         Raises FrameError if the section is too short, too long, or holds NaN or infinity. If the codec is `whole`, the caller has checked
-        the count of the section. `layout`: the layout of the model or of one tensor, or a flat layout if the caller has none. `seed`: the
-        seed in the frame, 0 unless the codec is `seeded`.
+        the count of the section. `layout`: the layout of the model or of one tensor; flat if the caller has none. `seed`: the seed in the
+        frame, 0 unless the codec is `seeded`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
@@ -142,7 +142,7 @@ class Codec(ABC):
         return opened
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        """Return the section of the sum of the vectors in `sections`.
+        """Return the section of the sum of `sections`.
 
         The count of each section of a linear codec is the size of the vector.
         """
@@ -286,8 +286,8 @@ class Codec(ABC):
     ) -> bytes:
         """Return a frame of the sum of frames of a linear codec. Raises FrameError unless all frames have the same size, scope and seed.
 
-        The size of the vector defaults to the size in the first frame. For frames from untrusted senders, give `numel` or `layout`: time
-        and memory are then O(numel), and the merged frame can be opened with that layout.
+        The size of the vector defaults to that of the first frame. For frames from untrusted senders, give `numel` or `layout`: time and
+        memory are then O(numel), and the merged frame can be opened with that layout.
         """
         if not self.linear:
             raise self._not_linear()
@@ -355,7 +355,7 @@ def at_density(codec: Codec, density: float) -> Codec:
             return replace(codec, **{name: at_density(part, density)})
     if "density" not in {f.name for f in fields(codec)}:
         raise ConfigError(
-            f"{codec} has no density that could change; use a codec with the option density, such as stc or topk"
+            f"{codec} has no density that could change; use a codec with a density, such as stc or topk"
         )
     changed: dict[str, Any] = {"density": density}
     return replace(codec, **changed)
@@ -398,7 +398,7 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is a dense vector of one dimension, with a dtype in PRECISIONS and the size of the layout."""
+    """Raise ConfigError unless x is a dense vector of one dimension, with a dtype in PRECISIONS and the layout's size."""
     _check_dense(x)
     if x.dim() != 1:
         raise ConfigError(
@@ -417,7 +417,7 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
 def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
-    """Check the arguments of `Codec.encode_batch` and return the vectors, detached. Raises ConfigError for invalid arguments."""
+    """Return the vectors of `Codec.encode_batch`, detached. Raises ConfigError for invalid arguments."""
     if not isinstance(x, Sequence):
         _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
@@ -430,9 +430,7 @@ def checked_batch(
         check_vector(row, layout)
         alike.add((row.shape, row.device, row.dtype))
     if len(alike) > 1:
-        raise ConfigError(
-            "the vectors differ in size, dtype or device; give encode_batch vectors that agree in all three"
-        )
+        raise ConfigError("encode_batch needs vectors of one size, dtype and device")
     for shape, device, _ in alike:
         for total in onto or ():
             if total.shape != shape or total.device != device or total.dtype != torch.float32:
@@ -477,7 +475,7 @@ def nonfinite_error(
 
 
 def _check_dense(x: Tensor) -> None:
-    """Raise ConfigError unless x is a dense tensor that is not on the meta device."""
+    """Raise ConfigError unless x is a dense tensor with storage."""
     if isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta:
         return
     if not isinstance(x, Tensor):

@@ -39,10 +39,7 @@ def pack(values: np.ndarray, flag: int) -> bytes:
 def pack_runs(
     values: np.ndarray, counts: np.ndarray, precision: Precision
 ) -> list[tuple[int, bytes]]:
-    """Return the flag and the bytes for each of m runs, where a run is the values of one vector.
-
-    `values`: finite float32 values of all runs in order. `counts` [m]: lengths of the runs.
-    """
+    """Return the flag and the bytes of each of m runs of finite float32 values. `counts` [m]: lengths of the runs."""
     which = flag(precision)
     return [(which, pack(run, which)) for run in kernels.split_runs(values, counts)]
 

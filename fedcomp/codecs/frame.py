@@ -46,7 +46,7 @@ NAMES = {
 
 
 class ProductId(int):
-    """The id of a product of two codecs: the number PRODUCT, with the ids of both codecs in `halves`."""
+    """The id PRODUCT of a product of two codecs, whose own ids are in `halves`."""
 
     halves: bytes
 
@@ -114,7 +114,7 @@ def unseal(
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
-        raise FrameError(f"damaged frame: {len(view)} bytes are too short for a frame")
+        raise FrameError(f"damaged frame: {len(view)} bytes are too short")
     magic, version, found, scope = HEAD.unpack_from(view)
     if magic != MAGIC:
         raise FrameError("not a fedcomp frame: it does not start with the magic bytes")
@@ -154,7 +154,7 @@ def unseal(
         raise FrameError(f"damaged frame: its scope {scope} is not known")
     if layout is None:
         raise FrameError(
-            "a frame with a section per tensor was opened without a layout; give the layout of the model"
+            "a frame with a section per tensor needs a layout; give the layout of the model"
         )
     return seed, _sections(view[start:], layout)
 
@@ -236,7 +236,7 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
-        raise FrameError(f"damaged frame: {len(view)} bytes are too short for a frame")
+        raise FrameError(f"damaged frame: {len(view)} bytes are too short")
     rest, counts = view[SECTIONS + (SEED.size if seeded else 0) :], []
     if view[SCOPE] == CHUNK:
         rest = rest[read_varint(rest)[1] :]

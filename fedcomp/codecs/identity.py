@@ -1,4 +1,4 @@
-"""Dense codecs: float32, float16 and bfloat16. `identity`, without compression, is the baseline of comparisons."""
+"""Dense codecs: float32, float16 and bfloat16. `identity` is the uncompressed baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ TAU = 2  # flag, besides those of codecs/floats.py
 
 @dataclass(frozen=True)
 class Threshold(selection.Selective):
-    """The coordinates whose magnitude reaches τ, as ±τ or with their values."""
+    """A codec that sends the coordinates whose magnitude is at least τ, as ±τ or with their values."""
 
     # Threshold; higher = smaller frames, longer delay until small coordinates are sent
     tau: float = 0.01
