@@ -484,7 +484,10 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the content of a run folder's config.toml, including [resolved]. Raises RunFolderError if the file is absent or unreadable."""
+    """Return the content of a run folder's config.toml, including the table [resolved].
+
+    Raises RunFolderError if the file is absent or unreadable.
+    """
     path = expand_home(folder, "--out") / RUN_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -517,7 +520,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
     """Return the first option that is not `local` and in which `config` differs from a stored run; None if there is none.
 
-    If an earlier version wrote the run and did not store an option, the option counts as its default.
+    If an earlier version stored the run without an option, the option's default is compared.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -559,7 +562,7 @@ def data_folder(data: str | Path | None) -> Path | None:
 
 
 def expand_home(folder: str | Path, name: str) -> Path:
-    """Return a path with ~ expanded. Raises ConfigError for a user that does not exist."""
+    """Return a path with ~ expanded. Raises ConfigError if ~ names a user that does not exist."""
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:

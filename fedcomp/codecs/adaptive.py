@@ -4,16 +4,18 @@ Lloyd: Least squares quantization in PCM. IEEE Trans. Inf. Theory 1982 (written 
 Inf. Theory 1960. For stochastic rounding: Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya: Adaptive gradient quantization for
 data-parallel SGD. NeurIPS 2020, section 3.
 
-With rounding=nearest, a value is rounded to the nearest level. A level is the mean of the values that are rounded to it, its cell.
+With rounding=nearest, a value is rounded to the nearest level. The values that are rounded to a level form its cell, and the level is their
+mean.
 
 With rounding=stochastic, a value between two levels is rounded to one of them at random, without bias. The levels include min x, max x, and
 0 if x has values of both signs. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c, where a and c are levels. The optimal level between a and
 c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of the distribution whose density is proportional to the cube root of the values'
-density. For a large number of levels, these quantiles minimize the squared error (Panter, Dite: Quantization distortion in pulse-count
-modulation with nonuniform spacing of levels. Proc. IRE 1951). The code uses the power 5/16 instead of 1/3, because square roots are the
-same on every machine, and cube roots are not. With placement=lloyd, the levels start at these quantiles, and the rules above are iterated.
+density. For a large number of levels, quantiles of this distribution minimize the squared error (Panter, Dite: Quantization distortion in
+pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). The code uses the power 5/16 instead of 1/3, because square roots
+are the same on every machine, and cube roots are not. With placement=lloyd, the levels start at the quantiles, and Lloyd's algorithm
+iterates the rules of the rounding.
 
 With rounding=nearest, ‖x − C(x)‖² ≤ ‖x‖², because the mean of a cell has a smaller squared error than 0. With rounding=stochastic, E C(x) =
 x and ω = (√n − 1)/2, as for TernGrad.

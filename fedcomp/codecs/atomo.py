@@ -12,10 +12,10 @@ the coordinates. The variance is at most (k/s − 1)‖x‖², which is the vari
 
 The paper draws every atom independently, so a frame has s atoms on average. Here atoms are drawn by systematic sampling (Madow, 1949):
 divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one uniform number r. Atom i is
-still drawn with probability pᵢ, and atoms are orthogonal, so the change affects neither mean nor variance. A frame has ⌊s⌋ or ⌈s⌉ atoms,
-where s is the budget. Probabilities are rounded up to multiples of 2⁻³², and increased where λᵢ/pᵢ would exceed the range of float32. λᵢ is
-divided by the rounded pᵢ. With atoms=singular, vectors are sent uncompressed, and so are matrices that have no more numbers than their
-factors. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
+still drawn with probability pᵢ, and atoms are orthogonal, so systematic sampling changes neither mean nor variance. A frame has ⌊s⌋ or ⌈s⌉
+atoms, where s is the budget. Probabilities are rounded up to multiples of 2⁻³², and increased where λᵢ/pᵢ would exceed the range of
+float32. λᵢ is divided by the rounded pᵢ. With atoms=singular, vectors are sent uncompressed, and so are matrices that have no more numbers
+than their factors. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math

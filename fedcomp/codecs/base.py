@@ -207,8 +207,8 @@ class Codec(ABC):
     ) -> list[bytes | NonFiniteError]:
         """Return a frame for each of m vectors of one size, dtype and device, with a NonFiniteError in place of each invalid vector.
 
-        With `onto`, m float32 vectors, add x[i] to onto[i] in place and encode the sum, as error feedback does. If a sum is not finite,
-        onto[i] does not change.
+        If `onto` (m float32 vectors) is given, add x[i] to onto[i] in place and encode the sum, as error feedback does. If a sum is not
+        finite, onto[i] does not change.
         """
         rows = checked_batch(x, seeds, onto, layout)
         if not len(rows):
@@ -346,7 +346,7 @@ class Codec(ABC):
 
 
 def at_density(codec: Codec, density: float) -> Codec:
-    """Return a copy of the codec with this density, the fraction of the coordinates that it sends.
+    """Return a copy of the codec with the given density, the fraction of the coordinates that it sends.
 
     Raises ConfigError for a codec without a density.
     """
@@ -417,7 +417,7 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
 def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
-    """Return the vectors of `Codec.encode_batch`, detached. Raises ConfigError for invalid arguments."""
+    """Return x, the vectors of a batch, detached. Raises ConfigError for invalid arguments."""
     if not isinstance(x, Sequence):
         _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):

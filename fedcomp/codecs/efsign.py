@@ -71,5 +71,5 @@ class EFSign(Codec):
 
 
 def _scales(norms: np.ndarray, numel: int) -> np.ndarray:
-    """Return the mean magnitudes for vectors with these 1-norms, float32."""
+    """Return the mean magnitudes for vectors with the 1-norms `norms`, float32."""
     return (norms / max(numel, 1)).astype(np.float32)

@@ -39,7 +39,7 @@ def pack(values: np.ndarray, flag: int) -> bytes:
 def pack_runs(
     values: np.ndarray, counts: np.ndarray, precision: Precision
 ) -> list[tuple[int, bytes]]:
-    """Return the flag and the bytes of each of m runs of finite float32 values. `counts` [m]: lengths of the runs."""
+    """Split finite float32 values into m runs of the lengths `counts` [m]. Return the flag and the bytes of each run."""
     which = flag(precision)
     return [(which, pack(run, which)) for run in kernels.split_runs(values, counts)]
 

@@ -15,9 +15,9 @@
     sections, scope 2: N, body of all chunks (codecs/scopes.py)
 
 `count`, `length` and `N` are LEB128 in the shortest form: seven bits per byte, the lowest first. `count` is the number of coordinates in
-the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. The header
-and the count of one section usually take 10 to 24 bytes. With a section per tensor, each section takes 2 to 8 bytes besides its body. The
-checksum detects accidental damage; it does not authenticate the sender.
+the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. Besides
+the bodies, a frame usually has 10 to 24 bytes, and 2 to 8 more for each section of a tensor. The checksum detects accidental damage; it
+does not authenticate the sender.
 """
 
 import struct
@@ -288,7 +288,7 @@ def min_overwrite_bytes(count: int) -> int:
 def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
     """Return a frame that multiplies weights [numel] by `factor` and then adds the update in the frame `step`.
 
-    The body is the factor, a float32 in [0, 1), and then `step`. If the factor is 1, return `step` itself.
+    The frame's body is the factor, a float32 in [0, 1), and then `step`. If the factor is 1, return `step` itself.
     """
     if factor == 1:
         return step

@@ -9,8 +9,8 @@ nonempty tensors in order:
     vector   the values
 
 Numbers are float32, little-endian, in row-major order. The update of a matrix is left·rightᵀ, and the columns of `left` have norm 1. The
-bytes of a frame depend on the device, because factorizations do. Decoding adds in a fixed order, so the decoded bits are the same on every
-device.
+bytes of a frame depend on the device, because factorizations differ between devices. Decoding adds in a fixed order, so the decoded bits
+are the same on every device.
 """
 
 import itertools

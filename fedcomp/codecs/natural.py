@@ -7,8 +7,7 @@ Horváth, Ho, Horváth, Sahu, Canini, Richtárik: Natural compression for distri
 E C(x) = x and E‖x − C(x)‖² ≤ ‖x‖²/8 (theorem 1), so ‖x − C(x)‖² ≤ (1 − 7/8)‖x‖² in the mean.
 
 Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−149), or 2^(−126 − h) if the largest
-|x_i| is above 2^104. Magnitudes below the smallest power are rounded to it or to 0. The largest float32 replaces 2^128, which is out of
-range.
+|x_i| is above 2^104. Magnitudes below the smallest power are rounded to it or to 0. The largest float32 replaces 2^128.
 
     body    h, one byte: the largest h ≤ 23 for which x·2^h is in the range of float32
             signs, one bit each, 1 = negative, padded to a byte

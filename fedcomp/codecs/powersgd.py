@@ -7,7 +7,7 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
 The initial Q consists of independent normal numbers, or is taken from `context.announced`, where the memory `lowrank` stores its last Q.
 Tensors that are not matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection
 of M, so its norm is at most ‖M‖. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², and ‖MZ‖² has the mean
-rank/columns · ‖M‖². Every matrix that is sent as factors has columns ≤ numel/(rank + 1).
+rank/columns · ‖M‖². A matrix that is sent as factors has at most numel/(rank + 1) columns.
 
 In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix; strategies/powersgd.py
 implements the paper's algorithm in two exchanges.
@@ -67,7 +67,7 @@ class PowerSGD(MatrixCodec):
 
 
 def factors_are_smaller(rank: int, rows: int, columns: int) -> bool:
-    """Return whether factors of this rank have fewer numbers than the matrix."""
+    """Return whether factors of this rank have fewer numbers than a matrix [rows, columns]."""
     return rank * (rows + columns) < rows * columns
 
 

@@ -6,7 +6,7 @@ Basu, Data, Karakus, Diggavi: Qsparse-local-SGD: distributed SGD with quantizati
 
 The option `values` of the first codec has no effect. Both codecs get the same seed and use different streams of random words. C contracts
 with δ = δₐ·δᵦ(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with ωᵦ ≤ 1,
-then δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper). If both are unbiased, so is C, with 1 + ω = (1 + ωₐ)(1 + ωᵦ(k)).
+then δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper). If both codecs are unbiased, so is C, with 1 + ω = (1 + ωₐ)(1 + ωᵦ(k)).
 
     values   length of the section of b (LEB128), count of this section (LEB128), its body; the rest as in codecs/selection.py
 """

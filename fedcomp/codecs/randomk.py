@@ -16,7 +16,7 @@ by=magnitude: Wangni, Wang, Liu, Zhang: Gradient sparsification for communicatio
 The paper determines p from a given variance, by an iteration (algorithm 3). Here k is given, and m is computed exactly and rounded down to
 float32, so Σ p_i ≥ k. With by=magnitude, the number of coordinates in a frame varies; positions are sent, and zeros are not.
 
-Without `scaled`, both variants contract with δ = k/n in the mean. With `scaled`, both variants are unbiased with ω = n/k − 1. However,
+Without `scaled`, C contracts with δ = k/n in the mean, for both values of `by`. With `scaled`, C is unbiased with ω = n/k − 1. However,
 values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
 
     values   as in codecs/floats.py. With by=magnitude and `scaled` (flag + 2): m, float32; a bit for each value, 1 if its magnitude
@@ -50,7 +50,7 @@ CLIP_ELEMENTS = 1 << 24  # elements that are clipped at a time
 
 @dataclass(frozen=True)
 class RandomK(selection.DensityCodec):
-    """A codec that sends random coordinates, drawn uniformly and sent without positions, or preferring large magnitudes."""
+    """A codec that sends random coordinates: drawn uniformly, without sending positions, or with a preference for large magnitudes."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     # How the probability of a coordinate is determined.

@@ -203,7 +203,7 @@ def _unscaled(numbers: list[np.ndarray], blocks: RotatedBlocks) -> list[np.ndarr
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers a and b of each block, [blocks] each. Raises FrameError for numbers that no float32 vector has."""
+    """Return the numbers a and b of each block, [blocks] each. Raises FrameError for numbers that no float32 vector can have."""
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):

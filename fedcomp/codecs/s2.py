@@ -6,18 +6,18 @@ Ge, Zhang, Zhang, Sun, Ma, Wang, Zhu, Chen: S2 Reducer: high-performance sparse 
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0;    a frame has the support and S;    the sum has the union of supports and Σ S
 
 A receiver that knows the union of the supports recovers the values by peeling (kernels/peeling.py). The table S needs 1.25 cells per
-coordinate of the union for 10⁴ coordinates or more, 1.6 for 10³, and more for fewer. A table of this size usually gives exact values. In
-about one table of a thousand, two coordinates share all their cells, and their values are estimated by least squares;
+coordinate of the union for 10⁴ coordinates or more, 1.6 for 10³, and more for fewer. A table with enough cells usually gives exact values.
+In about one table of a thousand, two coordinates share all their cells, and their values are estimated by least squares;
 `RecoveredUpdate.missed` counts such values.
 
 The codec is useful if many frames with overlapping supports pass nodes that can only add: all-reduce, network switches, or sums of masked
 values. If all nodes can decode, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
 int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that may read frames can also decode them and forward the sum of their values. On
 updates of the task digits, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 % for N = 32,
-and 12 % for N = 8 (benchmarks/s2.py). With random supports, the sum of 8 frames saves nothing.
+and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
 
 `topk:density=1%+s2` sends the coordinates that topk selects as frames of `s2`. Only frames whose tables have the same shape can be added.
-All clients therefore use the same shape: a table has room for `union` times the largest number of coordinates that the first codec selects.
+Clients therefore use tables of one shape, with room for `union` times the largest number of coordinates that the first codec selects.
 Without a first codec, the table has room for `union` times the nonzeros of x. The option `columns` sets the size of the table directly. If
 the option `union` is too small, some values of the sum are estimated. An encoder that cannot recover its own values from the table doubles
 the columns; its frame then cannot be added to other frames.
@@ -28,8 +28,8 @@ Unlike in the paper, supports are coded instead of sent as bitmaps, and cells ar
                            bits (35 bits among 10⁸ values), e is larger, and values are rounded.
     values=int24, int16    values are rounded to 24 or 16 bits, relative to the largest
 
-Cells in float32 would take 32 bits instead of about 27 with int24. Peeling would add up rounding errors of up to 3e-6 of the largest value
-for 10⁴ coordinates, compared with 1e-7 for int24.
+Cells in float32 would take 32 bits instead of about 27 with int24. Peeling float32 cells would accumulate rounding errors of up to 3e-6 of
+the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
 
     body    number of nonzeros (LEB128); if there are any: form of the support (kernels/positions.py) and rows, one byte each; columns
             (LEB128); e (int16); bits of a cell, one byte; cells; the support
@@ -175,7 +175,7 @@ class S2(Codec):
 class SparseS2(Codec):
     """A codec such as `topk:density=1%+s2`, which sends the coordinates that the first codec selects, in frames of `s2`.
 
-    Such frames are decoded by `s2` with any options.
+    An `s2` codec with any options decodes the frames.
     """
 
     first: Selective

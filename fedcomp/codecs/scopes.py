@@ -7,7 +7,7 @@ of tensor or chunk i is the seed of the frame plus i.
     sections of @chunk   N (LEB128); for each chunk: length of the rest of its section, count, body
 
 Codecs that select coordinates (codecs/selection.py) and `qsgd` write one joint body for all chunks instead, which is shorter. Only a codec
-with the same N decodes a frame, so that a sender cannot choose smaller chunks.
+with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,7 +97,7 @@ class LayerWise(Scoped):
 
 @dataclass(frozen=True)
 class Chunked(Scoped):
-    """A codec applied to each chunk. Its frames have one section, with N and the body of all chunks."""
+    """A codec applied to each chunk. Its frames have one section, with the chunk size N and the body of all chunks."""
 
     size: int  # N
     scope: ClassVar[int] = frame.CHUNK

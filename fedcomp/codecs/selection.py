@@ -5,15 +5,15 @@
            positions, in the shortest form, usually a Rice code (kernels/positions.py)
 
 Positions that are drawn from the seed are not sent. A section with drawn positions has the size of the vector as its count, so that frames
-of one seed can be added. The body of such a section has form 63, the number of values (LEB128), and the values. If all coordinates are
-selected and not drawn, the count is the same, but the form is 42.
+of one seed can be added. The body of a section with drawn positions has form 63, the number of values (LEB128), and the values. If all
+coordinates are selected without drawing, the count is also the size of the vector, but the form is 42.
 
 With @chunk, all chunks have one body with a joint code of the positions, unless positions are drawn:
 
     body   number of selected coordinates (LEB128); if there are any: one byte as above, length of the positions (LEB128), positions; the
            codec's flag of each chunk with coordinates, two bits each, padded with zeros; the values of all chunks, in order
 
-If the flag in the first byte is not 0, the codec encodes the values of all chunks jointly, and there are no flags of chunks.
+If the flag in the first byte is not 0, the codec encodes the values of all chunks jointly, without a flag for each chunk.
 """
 
 import math
@@ -256,7 +256,7 @@ def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> S
 
 
 def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """Return the first `length` bytes and the rest. Raises FrameError if `data` is shorter."""
+    """Return the first `length` bytes of `data`, and the rest. Raises FrameError if `data` is shorter."""
     expect(len(data) >= length, "a section is cut short")
     return data[:length], data[length:]
 

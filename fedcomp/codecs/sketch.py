@@ -60,7 +60,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Sketch(Codec):
-    """A codec that sends a table of rows × columns cells, from which medians are decoded. Frames with the same seed can be added."""
+    """A codec that sends a table of rows × columns cells, which the receiver decodes by medians. Frames with the same seed can be added."""
 
     rows: int = 5  # odd; more = fewer large errors
     columns: int = 0  # cells in a row; 0 = determined by `ratio`

@@ -1,8 +1,8 @@
 """A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-Codecs that send means need this form, because subnormal means have fewer than 24 bits, and rounding them can break the contraction. Sending
-only the largest coordinate contracts with δ = 1/n for every vector. A section with only the largest coordinate has the count 1, any other
-section the count n.
+Codecs that send means send one coordinate instead, because a subnormal mean has fewer than 24 bits, and rounding it can break the
+contraction. Sending only the largest coordinate contracts with δ = 1/n for every vector. A section with only the largest coordinate has the
+count 1, any other section the count n.
 
     body   position (LEB128), value (float32, not zero)
 """
@@ -25,7 +25,7 @@ VALUE = struct.Struct("<f")
 def is_needed(mean: float | np.floating, numel: int) -> bool:
     """Return whether only the largest coordinate of a vector [numel] is sent.
 
-    `mean`: mean magnitude of the vector, or the largest of its parts.
+    `mean`: mean magnitude of the vector, or the largest mean magnitude of its parts.
     """
     return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
 

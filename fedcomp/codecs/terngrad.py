@@ -4,9 +4,9 @@ Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communic
 
     C(x)_i = s·sign(x_i)·b_i,  P(b_i = 1) = |x_i|/s;  s = max |x_i|, after clipping x to ±2.5σ
 
-The codec is unbiased apart from the clipping. The paper uses one scale s per layer, like the scope @layer. If the server announces `scale`,
-one float32 for each section, the announced scale replaces s, and larger values are clipped to it. Frames with the same s can be added: the
-sum of m frames consists of integers from −m to m, times s.
+The codec is unbiased apart from the clipping. The paper uses one scale s per layer, like the scope @layer. If the server announces `scale`
+(one float32 per section), the announced scale replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum
+of m frames consists of integers from −m to m, times s.
 
 The paper measures the deviation σ from the mean. Here σ = ‖x‖₂/√n is the deviation from zero, so that values that are far from zero but
 close to each other are not clipped. The format is that of multiples in codecs/levels.py, with s as the unit.
@@ -101,7 +101,7 @@ def _announced(context: Context, own: float) -> float:
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the announced scales have {len(data)} bytes, not a float32 for section {at}; server and client need the same model"
+            f"the announced scales hold {len(data)} bytes, but not a float32 for section {at}; server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])
     if not 0 <= scale < math.inf:

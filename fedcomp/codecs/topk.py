@@ -90,7 +90,7 @@ class TopK(selection.Largest):
 
 
 def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
-    """Return the values of m chunks, in order, as bytes of bins. `counts` [m] ≥ 1: number of values of each chunk."""
+    """Return the values of m chunks, in order, quantized to bins, as bytes. `counts` [m] ≥ 1: number of values of each chunk."""
     chunk = np.arange(counts.size).repeat(counts)
     centered = values - kernels.means(values, counts)[chunk]  # float64
     squares = np.bincount(chunk, centered * centered, counts.size)

@@ -22,7 +22,7 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Return an update with these parts: a Sparse or Dense one if all parts are, else Sections.
+    """Return an update with these parts: Sparse or Dense if all parts have this class, else Sections.
 
     The slices cover a vector [numel] in order.
     """

@@ -1,7 +1,7 @@
 """The process of `fedcomp client`: it keeps one or more clients connected to a server and answers the server's messages.
 
 The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
-in the thread that calls `run`. The clients of one process share the data and train together. They share a session unless they sign sealed
+in the thread that calls `run`. The clients of one process share the data, train together, and share a session unless they sign sealed
 ballots. If one client fails, the failure is logged, and the others continue.
 """
 
@@ -69,7 +69,7 @@ class Target:
 
 @dataclass
 class Retries:
-    """The failed attempts to reach a server since its last message."""
+    """The failed attempts to reach a server since the server's last message."""
 
     attempts: int = 0
     lost_at_s: float | None = None  # time.monotonic() of the first failed attempt
