@@ -12,8 +12,7 @@ DRIVE is EDEN with one bit. If R is uniform over all rotations, E C(x) = x, and 
 
 The theorems of both papers assume a uniform rotation R. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴ coordinates, and each
 block has its own scale S (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the coordinates of u are far
-from normal and C is biased: with one bit, (1, ½, 0, …, 0) always becomes (1¼, 0, …, 0). Because of this bias, the codec declares no
-variance.
+from normal and C is biased: with one bit, (1, ½, 0, …, 0) always becomes (1¼, 0, …, 0). The codec declares no variance because C is biased.
 
 The S of `damped` minimizes the error; use `damped` with error feedback. With `damped`, C contracts for every x, in the mean over the random
 signs of R, with δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. Proof: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek

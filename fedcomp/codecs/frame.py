@@ -108,9 +108,8 @@ def unseal(
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """Return the seed in a frame, 0 if not `seeded`, and the sections, each paired with its tensor.
 
-    With scopes 0 and 2 there is one section, and WHOLE in place of its tensor. For a codec with @chunk=N, `chunk` is N and the section is
-    (N, body of all chunks). Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], with sections that match
-    `layout`.
+    With scopes 0 and 2, the result is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N and the section is (N, body
+    of all chunks). Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], with sections that match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:

@@ -70,8 +70,8 @@ def pack_multiples(levels: np.ndarray, unit: float) -> Section:
 def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
     """Return symbols [count], the largest multiple m, and the unit: the values are (symbols − m)·unit.
 
-    If all values are zero, m and the unit are 0. Raises FrameError for a section that `pack_multiples` cannot have made, and for a value
-    outside of float32's range.
+    If all values are zero, the largest multiple and the unit are 0. Raises FrameError for a section that `pack_multiples` cannot have made,
+    and for a value outside of float32's range.
     """
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)

@@ -8,8 +8,8 @@ E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) 
 `damped`, the codec is C/(1 + ω), which contracts with δ = 1/(1 + ω).
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
-the range of float32. A section has the format of multiples in codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With @chunk,
-a frame has the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
+the range of float32. A section has the format `multiples` of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With @chunk, a
+frame has the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
 """
 
 import math

@@ -3,7 +3,7 @@
 by=uniform: Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated learning: strategies for improving communication efficiency. 2016
 (random masks); Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018.
 
-    C(x)_i = x_i if i is one of k coordinates drawn without replacement, else 0        scaled: n/k·x_i, so that E C(x) = x
+    C(x)_i = x_i if i is one of k coordinates drawn without replacement, else 0;       scaled: n/k·x_i, so that E C(x) = x
 
 The positions are drawn from the seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the
 same seed can be added.
@@ -11,7 +11,7 @@ same seed can be added.
 by=magnitude: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed optimization. NeurIPS 2018.
 
     coordinate i is sent with probability p_i = min(1, |x_i|/m), where Σ p_i = k; this minimizes the variance for k coordinates on average
-    C(x)_i = x_i if i is sent, else 0        scaled: x_i/p_i, which is x_i if |x_i| ≥ m, else ±m
+    C(x)_i = x_i if i is sent, else 0;       scaled: x_i/p_i, which is x_i if |x_i| ≥ m, else ±m
 
 The paper determines p from a given variance, by an iteration (algorithm 3). Here k is given, and m is computed exactly and rounded down to
 float32, so Σ p_i ≥ k. With by=magnitude, the number of coordinates in a frame varies; positions are sent, and zeros are not.

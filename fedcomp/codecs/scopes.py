@@ -6,8 +6,8 @@ of tensor or chunk i is the seed of the frame plus i.
 
     sections of @chunk   N (LEB128); for each chunk: length of the rest of its section, count, body
 
-Codecs that select coordinates (codecs/selection.py) and `qsgd` write one joint body for all chunks instead, which is shorter. Only a codec
-with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
+Codecs that select coordinates (codecs/selection.py) and `qsgd` write a joint body for all chunks, which is shorter than separate sections.
+Only a codec with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

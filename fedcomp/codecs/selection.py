@@ -47,8 +47,8 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 class Selective(Codec):
     """A codec that selects coordinates. Zeros are selected only if positions are drawn from the seed.
 
-    Subclasses implement the selection, `select`, and the format of values, `pack_values` and `unpack_values`. This class encodes
-    and decodes positions.
+    Subclasses implement `select`, which selects coordinates, and the format of values in `pack_values` and `unpack_values`. This class
+    encodes and decodes positions.
     """
 
     draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent

@@ -9,7 +9,7 @@ The codec is unbiased apart from the clipping. The paper uses one scale s per la
 of m frames consists of integers from −m to m, times s.
 
 The paper measures the deviation σ from the mean. Here σ = ‖x‖₂/√n is the deviation from zero, so that values that are far from zero but
-close to each other are not clipped. The format is that of multiples in codecs/levels.py, with s as the unit.
+close to each other are not clipped. A section has the format `multiples` of codecs/levels.py, with s as the unit.
 """
 
 import math
