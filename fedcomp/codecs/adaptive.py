@@ -17,8 +17,8 @@ pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). The c
 are the same on every machine, and cube roots are not. With placement=lloyd, the levels start at the quantiles, and Lloyd's algorithm
 iterates the rules of the rounding.
 
-With rounding=nearest, ‖x − C(x)‖² ≤ ‖x‖², because the mean of a cell has a smaller squared error than 0. With rounding=stochastic, E C(x) =
-x and ω = (√n − 1)/2, as for TernGrad.
+With rounding=nearest, ‖x − C(x)‖² ≤ ‖x‖², because the mean of a cell has a smaller squared error than 0. With rounding=stochastic,
+E C(x) = x and ω = (√n − 1)/2, as for TernGrad.
 
     body    number of levels minus one, one byte; the levels that occur, float32, ascending;
             codes of all coordinates (codecs/levels.py), omitted if there is only one level

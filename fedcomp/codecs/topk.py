@@ -8,8 +8,8 @@ Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
     values   as in codecs/floats.py, or bins (flag 2); the rest as in codecs/selection.py
 
 With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. This quantizer is that of the public implementation
-of SparseLoCo (Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and standard deviation σ, a value v belongs to bin ⌊(v −
-m)/(1.5σ) + 2⌉, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to bfloat16.
+of SparseLoCo (Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and standard deviation σ, a value v belongs to bin
+⌊(v − m)/(1.5σ) + 2⌉, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to bfloat16.
 
     bins     length of the following code (LEB128); the bins of all values, coded by codecs/levels.py; the means of all nonempty bins of
              each chunk, in order, as bfloat16
