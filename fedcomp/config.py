@@ -1,4 +1,4 @@
-"""The options of a run, with their types, defaults and help texts. Command-line flags, keys of TOML files and docs are generated from them.
+"""The options of a run, with their types, defaults and help texts. Command-line flags, TOML keys and docs are generated from these options.
 
 Each field has the metadata `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the option).
 Depending on the option, a field also has `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
@@ -48,7 +48,7 @@ non_negative = partial(option, low=0.0, high=schedules.MAX_FLOAT)
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The options that `fedcomp sim` and `fedcomp server start` share. Raises ConfigError or SpecError for values that are not valid."""
+    """The options that `fedcomp sim` and `fedcomp server start` share. Raises ConfigError or SpecError for invalid values."""
 
     task: str = option("digits", "Task to learn: a built-in name or path/file.py:name.")
     data: str | None = option(
@@ -484,7 +484,10 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the content of a run folder's config.toml, with [resolved]. Raises RunFolderError if the file is absent or unreadable."""
+    """Return the content of a run folder's config.toml, including the table [resolved].
+
+    Raises RunFolderError if the file is absent or unreadable.
+    """
     path = expand_home(folder, "--out") / RUN_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -494,7 +497,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise RunFolderError(
-            f"{path} cannot be read ({error.strerror}); give a run folder that can"
+            f"{path} cannot be read ({error.strerror}); give a readable run folder"
         ) from error
     except (ValueError, RecursionError) as error:
         raise RunFolderError(
@@ -517,7 +520,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
     """Return the first option that is not `local` and in which `config` differs from a stored run; None if there is none.
 
-    An option that the stored run lacks, because an earlier version wrote it, counts as its default.
+    If an earlier version stored the run without an option, the option's default is compared.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -529,8 +532,8 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 def with_horizon(config: RunConfig) -> RunConfig:
     """Return the options, with `horizon` set if a schedule needs the horizon.
 
-    The horizon is that of the options, else that of the resumed run, else the last round. Raises RunFolderError if the resumed run cannot
-    be read.
+    The horizon is the option `horizon`, else the horizon of the resumed run, else the last round. Raises RunFolderError if the resumed run
+    cannot be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.needs_horizon, texts)):
@@ -540,13 +543,13 @@ def with_horizon(config: RunConfig) -> RunConfig:
 
 
 def largest_batch(config: RunConfig) -> int:
-    """Return the number of examples in the largest step of a run."""
+    """Return the largest batch size of a run, in examples."""
     batch_size = schedules.of_options(config, config.horizon or config.rounds)["batch_size"]
     return int(max(batch_size.values(config.rounds)))
 
 
 def data_folder(data: str | Path | None) -> Path | None:
-    """Return the folder that --data or else FEDCOMP_DATA names, None if neither is set. Raises DataError if --data is not a folder."""
+    """Return the folder that --data or else FEDCOMP_DATA names; None if neither is set. Raises DataError if --data is not a folder."""
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return expand_home(folder, "FEDCOMP_DATA") if folder else None
@@ -559,7 +562,7 @@ def data_folder(data: str | Path | None) -> Path | None:
 
 
 def expand_home(folder: str | Path, name: str) -> Path:
-    """Return a path with ~ expanded. Raises ConfigError for a user that does not exist."""
+    """Return a path with ~ expanded. Raises ConfigError if ~ names a user that does not exist."""
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
@@ -574,7 +577,7 @@ def default_folder(label: str) -> Path:
 
 
 def create_unique_folder(path: Path) -> Path:
-    """Create and return a new folder: `path`, or `path`-2, `path`-3, … if it exists.
+    """Create and return a new folder with the name `path`, or `path`-2, `path`-3, … if that exists.
 
     mkdir is atomic, so runs that start at the same moment get different folders. Raises OSError.
     """

@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _reserve_number(name: str, cls: type[Codec]) -> None:
-    """Reserve the `id` of a codec. Raise SpecError unless it is from 1 to 255 and no other codec has it."""
+    """Reserve the `id` of a codec. Raise SpecError if the id is not from 1 to 255 or belongs to another codec."""
     number = getattr(cls, "id", None)
     if type(number) is not int or not 0 < number < 256:
         raise SpecError(f"codec '{name}' has id {number!r}; give it an id from 1 to 255")

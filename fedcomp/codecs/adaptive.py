@@ -4,21 +4,23 @@ Lloyd: Least squares quantization in PCM. IEEE Trans. Inf. Theory 1982 (written 
 Inf. Theory 1960. For stochastic rounding: Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya: Adaptive gradient quantization for
 data-parallel SGD. NeurIPS 2020, section 3.
 
-    nearest      A value is rounded to the nearest level. A level is the mean of the values that are rounded to it, which form its cell.
-    stochastic   A value between two levels is rounded to one of them at random, without bias. The levels include min x, max x, and 0 if
-                 it is between these two. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c, where a and c are levels. The optimal level
-                 between a and c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+With rounding=nearest, a value is rounded to the nearest level. The values that are rounded to a level form its cell, and the level is their
+mean.
+
+With rounding=stochastic, a value between two levels is rounded to one of them at random, without bias. The levels include min x, max x, and
+0 if x has values of both signs. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c, where a and c are levels. The optimal level between a and
+c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of the distribution whose density is proportional to the cube root of the values'
-density. For a large number of levels, they minimize the squared error (Panter, Dite: Quantization distortion in pulse-count modulation
-with nonuniform spacing of levels. Proc. IRE 1951). The code uses the power 5/16 instead of 1/3: it can be computed with square roots,
-whereas a cube root is not the same on every machine. placement=lloyd starts from these levels and iterates the rules above. Both use a
-histogram with the exact mean of each bin (`rounding.histogram`).
+density. For a large number of levels, quantiles of this distribution minimize the squared error (Panter, Dite: Quantization distortion in
+pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). The code uses the power 5/16 instead of 1/3, because square roots
+are the same on every machine, and cube roots are not. With placement=lloyd, the levels start at the quantiles, and Lloyd's algorithm
+iterates the rules of the rounding.
 
-Nearest: ‖x − C(x)‖² ≤ ‖x‖², since the mean of a cell minimizes the sum of squared errors of its values, and 0 would give the sum of their
-squares. Stochastic: E C(x) = x and ω = (√n − 1)/2, as for TernGrad.
+With rounding=nearest, ‖x − C(x)‖² ≤ ‖x‖², because the mean of a cell has a smaller squared error than 0. With rounding=stochastic,
+E C(x) = x and ω = (√n − 1)/2, as for TernGrad.
 
-    body    number of levels minus one, one byte; the levels of at least one value, float32, ascending;
+    body    number of levels minus one, one byte; the levels that occur, float32, ascending;
             codes of all coordinates (codecs/levels.py), omitted if there is only one level
 """
 
@@ -44,7 +46,7 @@ MAX_ITERATIONS = 100  # of Lloyd's algorithm
 
 @dataclass(frozen=True)
 class Adaptive(Codec):
-    """Every coordinate as one of at most 256 levels, which are part of the frame."""
+    """A codec that sends every coordinate as one of at most 256 levels, and the levels themselves."""
 
     levels: int = 16  # more = longer frames, less noise
     rounding: Literal["nearest", "stochastic"] = "nearest"  # stochastic: unbiased, larger error
@@ -100,7 +102,7 @@ class Adaptive(Codec):
         return Dense(rounding.lookup(codes, placed.astype(np.float32)))
 
     def place(self, x: Tensor) -> np.ndarray:
-        """Return the levels for x [n], n > 0, on the CPU: float32, ascending."""
+        """Return the levels for a nonempty x [n] on the CPU: float32, ascending."""
         values, counts = rounding.histogram(x)
         if self.rounding == "nearest":
             placed = _cell_means(values, counts, self.levels, self.placement)
@@ -111,7 +113,7 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Return the index 0..size-1 of the cell of each value. The values ascend. Cells have equal integrals of density^(5/16)."""
+    """Return for each of the ascending `values` the index of its cell, 0..size-1. All cells have the same integral of density^(5/16)."""
     widths = np.gradient(values)
     density = counts / widths
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))
@@ -120,7 +122,7 @@ def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: str) -> np.ndarray:
-    """Return at most `size` levels, each the mean of its cell."""
+    """Return at most `size` levels, each the mean of the values that are rounded to it."""
     if values.size <= size:
         return values
     cells, sums = _quantiles(values, counts, size), counts * values
@@ -136,7 +138,7 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
 def _least_variance(
     values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str
 ) -> np.ndarray:
-    """Return at most `size` levels, including both ends and 0, that give stochastic rounding a small variance."""
+    """Return at most `size` levels, including the smallest and the largest value, that give stochastic rounding a small variance."""
     fixed = np.unique([*ends, np.clip(0.0, *ends)])
     grid = np.unique(np.concatenate([fixed, values[(values > ends[0]) & (values < ends[1])]]))
     if grid.size <= size:

@@ -1,21 +1,21 @@
-"""ATOMO: a vector is split into atoms. A random sample of the atoms is sent, with the probabilities of least variance.
+"""ATOMO splits a vector into atoms and sends a random sample of them, drawn with the probabilities of least variance.
 
 Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: ATOMO: Communication-efficient learning via atomic sparsification. NeurIPS 2018,
-algorithm 1. With atoms=entries: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed
-optimization. NeurIPS 2018.
+algorithm 1. With atoms=entries: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed optimization.
+NeurIPS 2018.
 
     x = Σ λᵢ aᵢ, atoms aᵢ orthonormal, λᵢ > 0;   C(x) = Σ (λᵢ / pᵢ) aᵢ over the drawn i
     pᵢ = min(1, λᵢ / τ) with Σ pᵢ = s, the budget;  this minimizes Σ λᵢ²/pᵢ and therefore the variance
 
-With atoms=singular, the atoms are the matrices u vᵀ of the singular value decomposition of each matrix. With atoms=entries, they are the
-coordinates. If k atoms had the equal probability s/k, the variance would be (k/s − 1)‖x‖². This bounds the variance of ATOMO.
+With atoms=singular, the atoms are the matrices u vᵀ of the singular value decomposition of each matrix. With atoms=entries, the atoms are
+the coordinates. The variance is at most (k/s − 1)‖x‖², which is the variance if each of k atoms has the same probability s/k.
 
 The paper draws every atom independently, so a frame has s atoms on average. Here atoms are drawn by systematic sampling (Madow, 1949):
 divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one uniform number r. Atom i is
-still drawn with probability pᵢ, and atoms are orthogonal, so mean and variance are unchanged. A frame has ⌊s⌋ or ⌈s⌉ atoms. Probabilities
-are multiples of 2⁻³², rounded up, and so large that λᵢ/pᵢ is a float32; λᵢ is divided by the rounded probability. With atoms=singular,
-vectors are sent uncompressed, and so are matrices that have no more numbers than their factors. The decomposition takes seconds for a
-matrix with thousands of rows and columns.
+still drawn with probability pᵢ, and atoms are orthogonal, so systematic sampling changes neither mean nor variance. A frame has ⌊s⌋ or ⌈s⌉
+atoms, where s is the budget. Probabilities are rounded up to multiples of 2⁻³², and increased where λᵢ/pᵢ would exceed the range of
+float32. λᵢ is divided by the rounded pᵢ. With atoms=singular, vectors are sent uncompressed, and so are matrices that have no more numbers
+than their factors. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -43,7 +43,7 @@ SINGULAR, ENTRIES = 0, 1  # flags in the first byte
 
 @dataclass(frozen=True)
 class Atomo(MatrixCodec):
-    """Random singular triplets or entries, scaled so that the mean is the update."""
+    """A codec that sends random singular triplets or entries, scaled so that it is unbiased."""
 
     # Number of atoms sent for each matrix, or for the vector with atoms=entries; below 1: fraction of its atoms.
     budget: float = 3.0
@@ -120,7 +120,7 @@ class Atomo(MatrixCodec):
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
     """Return the probabilities that minimize the variance if `budget` atoms are drawn on average: int64 [k], in units of 2⁻³².
 
-    `sizes`: λ ≥ 0 of each atom, float64 [k].
+    `sizes`: the coefficient λ ≥ 0 of each atom, float64 [k].
     """
     remaining, certain, tau = budget, sizes < 0, 0.0
     while (total := float(sizes[~certain].sum())) and remaining > 0:

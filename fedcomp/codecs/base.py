@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """The round and phase of a frame, and other values that codecs and memories need to encode it."""
+    """The round and phase of a frame, and other values that codecs and memories need to encode the frame."""
 
     round: int = 0
     phase: str = "train"
@@ -43,7 +43,10 @@ class Context:
     rate: float = 1.0  # learning rate of the round, divided by that of the run
 
     def at(self, index: int | None) -> "Context":
-        """Return the context of update `index` of a stack, with its moments; None: turn the moments of one update into those of a stack."""
+        """Return the context with the moments of update `index` of a stack.
+
+        If `index` is None, add a stack dimension to the moments of a single update instead.
+        """
         if self.moments is None:
             return self
         return replace(self, moments=(self.moments[0][index], self.moments[1][index]))
@@ -97,8 +100,13 @@ class Codec(ABC):
     # For subclasses to implement: one of the first two methods, one of the next two, and `_merge_sections` in a linear codec.
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        """Return a section for a finite vector [n], n ≥ 1, which is not modified. `_decode_row` gets the same `seed`, 0..2⁶⁴−1."""
-        raise NotImplementedError(f"{type(self).__name__} has neither _encode_row nor _encode_rows")
+        """Return a section for a finite vector [n], n ≥ 1, without modifying the vector.
+
+        `seed`: 0..2⁶⁴−1. If the codec is `seeded`, `_decode_row` gets the same seed.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has neither _encode_row nor _encode_rows; implement one"
+        )
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         """Return a section for each of m ≥ 1 finite vectors [n]. They are not modified."""
@@ -109,10 +117,13 @@ class Codec(ABC):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         """Return the update in a section for a vector [layout.numel], numel ≥ 1.
 
-        Raises FrameError if the section is too short, too long, or holds NaN or infinity. The caller has checked the count if the codec is
-        `whole`. `layout`: that of the model or of one tensor; flat if the caller has none. `seed`: 0 unless the codec is `seeded`.
+        Raises FrameError if the section is too short, too long, or holds NaN or infinity. If the codec is `whole`, the caller has checked
+        the count of the section. `layout`: the layout of the model or of one tensor; flat if the caller has none. `seed`: the seed in the
+        frame, 0 unless the codec is `seeded`.
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither _decode_row nor _decode_rows")
+        raise NotImplementedError(
+            f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
+        )
 
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
@@ -131,11 +142,17 @@ class Codec(ABC):
         return opened
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        """Return the section of the sum. The count of each section of a linear codec is the size of the vector."""
+        """Return the section of the sum of `sections`.
+
+        The count of each section of a linear codec is the size of the vector.
+        """
         raise self._not_linear()
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
-        """Return the body of all chunks of `size` coordinates of a finite vector [n]. Overridden by codecs with a shorter joint body."""
+        """Return the body of all chunks of `size` coordinates of a finite vector [n].
+
+        Overridden by codecs that encode all chunks jointly in fewer bytes.
+        """
 
         def encode_stack(first: int, rows: Tensor) -> bytes:
             own = replace(context, layout=Layout.flat(rows.shape[1]), section=first)
@@ -190,8 +207,8 @@ class Codec(ABC):
     ) -> list[bytes | NonFiniteError]:
         """Return a frame for each of m vectors of one size, dtype and device, with a NonFiniteError in place of each invalid vector.
 
-        With `onto`, m float32 vectors, add x[i] to onto[i] in place and encode the sum, as error feedback does. If a sum is not finite,
-        onto[i] does not change.
+        If `onto` (m float32 vectors) is given, add x[i] to onto[i] in place and encode the sum, as error feedback does. If a sum is not
+        finite, onto[i] does not change.
         """
         rows = checked_batch(x, seeds, onto, layout)
         if not len(rows):
@@ -211,7 +228,7 @@ class Codec(ABC):
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        """Return the update in each frame of vectors [numel], with a FrameError in place of each invalid frame."""
+        """Return the update in each frame for a vector [numel], with a FrameError in place of each invalid frame."""
         if type(numel) is not int or numel < 0:
             raise ConfigError(
                 f"numel is {numel!r}; give the number of elements of the receiver's vector"
@@ -260,17 +277,17 @@ class Codec(ABC):
     ) -> None:
         """Add weight · decode(data) to `into` in place. The time for a sparse frame grows with its nonzeros, not with numel.
 
-        Raises FrameError with `into` unchanged.
+        Raises FrameError for an invalid frame, which leaves `into` unchanged.
         """
         self.open(data, into.numel(), layout).add_to(into, weight)
 
     def merge(
         self, frames: Sequence[bytes], *, numel: int | None = None, layout: Layout | None = None
     ) -> bytes:
-        """Return a frame of the sum of frames of a linear codec. Raises FrameError unless all have the same size, scope and seed.
+        """Return a frame of the sum of frames of a linear codec. Raises FrameError unless all frames have the same size, scope and seed.
 
-        The size defaults to that of the first frame. For frames from untrusted senders, give `numel` or `layout`: time and memory are then
-        O(numel), and the merged frame can be opened with that layout.
+        The size of the vector defaults to that of the first frame. For frames from untrusted senders, give `numel` or `layout`: time and
+        memory are then O(numel), and the merged frame can be opened with that layout.
         """
         if not self.linear:
             raise self._not_linear()
@@ -329,7 +346,7 @@ class Codec(ABC):
 
 
 def at_density(codec: Codec, density: float) -> Codec:
-    """Return a copy of the codec with this density, the fraction of the coordinates that it sends.
+    """Return a copy of the codec with the given density, the fraction of the coordinates that it sends.
 
     Raises ConfigError for a codec without a density.
     """
@@ -338,14 +355,14 @@ def at_density(codec: Codec, density: float) -> Codec:
             return replace(codec, **{name: at_density(part, density)})
     if "density" not in {f.name for f in fields(codec)}:
         raise ConfigError(
-            f"{codec} has no density that could change; use one that has, such as stc or topk"
+            f"{codec} has no density that could change; use a codec with a density, such as stc or topk"
         )
     changed: dict[str, Any] = {"density": density}
     return replace(codec, **changed)
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
-    """Return the parts of a vector that the codec encodes separately: tensors under `@layer`, chunks under `@chunk`, else the vector."""
+    """Return the parts of a vector that are encoded separately: tensors under `@layer`, chunks under `@chunk`, else the whole vector."""
     if codec.scope == frame.LAYER:
         return [e.span for e in layout]
     starts = range(0, layout.numel, codec.chunk or layout.numel or 1)
@@ -353,7 +370,7 @@ def spans(codec: Codec, layout: Layout) -> list[slice]:
 
 
 def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
-    """Return the seeds of the chunks first..first+count-1."""
+    """Return the seeds of the chunks first..first+count-1 of a frame."""
     return [(seed + i) % SEEDS for i in range(first, first + count)]
 
 
@@ -381,11 +398,11 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is a dense vector of one dimension in one of PRECISIONS, with the size of the layout."""
+    """Raise ConfigError unless x is a dense vector of one dimension, with a dtype in PRECISIONS and the layout's size."""
     _check_dense(x)
     if x.dim() != 1:
         raise ConfigError(
-            f"a codec encodes a vector of one dimension; x has the shape {list(x.shape)}"
+            f"a codec encodes a vector of one dimension; x has the shape {list(x.shape)}, give x.flatten()"
         )
     if x.dtype not in PRECISIONS:
         raise ConfigError(
@@ -393,14 +410,14 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
         )
     if layout is not None and layout.numel != x.numel():
         raise ConfigError(
-            f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of this model"
+            f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of the vector's model"
         )
 
 
 def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
-    """Return the vectors of `Codec.encode_batch`, detached. Raises ConfigError for invalid arguments."""
+    """Return x, the vectors of a batch, detached. Raises ConfigError for invalid arguments."""
     if not isinstance(x, Sequence):
         _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
@@ -413,19 +430,22 @@ def checked_batch(
         check_vector(row, layout)
         alike.add((row.shape, row.device, row.dtype))
     if len(alike) > 1:
-        raise ConfigError("encode_batch needs vectors of one size, precision and device")
+        raise ConfigError("encode_batch needs vectors of one size, dtype and device")
     for shape, device, _ in alike:
         for total in onto or ():
             if total.shape != shape or total.device != device or total.dtype != torch.float32:
                 given = f"{total.dtype} {list(total.shape)} on {total.device}"
                 raise ConfigError(
-                    f"`onto` has {given}, the vectors {list(shape)} on {device}; give float32 tensors of this shape and device"
+                    f"`onto` has {given}, but x has {list(shape)} on {device}; give float32 tensors of x's shape and device"
                 )
     return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
 
 
 def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
-    """Return an error for each vector that holds NaN or infinity, None for the others. `what`: name of the vectors in the messages."""
+    """Return an error for each vector that holds NaN or infinity, None for the others.
+
+    `what`: name of the vectors in the error messages.
+    """
     return [
         None if ok else nonfinite_error(row, layout, what=what)
         for row, ok in zip(rows, kernels.are_finite(rows), strict=True)
@@ -435,7 +455,10 @@ def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFi
 def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error for a vector x, or a sum onto + x, that is not finite. Its message names the tensor and the first such element."""
+    """Return the error for a vector x, or a sum onto + x, that is not finite.
+
+    The message names the tensor and the first element that is NaN or infinite.
+    """
     total = x.to(torch.float32) if onto is None else onto + x
     position = int((~total.isfinite()).nonzero()[0])
     value = x[position].to(torch.float32)
@@ -463,14 +486,14 @@ def _check_dense(x: Tensor) -> None:
 
 
 def or_raise(result: T | Exception) -> T:
-    """Return a result, or raise it if it is an error."""
+    """Return `result`, or raise it if it is an exception."""
     if isinstance(result, Exception):
         raise result
     return result
 
 
 def expect_count(section: Section, layout: Layout) -> None:
-    """Raise FrameError unless the section has a count of `layout.numel`."""
+    """Raise FrameError unless the count of the section is `layout.numel`."""
     expect(
         section.count == layout.numel,
         f"a section has {section.count} coordinates; expected {layout.numel}",

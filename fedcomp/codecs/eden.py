@@ -7,16 +7,16 @@ communication-efficient and robust distributed mean estimation for federated lea
     q_i = the level nearest to u_i·√d/‖u‖, with the optimal levels for a normal variable (Lloyd 1982, Max 1960)
     C(x) = R⁻¹(S·q),  S = ‖x‖²/⟨u, q⟩;  with `damped`, S = ⟨u, q⟩/‖q‖²
 
-DRIVE is EDEN with one bit. If R is uniform over all rotations, E C(x) = x, and E‖x − C(x)‖²/‖x‖² tends to 0.571, 0.133, 0.036, 0.0096
-for one to four bits; for the mean over m clients it tends to 1/m of these values.
+DRIVE is EDEN with one bit. If R is uniform over all rotations, E C(x) = x, and the relative error E‖x − C(x)‖²/‖x‖² tends to 0.571, 0.133,
+0.036 and 0.0096 for one to four bits. The relative error of the mean over m clients tends to 1/m of these values.
 
-The theorems assume a uniform R. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴ coordinates, and each block has its own S
-(kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, u is far from normal and C is biased: with one bit,
-(1, ½, 0, …, 0) always becomes (1¼, 0, …, 0). The codec therefore declares no variance.
+The theorems of both papers assume a uniform rotation R. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴ coordinates, and each
+block has its own scale S (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the coordinates of u are far
+from normal and C is biased: with one bit, (1, ½, 0, …, 0) always becomes (1¼, 0, …, 0). The codec declares no variance because C is biased.
 
-The damped S minimizes the error; use it with error feedback. With the damped S, C contracts for every x, in the mean over the random signs
-of R, with δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. Proof: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek 1976). So
-E(z − q)² ≤ A + B + 3C if C ≥ 0 and (z − q)² ≤ A + B·z² + C·z⁴ for all z. For one bit, E(z − sign(z)/√2)² ≤ ½.
+The S of `damped` minimizes the error; use `damped` with error feedback. With `damped`, C contracts for every x, in the mean over the random
+signs of R, with δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. Proof: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek
+1976). So E(z − q)² ≤ A + B + 3C if C ≥ 0 and (z − q)² ≤ A + B·z² + C·z⁴ for all z. For one bit, E(z − sign(z)/√2)² ≤ ½.
 
     body    as in codecs/rotated.py: number of bits of a code, one byte; a; the codes (kernels/bit_planes.py), whose lowest bit is 1 for
             positive, and whose other bits are the index of the magnitude
@@ -42,7 +42,7 @@ DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 
 def values_of(bits: int) -> np.ndarray:
-    """Return the values of the codes, float32 [2^bits]."""
+    """Return the value of each code, float32 [2^bits]."""
     return np.array([sign * v for v in MAGNITUDES[bits] for sign in (-1, 1)], np.float32)
 
 
@@ -54,7 +54,7 @@ def thresholds(bits: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Eden(rotated.RotatedCodec):
-    """Every rotated coordinate as one to four bits."""
+    """A codec that sends every rotated coordinate as one to four bits."""
 
     # Bits per coordinate; one more = about a quarter of the squared error
     bits: Literal[1, 2, 3, 4] = 2
@@ -88,7 +88,7 @@ class Eden(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class Drive(Eden):
-    """Every rotated coordinate as its sign."""
+    """A codec that sends the sign of every rotated coordinate."""
 
     bits: ClassVar[int] = 1
     damped: bool = False  # use the scale with the least error, for error feedback

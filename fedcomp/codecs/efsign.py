@@ -4,8 +4,8 @@ Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradi
 
     C(x) = ‖x‖₁/n · sign(x);  ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂², so δ ≥ 1/n, with equality for one nonzero coordinate
 
-The paper has sign(0) = 0. Here a sign is one bit, so sign(0) = 1, and the equation still holds. A vector of zeros has an empty section. If
-the scale is a subnormal float32, only the largest coordinate is sent (codecs/spike.py).
+The paper has sign(0) = 0. Here a sign is one bit, so sign(0) = 1, and the equation for the error still holds. A vector of zeros has an
+empty section. If the scale is a subnormal float32, only the largest coordinate is sent (codecs/spike.py).
 
     body   ‖x‖₁/n as float32; signs, one bit each, 1 = not negative, padded to a byte
 """
@@ -32,7 +32,7 @@ SCALE = struct.Struct("<f")
 
 @dataclass(frozen=True)
 class EFSign(Codec):
-    """Every coordinate as ± the mean magnitude: one bit each."""
+    """A codec that sends every coordinate as ± the mean magnitude, in one bit."""
 
     name: ClassVar[str] = "efsign"
     id: ClassVar[int] = 10
@@ -71,5 +71,5 @@ class EFSign(Codec):
 
 
 def _scales(norms: np.ndarray, numel: int) -> np.ndarray:
-    """Return the mean magnitudes for vectors with these 1-norms, float32."""
+    """Return the mean magnitudes for vectors with the 1-norms `norms`, float32."""
     return (norms / max(numel, 1)).astype(np.float32)

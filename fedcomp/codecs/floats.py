@@ -1,4 +1,4 @@
-"""The bytes of values in float32 or float16. A flag in the section says which.
+"""The bytes of values in float32 or float16. A flag in the section tells the precision.
 
 Values in float16 share one power of two, so that large updates do not overflow and small ones do not become zero:
 
@@ -32,20 +32,20 @@ def size(count: int, flag: int) -> int:
 
 
 def pack(values: np.ndarray, flag: int) -> bytes:
-    """Return the bytes of finite float32 values [count]."""
+    """Return finite float32 values [count] as bytes in the precision of `flag`."""
     return pack_half(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
 
 
 def pack_runs(
     values: np.ndarray, counts: np.ndarray, precision: Precision
 ) -> list[tuple[int, bytes]]:
-    """Return the flag and the bytes of each of m runs of finite float32 values. `counts` [m]: lengths of the runs."""
+    """Split finite float32 values into m runs of the lengths `counts` [m]. Return the flag and the bytes of each run."""
     which = flag(precision)
     return [(which, pack(run, which)) for run in kernels.split_runs(values, counts)]
 
 
 def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
-    """Read `count` finite values from the start of `data`. Return them, float32, and the number of bytes read. Raises FrameError."""
+    """Return `count` finite values, float32, from the start of `data`, and the number of bytes read. Raises FrameError."""
     used = size(count, flag)
     expect(len(data) >= used, "a section is cut short")
     values = unpack_half(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
@@ -54,13 +54,19 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
 
 
 def upper_halves(x: Tensor) -> np.ndarray:
-    """Return a finite vector as bfloat16 bits, uint16, rounded to nearest, ties to even. The largest finite number replaces infinity."""
+    """Return the bfloat16 bits of a finite vector as uint16, rounded to nearest, ties to even.
+
+    Values that would be rounded to infinity become the largest finite number.
+    """
     bits = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     return (bits - (bits & 0x7FFF == 0x7F80)).astype("<u2", copy=False)
 
 
 def pack_half(values: np.ndarray) -> bytes:
-    """Return float32 values [k] as 2 + 2k bytes. The error is at most 2⁻¹¹ of the value or 2⁻³⁹ of the largest magnitude."""
+    """Return float32 values [k] as 2 + 2k bytes.
+
+    The error is at most 2⁻¹¹ of the value, or 2⁻³⁹ of the largest magnitude if that is more.
+    """
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest else 0
     scaled = np.clip(np.ldexp(values, -exponent), -LARGEST, LARGEST)
@@ -68,7 +74,7 @@ def pack_half(values: np.ndarray) -> bytes:
 
 
 def unpack_half(data: memoryview, count: int) -> np.ndarray:
-    """Return the values [count] in `data`, float32. Raises FrameError if `data` has another length, and for NaN or infinity."""
+    """Return the values [count] in `data`, float32. Raises FrameError if `data` has the wrong length or holds NaN or infinity."""
     expect(len(data) == size(count, FP16), "values in float16 have the wrong length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
     halves = np.frombuffer(data, HALF, offset=EXPONENT.itemsize)

@@ -15,9 +15,9 @@
     sections, scope 2: N, body of all chunks (codecs/scopes.py)
 
 `count`, `length` and `N` are LEB128 in the shortest form: seven bits per byte, the lowest first. `count` is the number of coordinates in
-the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. The header
-and the count of one section usually have 10 to 24 bytes together; each section of a tensor has 2 to 8 bytes besides its body. The checksum
-detects accidental damage; it does not authenticate the sender.
+the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. Besides
+the bodies, a frame usually has 10 to 24 bytes, and 2 to 8 more for each section of a tensor. The checksum detects accidental damage; it
+does not authenticate the sender.
 """
 
 import struct
@@ -46,7 +46,7 @@ NAMES = {
 
 
 class ProductId(int):
-    """The id PRODUCT, with the ids of the two codecs in `halves`."""
+    """The id PRODUCT of a product of two codecs, whose own ids are in `halves`."""
 
     halves: bytes
 
@@ -75,7 +75,7 @@ EMPTY = Section(0, b"")
 def seal(
     codec: int, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None
 ) -> bytes:
-    """Return a frame for a vector [numel]. `seed`: None for codecs that do not need it to decode."""
+    """Return a frame for a vector [numel]. `seed` is None if the codec decodes without the seed."""
     parts: list[bytes | memoryview] = [_halves(codec)]
     if seed is not None:
         parts.append(SEED.pack(seed % 2**64))
@@ -88,13 +88,13 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return a section with its length, in parts: length, count, body."""
+    """Return the parts of a section that starts with its length: length, count, body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
 
 def header_bytes(codec: int, seeded: bool) -> int:
-    """Return the number of bytes before the sections."""
+    """Return the number of bytes of a frame before its sections."""
     return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 
@@ -106,14 +106,14 @@ def unseal(
     seeded: bool = False,
     chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
-    """Return the seed in a frame, 0 if not `seeded`, and its sections, each with its tensor of the vector [numel].
+    """Return the seed in a frame, 0 if not `seeded`, and the sections, each paired with its tensor.
 
-    With scopes 0 and 2 there is one section, with the tensor WHOLE. For a codec @chunk=N, `chunk` is N and the section is (N, body of all
-    chunks). Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], with sections that match `layout`.
+    With scopes 0 and 2, the result is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N and the section is (N, body
+    of all chunks). Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], with sections that match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
-        raise FrameError(f"{len(view)} bytes are too short for a frame")
+        raise FrameError(f"damaged frame: {len(view)} bytes are too short")
     magic, version, found, scope = HEAD.unpack_from(view)
     if magic != MAGIC:
         raise FrameError("not a fedcomp frame: it does not start with the magic bytes")
@@ -122,7 +122,9 @@ def unseal(
             f"this version of fedcomp does not know frame format {version}; both sides need the same version of fedcomp"
         )
     if found != codec:
-        raise FrameError(f"a frame of codec {_name(found)} was given to {_name(codec)}")
+        raise FrameError(
+            f"a frame of codec {_name(found)} was given to {_name(codec)}; both sides need the same codec"
+        )
     (checksum,) = CRC.unpack_from(view, HEAD.size)
     _, crc = _head(found, scope, numel)
     if not skips_checksums() and checksum != zlib.crc32(view[SECTIONS:], crc):
@@ -137,18 +139,22 @@ def unseal(
     start = SECTIONS + len(own) + (SEED.size if seeded else 0)
     if own and view[SECTIONS : SECTIONS + len(own)] != own:
         halves = bytes(view[SECTIONS : SECTIONS + len(own)])
-        raise FrameError(f"a frame of the product {_product(halves)} was given to {_product(own)}")
+        raise FrameError(
+            f"a frame of the product {_product(halves)} was given to {_product(own)}; both sides need the same codecs"
+        )
     if len(view) < start:
-        raise FrameError("a frame is cut short in its seed")
+        raise FrameError("damaged frame: it is cut short in its seed")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0
     if scope == CHUNK or chunk:
         return seed, [(WHOLE, _chunks(view[start:], scope, numel, chunk))]
     if scope == MODEL:
         return seed, [(WHOLE, read_section(view[start:], numel))]
     if scope != LAYER:
-        raise FrameError(f"scope {scope} is not known")
+        raise FrameError(f"damaged frame: its scope {scope} is not known")
     if layout is None:
-        raise FrameError("a frame with a section per tensor needs the layout of the model")
+        raise FrameError(
+            "a frame with a section per tensor needs a layout; give the layout of the model"
+        )
     return seed, _sections(view[start:], layout)
 
 
@@ -158,25 +164,30 @@ def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
         section, rest = take_section(rest, entry.numel, f"the section of '{entry.name}'")
         sections.append((entry, section))
     if len(rest):
-        raise FrameError(f"{len(rest)} bytes follow the last section")
+        raise FrameError(f"damaged frame: {len(rest)} bytes follow the last section")
     return sections
 
 
 def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
     if scope != CHUNK or not chunk:
         raise FrameError(
-            f"a frame of scope {scope} was given to a codec {f'@chunk={chunk}' if chunk else 'without @chunk'}"
+            f"a frame of scope {scope} was given to a codec {f'@chunk={chunk}' if chunk else 'without @chunk'}; "
+            "both sides need the same scope"
         )
     size, start = read_varint(rest)
     if size != chunk:
-        raise FrameError(f"a frame in chunks of {size} was given to a codec @chunk={chunk}")
+        raise FrameError(
+            f"a frame in chunks of {size} was given to a codec with @chunk={chunk}; both sides need the same N"
+        )
     if not numel and start < len(rest):
-        raise FrameError(f"{len(rest) - start} bytes follow the chunks of an empty vector")
+        raise FrameError(
+            f"damaged frame: {len(rest) - start} bytes follow the chunks of an empty vector"
+        )
     return Section(size, rest[start:])
 
 
 def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
-    """Return the section of a vector [numel] at the start of `rest`, which begins with its length, and the bytes after it.
+    """Split `rest`, which begins with the length of a section, and return the section and the bytes after it.
 
     Raises FrameError.
     """
@@ -187,12 +198,14 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
 
 
 def read_section(data: memoryview, numel: int) -> Section:
-    """Return the section of a vector [numel] in `data`, which begins with its count. Raises FrameError for an impossible count."""
+    """Return the section of a vector [numel] in `data`, which begins with the count. Raises FrameError for an impossible count."""
     count, start = read_varint(data)
     if count > numel:
-        raise FrameError(f"a section claims {count} coordinates, but the vector has {numel}")
+        raise FrameError(
+            f"damaged frame: a section claims {count} coordinates, but the vector has {numel}"
+        )
     if count == 0 and start < len(data):
-        raise FrameError("a section without coordinates has a body")
+        raise FrameError("damaged frame: a section without coordinates has a body")
     return Section(count, data[start:])
 
 
@@ -216,10 +229,13 @@ def _name(codec: int) -> str:
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
-    """Return the sum of the counts in a frame of a linear codec, and a layout of its sections. `unseal` must still check the frame."""
+    """Return the sum of the counts in a frame of a linear codec, and a layout of its sections.
+
+    The frame is not checked; `unseal` does that.
+    """
     view = memoryview(data)
     if len(view) < SECTIONS:
-        raise FrameError(f"{len(view)} bytes are too short for a frame")
+        raise FrameError(f"damaged frame: {len(view)} bytes are too short")
     rest, counts = view[SECTIONS + (SEED.size if seeded else 0) :], []
     if view[SCOPE] == CHUNK:
         rest = rest[read_varint(rest)[1] :]
@@ -230,7 +246,7 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
         counts.append(read_varint(rest[start : start + length])[0])
         rest = rest[start + length :]
     if sum(counts) >= 2**63:
-        raise FrameError("the counts in a frame are too large")
+        raise FrameError("damaged frame: the sum of its counts is too large")
     layout = Layout.from_shapes({str(i): (count,) for i, count in enumerate(counts)})
     return layout.numel, layout
 
@@ -250,7 +266,7 @@ def varint(value: int) -> bytes:
 def read_varint(data: memoryview) -> tuple[int, int]:
     """Return the LEB128 integer at the start of `data` and the number of its bytes.
 
-    Raises FrameError unless it is in the shortest form and below 2⁶³.
+    Raises FrameError unless the integer is in the shortest form and below 2⁶³.
     """
     value = length = 0
     for byte in data[:9]:
@@ -258,9 +274,9 @@ def read_varint(data: memoryview) -> tuple[int, int]:
         length += 1
         if byte < 0x80:
             if byte == 0 and length > 1:
-                raise FrameError("a count is not in its shortest form")
+                raise FrameError("damaged frame: a count is not in its shortest form")
             return value, length
-    raise FrameError("a count is cut short or too large")
+    raise FrameError("damaged frame: a count is cut short or too large")
 
 
 def min_overwrite_bytes(count: int) -> int:
@@ -269,9 +285,9 @@ def min_overwrite_bytes(count: int) -> int:
 
 
 def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
-    """Return a frame that multiplies weights [numel] by `factor` and then adds the update in `step`; `step` itself if the factor is 1.
+    """Return a frame that multiplies weights [numel] by `factor` and then adds the update in the frame `step`.
 
-    The body is the factor, a float32 in [0, 1), and then the frame `step`.
+    The frame's body is the factor, a float32 in [0, 1), and then `step`. If the factor is 1, return `step` itself.
     """
     if factor == 1:
         return step
@@ -279,15 +295,22 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 
 
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
-    """Return the factor and the frame of the update in a broadcast; the factor is 1 unless it is a decay frame. Raises FrameError."""
+    """Return the factor and the update's frame from a broadcast.
+
+    The factor is 1 unless the broadcast is a decay frame. Raises FrameError.
+    """
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data
     _, ((_, (count, body)),) = unseal(data, DECAY, numel)
     if count != numel:
-        raise FrameError(f"a decay frame is for {count} weights, and the model has {numel}")
+        raise FrameError(
+            f"a decay frame is for {count} weights, and the model has {numel}; server and client need the same model"
+        )
     if len(body) < FACTOR.size:
-        raise FrameError("a decay frame ends before its factor")
+        raise FrameError("damaged frame: a decay frame ends before its factor")
     (factor,) = FACTOR.unpack_from(body)
     if not 0 <= factor < 1:
-        raise FrameError(f"a decay frame has the factor {factor:g}; expected 0 to below 1")
+        raise FrameError(
+            f"damaged frame: its decay factor is {factor:g}; expected at least 0 and below 1"
+        )
     return factor, bytes(body[FACTOR.size :])

@@ -1,4 +1,4 @@
-"""Dense codecs: float32, float16 and bfloat16. `identity` is the baseline of comparisons."""
+"""Dense codecs: float32, float16 and bfloat16. `identity` is the uncompressed baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def _bytes_of(values: np.ndarray) -> memoryview:
 
 @dataclass(frozen=True)
 class Identity(Codec):
-    """Every coordinate as float32, without loss."""
+    """A codec that sends every coordinate as float32, without loss."""
 
     name: ClassVar[str] = "identity"
     id: ClassVar[int] = 1
@@ -62,7 +62,7 @@ class Identity(Codec):
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """Every coordinate as float16, scaled by one power of two: half the bytes of float32."""
+    """A codec that sends every coordinate as float16, scaled by one power of two: half the bytes of float32."""
 
     name: ClassVar[str] = "fp16"
     id: ClassVar[int] = 2
@@ -83,7 +83,9 @@ class Half(Codec):
 
 @dataclass(frozen=True)
 class BFloat16(Codec):
-    """Every coordinate as bfloat16, rounded to nearest, ties to even. The largest finite number replaces infinity.
+    """A codec that sends every coordinate as bfloat16, rounded to nearest, ties to even.
+
+    Values that would be rounded to infinity become the largest finite number.
 
     body   h, one byte: the largest h ≤ 23 for which x·2^h is in the range of float32, so that no subnormal becomes zero; bfloat16 of x·2^h
     """

@@ -1,11 +1,11 @@
-"""The format of codecs that send one of a small number of levels for each coordinate.
+"""The format of codecs that send each coordinate as one of a small number of levels.
 
     symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) if that is shorter, else packed; the length tells which
     packed      64-bit words with as many symbols as fit, as digits in base `size`, the first symbol in the lowest digit; the last word is
                 cut to the bytes that it needs
     multiples   m, the largest magnitude (LEB128); if m > 0: the unit, float32, and the integers plus m as symbols below 2m + 1
 
-From 2²⁰ symbols on, several symbols are combined into one before entropy coding, if the combination has at most 256 values
+For 2²⁰ symbols or more, groups of symbols are combined into one before entropy coding, if a group has at most 256 possible values
 (`range_coder.group`).
 """
 
@@ -28,7 +28,7 @@ WORD = np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
-    """Return the bytes of symbols [n], uint8 or uint16, each below size ≥ 2: coded if that is shorter than packed."""
+    """Return symbols [n], uint8 or uint16, each below size ≥ 2, as bytes: entropy-coded if that is shorter, else packed."""
     coded = _coded(symbols, size)
     if coded is not None and len(coded) < packed_bytes(symbols.size, size):
         return coded
@@ -36,7 +36,7 @@ def pack(symbols: np.ndarray, size: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """Return the symbols [count], uint8 or uint16. Raises FrameError unless `pack` returns `data` for them."""
+    """Return the symbols [count], uint8 or uint16. Raises FrameError unless `pack` returns `data` for these symbols."""
     length = packed_bytes(count, size)
     if len(data) < length and size <= range_coder.LARGEST:
         return _decoded(data, count, size)
@@ -51,13 +51,13 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """Return the size in bytes of packed symbols, the largest size that `pack` returns."""
+    """Return the size of packed symbols in bytes, which is the largest size of the result of `pack`."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 
 
 def pack_multiples(levels: np.ndarray, unit: float) -> Section:
-    """Return the section of the multiples levels·unit. `levels` [n], int8 or int16 of magnitude ≤ 32767, is overwritten."""
+    """Return a section with the values levels·unit. `levels` [n], int8 or int16 of magnitude ≤ 32767, is overwritten."""
     top = max(int(levels.max()), -int(levels.min()))
     if top == 0:
         return Section(levels.size, varint(0))
@@ -68,9 +68,10 @@ def pack_multiples(levels: np.ndarray, unit: float) -> Section:
 
 
 def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
-    """Return symbols [count], m and the unit: the values are (symbols − m)·unit. If all values are zero, m and the unit are 0.
+    """Return symbols [count], the largest multiple m, and the unit: the values are (symbols − m)·unit.
 
-    Raises FrameError for a section that `pack_multiples` cannot have made, and for a value outside of float32's range.
+    If all values are zero, the largest multiple and the unit are 0. Raises FrameError for a section that `pack_multiples` cannot have made,
+    and for a value outside of float32's range.
     """
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)
@@ -104,7 +105,7 @@ def max_multiples_bytes(numel: int, top: int) -> int:
 
 
 def round_down(value: float) -> float:
-    """Return a value > 0 rounded down to a float32 > 0; the smallest float32 > 0 for smaller values."""
+    """Return a positive value rounded down to float32, but not to zero: at least the smallest positive float32."""
     nearest = np.float32(min(value, LARGEST))
     if float(nearest) > value:
         nearest = np.nextafter(nearest, np.float32(0))
@@ -112,7 +113,7 @@ def round_down(value: float) -> float:
 
 
 def _coded(symbols: np.ndarray, size: int) -> bytes | None:
-    """Return the coded symbols, None if the alphabet is too large for the entropy coder."""
+    """Return the entropy-coded symbols, or None if the alphabet is too large for the entropy coder."""
     if size > range_coder.LARGEST:
         return None
     if not _grouped(symbols.size, size):
@@ -169,7 +170,7 @@ def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
 
 @cache
 def _digits(size: int) -> int:
-    """Return the number of symbols that fit into a word."""
+    """Return the number of symbols below `size` that fit into a 64-bit word."""
     digits = 1
     while size ** (digits + 1) <= 1 << 64:
         digits += 1

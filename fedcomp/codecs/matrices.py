@@ -1,14 +1,16 @@
 """The base class of codecs that send matrices as factors.
 
-A tensor with two or more dimensions is a matrix [first dimension, product of the others], so the kernel of a convolution is [out, in·h·w].
-All other tensors are vectors. The count of a section is the size of the vector. Its body holds all tensors that are not empty, in order:
+A tensor with two or more dimensions is treated as a matrix [first dimension, product of the others], so the kernel of a convolution is
+[out, in·h·w]. All other tensors are treated as vectors. The count of a section is the size of the encoded vector. The body holds all
+nonempty tensors in order:
 
     matrix   k in one byte; left [rows, k] and right [columns, k], with k·(rows + columns) below rows·columns;
              or 255 and the values, if factors are not shorter or exceed the range of float32
     vector   the values
 
-Numbers are float32, little-endian, in row-major order. The update is left·rightᵀ, and the columns of `left` have norm 1. Encoding depends
-on the device, because factorizations do. Decoding sums in a fixed order, so it gives the same bits everywhere.
+Numbers are float32, little-endian, in row-major order. The update of a matrix is left·rightᵀ, and the columns of `left` have norm 1. The
+bytes of a frame depend on the device, because factorizations differ between devices. Decoding adds in a fixed order, so the decoded bits
+are the same on every device.
 """
 
 import itertools
@@ -37,13 +39,13 @@ CHUNK = 1 << 16  # elements of a product that are computed at a time
 
 
 def shape_of(entry: Entry) -> tuple[int, int] | None:
-    """Return rows and columns of a tensor as a matrix, None for a vector."""
+    """Return (rows, columns) of a tensor that is treated as a matrix, None for a tensor of fewer than two dimensions."""
     return (entry.shape[0], math.prod(entry.shape[1:])) if len(entry.shape) > 1 else None
 
 
 @dataclass(frozen=True)
 class LowRankUpdate(Update):
-    """The update left · rightᵀ, in row-major order."""
+    """The update of a matrix: left · rightᵀ, in row-major order."""
 
     left: np.ndarray  # [rows, k] float32
     right: np.ndarray  # [columns, k] float32
@@ -79,9 +81,9 @@ class MatrixCodec(Codec):
     def factor(
         self, matrix: Tensor, tensor: int, seed: int, context: Context
     ) -> tuple[Tensor, Tensor] | None:
-        """Return factors left [rows, k] and right [columns, k] of a finite nonzero matrix, all float64; None to send its values.
+        """Return factors left [rows, k] and right [columns, k] of a finite nonzero matrix, all float64.
 
-        `tensor`: index of the tensor in the layout, 0 under @layer.
+        Return None if the matrix should be sent uncompressed. `tensor`: index of the tensor in the layout, 0 under @layer.
         """
 
     def needs_layout(self) -> bool:
@@ -137,9 +139,9 @@ def to_bytes(x: Tensor) -> bytes:
 
 
 def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Return the arrays of these shapes in `data`, in order, without a copy.
+    """Return views of `data` as arrays of these shapes, in order.
 
-    Raises FrameError if `data` has another length, and for NaN or infinity.
+    Raises FrameError if `data` has the wrong length or holds NaN or infinity.
     """
     fits = len(data) == FLOAT.itemsize * total_numel(shapes)
     expect(fits, "values of matrices have the wrong length")
@@ -154,7 +156,7 @@ def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def as_arrays(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Return views of these shapes of a vector [total_numel(shapes)]."""
+    """Split a vector [total_numel(shapes)] into views with these shapes."""
     ends = itertools.accumulate(map(math.prod, shapes))
     runs = np.split(flat, list(ends)[:-1])
     return [run.reshape(shape) for run, shape in zip(runs, shapes)]

@@ -32,7 +32,7 @@ CODES = 256
 
 @dataclass(frozen=True)
 class Natural(Codec):
-    """Every coordinate as a sign and an exponent: at most nine bits."""
+    """A codec that sends every coordinate as a sign and an exponent, in at most nine bits."""
 
     name: ClassVar[str] = "natural"
     id: ClassVar[int] = 15

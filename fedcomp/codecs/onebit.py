@@ -5,17 +5,18 @@ Interspeech 2014.
 
     C(x)_ij = the mean of the entries ≥ 0 of column j if x_ij ≥ 0, else the mean of its entries < 0
 
-A matrix is a tensor [out, in, …] of two or more dimensions. It has a column for each index after `out`: `in` columns of a linear layer,
-in·h·w of a convolution. Tensors of one dimension, and vectors without a layout, are one column. The paper combines the quantizer with
-error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
+A tensor [out, in, …] of two or more dimensions is treated as a matrix with `out` rows: the weight of a linear layer has `in` columns, that
+of a convolution in·h·w. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the quantizer
+with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
+(codecs/spike.py).
 
 Contraction: let a side be the entries ≥ 0, or the entries < 0, of one column. A side with k entries and mean m has the squared error
-‖side‖² − k·m². Let k·m² be its gain; k·m² ≥ ‖side‖²/k. Means with |m| < 2⁻¹²⁶ may be inexact in float32; the sides with such means have
-squared norms of at most (n−1)²·2⁻²⁵² in total. At least one side has |m| ≥ 2⁻¹²⁶ and thus a gain of at least 2⁻²⁵². So the sum of the gains
-is at least ‖x‖²/n², and at least ‖x‖²/n if all means are normal numbers.
+‖side‖² − k·m². Call k·m² the gain of the side; it is at least ‖side‖²/k. Means with |m| < 2⁻¹²⁶ may be inexact in float32; the sides with
+such means have squared norms of at most (n−1)²·2⁻²⁵² in total. At least one side has |m| ≥ 2⁻¹²⁶ and thus a gain of at least 2⁻²⁵². So the
+sum of the gains is at least ‖x‖²/n², and at least ‖x‖²/n if all means are normal numbers.
 
     body   for each tensor that is not empty: signs, one bit each, 1 = not negative, padded to a byte;
-           the means of the entries ≥ 0 of all columns, then those of the entries < 0, float32; 0 for no entries
+           the means of the entries ≥ 0 of all columns, then those of the entries < 0, float32; 0 if there are no such entries
 """
 
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ SMALLEST = 2.0**-149  # the smallest float32 > 0
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """Every coordinate as one of two means of its column: one bit each."""
+    """A codec that sends every coordinate as one of two means of its column, in one bit."""
 
     name: ClassVar[str] = "onebit"
     id: ClassVar[int] = 11

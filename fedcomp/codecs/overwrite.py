@@ -1,7 +1,7 @@
 """The overwrite frame: the current weights at some positions, for a client that missed several broadcasts.
 
-A frame of a codec is added to the weights. An overwrite frame replaces weights, so the client's weights become bit-identical to the
-server's.
+The update in a codec's frame is added to the weights. An overwrite frame replaces weights, so the client's weights become bit-identical to
+the server's.
 
     body   b, one byte; values, float32; positions, Rice-coded with parameter b (kernels/rice.py)
 """
@@ -18,7 +18,7 @@ from .frame import EMPTY, OVERWRITE, Section
 
 
 def encode(weights: Tensor, positions: np.ndarray) -> bytes:
-    """Return a frame of weights[positions]. `weights` [numel]: float32. `positions`: int64, ascending."""
+    """Return an overwrite frame with weights[positions]. `weights` [numel]: float32. `positions`: int64, ascending."""
     section = EMPTY
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
@@ -29,7 +29,10 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
 
 
 def apply(data: bytes, weights: Tensor) -> None:
-    """Write the values of a frame into weights [numel], in place. Raises FrameError with the weights unchanged."""
+    """Write the values of an overwrite frame into weights [numel], in place.
+
+    Raises FrameError for an invalid frame, which leaves the weights unchanged.
+    """
     _, ((_, (count, body)),) = frame.unseal(data, OVERWRITE, weights.numel())
     if not count:
         return

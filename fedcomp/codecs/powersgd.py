@@ -4,10 +4,10 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
 
     P ← M Q;  P̂ ← an orthonormal basis of P;  Q ← Mᵀ P̂;  C(M) = P̂ Qᵀ,  for each matrix M [rows, columns], Q [columns, rank]
 
-Q starts from independent normal numbers, or from the Q in `context.announced`: the memory `lowrank` passes its last Q. Tensors that are not
-matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection of M, so its norm is
-at most ‖M‖. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², whose mean is rank/columns · ‖M‖², and
-columns ≤ numel/(rank + 1) for every matrix that is sent as factors.
+The initial Q consists of independent normal numbers, or is taken from `context.announced`, where the memory `lowrank` stores its last Q.
+Tensors that are not matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection
+of M, so its norm is at most ‖M‖. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², and ‖MZ‖² has the mean
+rank/columns · ‖M‖². A matrix that is sent as factors has at most numel/(rank + 1) columns.
 
 In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix; strategies/powersgd.py
 implements the paper's algorithm in two exchanges.
@@ -31,7 +31,7 @@ from .update import Dense, Sections, Update
 
 @dataclass(frozen=True)
 class PowerSGD(MatrixCodec):
-    """Two low-rank factors for each matrix, all other tensors as float32."""
+    """A codec that sends each matrix as two low-rank factors, and all other tensors as float32."""
 
     rank: int = 2  # columns of the factors; higher = larger frames, smaller error
 
@@ -67,12 +67,12 @@ class PowerSGD(MatrixCodec):
 
 
 def factors_are_smaller(rank: int, rows: int, columns: int) -> bool:
-    """Return whether factors of this rank have fewer numbers than the matrix."""
+    """Return whether factors of this rank have fewer numbers than a matrix [rows, columns]."""
     return rank * (rows + columns) < rows * columns
 
 
 def start_name(tensor: int) -> str:
-    """Return the name in `Context.announced` of the initial Q of a tensor, given its index in the layout."""
+    """Return the name of a tensor's initial Q in `Context.announced`. `tensor`: index of the tensor in the layout."""
     return f"right/{tensor}"
 
 
@@ -91,7 +91,7 @@ class FactorLayout:
     """The division of a layout into tensors that are sent as factors and tensors that are sent uncompressed, for strategies/powersgd.py.
 
     `matrices`: the tensors with factors, and their shapes as matrices. `others`: the tensors that are sent uncompressed. `left_shapes`,
-    `right_shapes`, `other_shapes`: the shapes of the arrays in frames. The frames do not contain shapes.
+    `right_shapes`: the shapes of the left and right factors. `other_shapes`: the shapes of the uncompressed tensors.
     """
 
     def __init__(self, layout: Layout, rank: int):

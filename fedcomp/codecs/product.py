@@ -4,10 +4,9 @@ Basu, Data, Karakus, Diggavi: Qsparse-local-SGD: distributed SGD with quantizati
 
     C = b ∘ a:  a selects coordinates, b encodes the vector of their values
 
-The first codec's option `values` has no effect. Both codecs get the same seed and use different streams of random words. C contracts with
-δ = δₐ·δᵦ(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with ωᵦ ≤ 1, then
-δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper; for lemma 2 see the option `damped` of qsgd). If both are unbiased, so is C, with
-ω = (1 + ωₐ)(1 + ωᵦ(k)) − 1.
+The option `values` of the first codec has no effect. Both codecs get the same seed and use different streams of random words. C contracts
+with δ = δₐ·δᵦ(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with ωᵦ ≤ 1,
+then δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper). If both codecs are unbiased, so is C, with 1 + ω = (1 + ωₐ)(1 + ωᵦ(k)).
 
     values   length of the section of b (LEB128), count of this section (LEB128), its body; the rest as in codecs/selection.py
 """
@@ -31,7 +30,7 @@ from .selection import DensityCodec, Selective, Unpacked, take
 
 @dataclass(frozen=True)
 class Product(Selective):
-    """The coordinates that the first codec selects, with values encoded by the second."""
+    """A codec that sends the coordinates that `first` selects, with values encoded by `second`."""
 
     first: Selective
     second: Codec
@@ -123,6 +122,6 @@ class Product(Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return δ of a codec, 1 − ω for an unbiased codec with ω ≤ 1, else None."""
+    """Return the δ that a codec declares, else 1 − ω if the codec is unbiased with ω ≤ 1, else None."""
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

@@ -4,12 +4,12 @@ Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: communication-efficient SGD via 
 
     C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with r uniform in [0, 1),  u = ‖x‖₂/s
 
-E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with this codec. With `damped`, the codec
-is C/(1 + ω), which contracts with δ = 1/(1 + ω).
+E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec. With
+`damped`, the codec is C/(1 + ω), which contracts with δ = 1/(1 + ω).
 
-The paper sends the norm. Here the unit u is sent, so that decoding does not need s. u is rounded down to a float32 for which no level
-exceeds the range of float32. The format is that of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With them, a frame has
-the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
+The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
+the range of float32. A section has the format `multiples` of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With @chunk, a
+frame has the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
 """
 
 import math
@@ -36,7 +36,7 @@ MAX_LEVELS = 1000  # largest s
 
 @dataclass(frozen=True)
 class QSGD(Codec):
-    """Every coordinate as one of 2s + 1 levels."""
+    """A codec that sends every coordinate as one of 2s + 1 levels, where s is the option `levels`."""
 
     levels: int = 16  # s: levels between 0 and the norm; more = longer frames, less noise
     damped: bool = False  # divide the result by 1 + ω, for error feedback
@@ -53,7 +53,7 @@ class QSGD(Codec):
             )
 
     def omega(self, numel: int) -> float:
-        """Return ω of the codec without `damped`."""
+        """Return the variance bound ω of the codec without `damped`."""
         return min(numel / self.levels**2, math.sqrt(numel) / self.levels)
 
     def contraction(self, numel: int) -> float | None:
@@ -70,7 +70,7 @@ class QSGD(Codec):
         return wire.pack_multiples(*self._rounded(x, seed))
 
     def _rounded(self, x: Tensor, seed: int) -> tuple[np.ndarray, float]:
-        """Return the levels of a vector [n], int8 or int16, and the unit to send, 0 for a vector of zeros."""
+        """Return the levels of a vector [n], int8 or int16, and the unit to send; the unit of a vector of zeros is 0."""
         norm = kernels.norm2(x) if self.norm == "l2" else rounding.largest(x)
         if norm == 0:
             return np.zeros(x.numel(), np.int8), 0.0

@@ -3,24 +3,24 @@
 by=uniform: Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated learning: strategies for improving communication efficiency. 2016
 (random masks); Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018.
 
-    C(x)_i = x_i if i is one of k coordinates drawn without replacement, else 0        scaled: n/k·x_i, so that E C(x) = x
+    C(x)_i = x_i if i is one of k coordinates drawn without replacement, else 0;       scaled: n/k·x_i, so that E C(x) = x
 
-The positions are drawn from the seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames of one
-seed can be added.
+The positions are drawn from the seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the
+same seed can be added.
 
 by=magnitude: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed optimization. NeurIPS 2018.
 
     coordinate i is sent with probability p_i = min(1, |x_i|/m), where Σ p_i = k; this minimizes the variance for k coordinates on average
-    C(x)_i = x_i if i is sent, else 0        scaled: x_i/p_i, which is x_i if |x_i| ≥ m, else ±m
+    C(x)_i = x_i if i is sent, else 0;       scaled: x_i/p_i, which is x_i if |x_i| ≥ m, else ±m
 
 The paper determines p from a given variance, by an iteration (algorithm 3). Here k is given, and m is computed exactly and rounded down to
-float32, so Σ p_i ≥ k. The number of coordinates in a frame varies. Positions are sent, zeros are not.
+float32, so Σ p_i ≥ k. With by=magnitude, the number of coordinates in a frame varies; positions are sent, and zeros are not.
 
-Without `scaled`, both contract with δ = k/n in the mean. With `scaled`, both are unbiased with ω = n/k − 1, except that values in float16
-are rounded, and n/k·x_i is clipped to the range of float32.
+Without `scaled`, C contracts with δ = k/n in the mean, for both values of `by`. With `scaled`, C is unbiased with ω = n/k − 1. However,
+values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
 
     values   as in codecs/floats.py. With by=magnitude and `scaled` (flag + 2): m, float32; a bit for each value, 1 if its magnitude
-             exceeds m; the signs of all other values, 1 = positive; both padded to a byte; the values that exceed m
+             exceeds m; the signs of all other values, 1 = positive; both padded to a byte; the values that exceed m;
              the rest as in codecs/selection.py
 """
 
@@ -50,7 +50,7 @@ CLIP_ELEMENTS = 1 << 24  # elements that are clipped at a time
 
 @dataclass(frozen=True)
 class RandomK(selection.DensityCodec):
-    """Random coordinates, drawn uniformly and sent without positions, or drawn with a probability that grows with the magnitude."""
+    """A codec that sends random coordinates: drawn uniformly, without sending positions, or with a preference for large magnitudes."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     # How the probability of a coordinate is determined.
@@ -110,7 +110,7 @@ class RandomK(selection.DensityCodec):
         return chosen, values
 
     def _levels(self, rows: Rows) -> list[float]:
-        """Return m for each vector, 0 with by=uniform."""
+        """Return the threshold m of each vector, or 0 with by=uniform."""
         return [0.0 if self.draws else drop_threshold(row, self.count(row.numel())) for row in rows]
 
     def _drawn(self, rows: Rows, seeds: Sequence[int], levels: Sequence[float]) -> Chosen:
@@ -167,14 +167,17 @@ class RandomK(selection.DensityCodec):
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Return the positions of the coordinates that are kept. A coordinate with |x| < m is kept with probability |x|/m, any other always."""
+    """Return the positions of the coordinates that are kept.
+
+    A coordinate with |x| < m is kept with probability |x|/m, and every other coordinate always.
+    """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
 
 def drop_threshold(x: Tensor, k: int) -> float:
     """Return m > 0 with Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If at most k coordinates are not zero, return the smallest nonzero magnitude; 1 if all are zero.
+    If at most k coordinates are not zero, return the smallest nonzero magnitude, but at most 1.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
@@ -194,7 +197,7 @@ def scale_saturating(values: Tensor, factor: float) -> Tensor:
 
 
 def _values(section: Section) -> np.ndarray:
-    """Return the values, float32, in a section of drawn positions. Raises FrameError."""
+    """Return the values, float32, in a section whose positions are drawn from the seed. Raises FrameError."""
     first, data = selection.take(memoryview(section.body), 1)
     mergeable = first[0] == selection.IMPLIED
     expect(mergeable, "only frames with drawn positions and values in float32 can be merged")

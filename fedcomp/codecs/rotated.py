@@ -4,9 +4,9 @@
            a of each block, then b of each block if the codec has them: the upper half of a float64
            codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format
 
-kernels/hadamard.py defines u, e and d of a block. Let v be the values of the codes of a block and û the quantized u. The decoder rotates
-û·2^e/d = a·v + b/d back. Vectors whose magnitudes are all below 2⁻¹⁰⁰ are sent as values, because the result of the rotation would be a
-subnormal float32. Decoded coordinates are clipped to the range of float32.
+kernels/hadamard.py defines the rotated block u, its exponent e and its size d. Let v be the values of the codes of a block and û the
+quantized u. The decoder applies the inverse rotation to û·2^e/d = a·v + b/d. Vectors whose magnitudes are all below 2⁻¹⁰⁰ are sent without
+rotation, because the result of the rotation would be a subnormal float32. Decoded coordinates are clipped to the range of float32.
 """
 
 from abc import abstractmethod
@@ -53,13 +53,13 @@ class RotatedCodec(Codec):
 
     @abstractmethod
     def head(self) -> int:
-        """Return the first byte, 1..255."""
+        """Return the first byte of the body, 1..255."""
 
     @abstractmethod
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the codes [N], and [scale] or [scale, shift] of the blocks, where û = scale·v + shift.
+        """Return the codes [N], and the list [scale] or [scale, shift] of the blocks: a code with the value v means scale·v + shift.
 
-        Scale and shift are float64 [blocks] with zeros in their lower halves.
+        Scale and shift are float64 [blocks], and their lower 32 bits are zero.
         """
 
     def width(self) -> int | None:
@@ -67,19 +67,22 @@ class RotatedCodec(Codec):
         return None
 
     def table(self, head: int) -> np.ndarray:
-        """Return the values of the codes, float32, for the first byte of a section. Raises FrameError for an invalid byte."""
-        raise NotImplementedError(f"{type(self).__name__} has neither table nor unpack_codes")
+        """Return the value of each code, float32. `head`: the first byte of a section. Raises FrameError if `head` is invalid."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has neither table nor unpack_codes; implement one"
+        )
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        """Return the bytes of codes [N], one for each coordinate and for each zero that pads the last block: by default bit planes."""
+        """Return codes [N] as bytes, by default as bit planes. The zeros that pad the last block also have codes."""
         return bit_planes.pack(codes, self.width() or 0)
 
     def unpack_codes(
         self, head: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> ReadCodes:
-        """Return the `count` codes in `data`. Raises FrameError for bytes that `pack_codes` does not return.
+        """Return a function that reads values of the `count` codes in `data`. Raises FrameError for bytes that `pack_codes` does not
+        return.
 
-        `is_zero` [count/8]: for each eight codes, whether their values must be 0 because the scale of their block is 0.
+        `is_zero` [count/8]: for each group of eight codes, whether their values must be 0 because the scale of their block is 0.
         """
         table = self.table(head)
         planes = bit_planes.unpack(data, count, table.size)
@@ -183,24 +186,24 @@ class RotatedUpdate(Update):
 
 
 def round_nearest(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers ≥ 0, rounded to the nearest float64 with zeros in the lower half."""
+    """Round numbers ≥ 0 to the nearest float64 whose lower 32 bits are zero."""
     return ((numbers.view(np.int64) + (1 << 31)) >> 32 << 32).view(np.float64)
 
 
 def round_up(numbers: np.ndarray) -> np.ndarray:
-    """Return the numbers, rounded up to float64 with zeros in the lower half."""
+    """Round numbers up to the next float64 whose lower 32 bits are zero."""
     bits = numbers.view(np.int64)
     return (np.where(bits < 0, bits, bits + 0xFFFFFFFF) >> 32 << 32).view(np.float64)
 
 
 def _unscaled(numbers: list[np.ndarray], blocks: RotatedBlocks) -> list[np.ndarray]:
-    """Return a and b of the blocks, given the scale and the shift of û."""
+    """Return the numbers a and b that are sent for each block, given the scale and the shift."""
     exponents = blocks.exponents.astype(np.int32)
     return [np.ldexp(v, exponents) / (1 if i else blocks.sizes) for i, v in enumerate(numbers)]
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a and b, [blocks] each. Raises FrameError for numbers that no float32 vector has."""
+    """Return the numbers a and b of each block, [blocks] each. Raises FrameError for numbers that no float32 vector can have."""
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):

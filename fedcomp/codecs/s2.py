@@ -1,25 +1,26 @@
-"""S2 Reducer: a sparse vector as its support and a count sketch of its values. Frames can be added, and the values recovered exactly.
+"""S2 Reducer: a sparse vector as its support and a count sketch of its values. Frames can be added, and the values of the sum recovered
+exactly.
 
 Ge, Zhang, Zhang, Sun, Ma, Wang, Zhu, Chen: S2 Reducer: high-performance sparse communication to accelerate distributed deep learning. 2021.
 
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0;    a frame has the support and S;    the sum has the union of supports and Σ S
 
-A receiver that knows the union recovers the values by peeling (kernels/peeling.py). S needs 1.25 cells per coordinate of the union from
-10⁴ coordinates on, 1.6 at 10³, and more below. In tables of this size all values are exact, except for about one table in a thousand, where
-two coordinates share all their cells. Values that are not exact are estimated by least squares; `RecoveredUpdate.missed` is their number.
+A receiver that knows the union of the supports recovers the values by peeling (kernels/peeling.py). The table S needs 1.25 cells per
+coordinate of the union for 10⁴ coordinates or more, 1.6 for 10³, and more for fewer. A table with enough cells usually gives exact values.
+In about one table of a thousand, two coordinates share all their cells, and their values are estimated by least squares;
+`RecoveredUpdate.missed` counts such values.
 
 The codec is useful if many frames with overlapping supports pass nodes that can only add: all-reduce, network switches, or sums of masked
-values. Without such nodes, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
-int16) and 5.0 bytes in `topk` (3.0 with fp16). The difference grows if each table has room for the union. A relay that may read frames can
-also decode them and forward the sum of their values. benchmarks/s2.py compares the sum of N frames of `s2` with N frames of
-`topk:density=1%`. On updates of the task digits during training, the sum saves 86 % for N = 128, 61 % for N = 32, and 12 % for N = 8. With
-random supports, it saves 46 %, 11 % to 17 %, and −23 % to 1 %. The paper claims 81 %.
+values. If all nodes can decode, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
+int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that may read frames can also decode them and forward the sum of their values. On
+updates of the task digits, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 % for N = 32,
+and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
 
 `topk:density=1%+s2` sends the coordinates that topk selects as frames of `s2`. Only frames whose tables have the same shape can be added.
-So the table has room for `union` times the largest number of coordinates that the first codec selects, which is the same for all clients.
-Without a first codec, the table has room for `union` times the nonzeros of x. The option `columns` sets the size directly. If `union` is
-too small, some values of the sum are estimated. An encoder that cannot recover its own values doubles the columns; its frame then cannot
-be added to others.
+Clients therefore use tables of one shape, with room for `union` times the largest number of coordinates that the first codec selects.
+Without a first codec, the table has room for `union` times the nonzeros of x. The option `columns` sets the size of the table directly. If
+the option `union` is too small, some values of the sum are estimated. An encoder that cannot recover its own values from the table doubles
+the columns; its frame then cannot be added to other frames.
 
 Unlike in the paper, supports are coded instead of sent as bitmaps, and cells are integers in units of 2^e, so subtraction is exact:
 
@@ -27,8 +28,8 @@ Unlike in the paper, supports are coded instead of sent as bitmaps, and cells ar
                            bits (35 bits among 10⁸ values), e is larger, and values are rounded.
     values=int24, int16    values are rounded to 24 or 16 bits, relative to the largest
 
-Cells in float32 would take 32 bits instead of about 27 with int24. Rounding errors would accumulate during peeling: with 10⁴ coordinates up
-to 3e-6 of the largest value, compared with 1e-7 for int24.
+Cells in float32 would take 32 bits instead of about 27 with int24. Peeling float32 cells would accumulate rounding errors of up to 3e-6 of
+the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
 
     body    number of nonzeros (LEB128); if there are any: form of the support (kernels/positions.py) and rows, one byte each; columns
             (LEB128); e (int16); bits of a cell, one byte; cells; the support
@@ -66,7 +67,7 @@ MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
 @dataclass(frozen=True)
 class S2(Codec):
-    """All nonzero coordinates, in frames that can be added."""
+    """A codec that sends all nonzero coordinates, in frames that can be added."""
 
     rows: int = 3  # rows of the table; 3 rows need the smallest number of cells
     columns: int = 0  # cells in a row; 0 = as many as the nonzeros need
@@ -84,7 +85,9 @@ class S2(Codec):
         if self.rows not in THRESHOLDS:
             raise SpecError(f"rows is {self.rows}; give 3 to {max(THRESHOLDS)}")
         if not 0 <= self.columns < 1 << 28:
-            raise SpecError(f"columns is {self.columns}; give a number of cells, or leave it out")
+            raise SpecError(
+                f"columns is {self.columns}; give a number of cells per row, or leave it out"
+            )
         if not 1 <= self.union < math.inf:
             raise SpecError(
                 f"union is {self.union:g}; give a number from 1 to the number of frames that are added"
@@ -126,7 +129,7 @@ class S2(Codec):
             columns = min(2 * columns, _max_columns(numel))
 
     def width(self, keys: int) -> int:
-        """Return the number of columns of a table from which this many values can be recovered."""
+        """Return the number of columns of a table from which `keys` values can be recovered."""
         cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
         return max(1, math.ceil(cells * THRESHOLDS[self.rows] / THRESHOLDS[3] / self.rows))
 
@@ -164,13 +167,16 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the number of bits of a magnitude for which a sum of this many values is below 2⁶²."""
+        """Return the number of bits of a magnitude, so that a sum of `keys` values stays below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
 @dataclass(frozen=True)
 class SparseS2(Codec):
-    """The coordinates that the first codec selects, in frames of the second: `topk:density=1%+s2`. `s2` with any options decodes them."""
+    """A codec such as `topk:density=1%+s2`, which sends the coordinates that the first codec selects, in frames of `s2`.
+
+    An `s2` codec with any options decodes the frames.
+    """
 
     first: Selective
     second: S2
@@ -221,13 +227,13 @@ class SparseS2(Codec):
 
 @dataclass
 class RecoveredUpdate(Sparse):
-    """A sparse update with values recovered from a table."""
+    """A sparse update with values recovered from a count sketch."""
 
     missed: int = 0  # number of values that are estimated, not exact
 
 
 class S2Section(NamedTuple):
-    """The body of a section that is not empty."""
+    """The body of a nonempty section of `s2`."""
 
     positions: np.ndarray  # int64, ascending, at least one
     exponent: int
@@ -240,7 +246,7 @@ def _max_columns(numel: int) -> int:
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
-    """Return e and float32 values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
+    """Return an exponent e, and the values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
     mantissas, exponents = np.frexp(values.astype(np.float64))
     whole = np.abs(np.ldexp(mantissas, 24)).astype(np.int64)
     zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1
@@ -255,7 +261,7 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
 
 
 def _sum(bodies: Sequence[S2Section]) -> tuple[int, np.ndarray]:
-    """Return the exponent and the sum of tables, in the smallest of their units, or in a larger one if the sum would exceed 62 bits."""
+    """Return the exponent and the sum of tables. The unit is the smallest one in `bodies`, or larger if the sum would exceed 62 bits."""
     tops = [body.exponent + int(np.abs(body.table).max()).bit_length() for body in bodies]
     smallest = max(tops) + (len(bodies) - 1).bit_length() + 1 - MAX_BITS
     unit = max(smallest, min(body.exponent for body in bodies))
@@ -280,7 +286,7 @@ def _write(body: S2Section, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
-    """Return the parts of the body of a section for a vector [numel], None if the vector is zero. Time and memory are O(numel).
+    """Return the parts of the body of a section for a vector [numel]; None if the vector is zero. Time and memory are O(numel).
 
     Raises FrameError.
     """
@@ -321,7 +327,7 @@ def _pack_cells(table: np.ndarray, bits: int) -> bytes:
 
 
 def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:
-    """Return the cells, int64 [cells]. Raises FrameError if the padding is not zero."""
+    """Return the cells in `data`, int64 [cells]. Raises FrameError if the padding is not zero."""
     whole, rest = divmod(bits, 8)
     octets = np.zeros((cells, 8), np.uint8)
     octets[:, :whole] = np.frombuffer(data[: cells * whole], np.uint8).reshape(cells, whole)

@@ -28,7 +28,7 @@ POSITIVE, NEGATIVE = 0, 1  # flags
 
 @dataclass(frozen=True)
 class SBC(selection.Largest):
-    """The k largest coordinates of one sign as their mean."""
+    """A codec that sends the k largest coordinates of one sign as their mean."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "sbc"

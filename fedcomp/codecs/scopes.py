@@ -1,13 +1,13 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk may be smaller. The buckets of QSGD (Alistarh et al.
-2017) are chunks. SparseLoCo selects k coordinates of every chunk (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM
-pre-training with SparseLoCo. arXiv:2508.15706, 2025). The seed of tensor or chunk i is the seed of the frame plus i.
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk may be smaller. SparseLoCo selects k coordinates of
+every chunk (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025). The seed
+of tensor or chunk i is the seed of the frame plus i.
 
     sections of @chunk   N (LEB128); for each chunk: length of the rest of its section, count, body
 
-Codecs that select coordinates (codecs/selection.py) and `qsgd` write one joint body for all chunks instead, which is shorter. Only a codec
-with the same N decodes a frame, so that a sender cannot choose smaller chunks.
+Codecs that select coordinates (codecs/selection.py) and `qsgd` write a joint body for all chunks, which is shorter than separate sections.
+Only a codec with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ JOINT_BYTES = 24
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec `inner` that is applied to parts of the vector. It copies the attributes that `inherited` names from `inner`."""
+    """A codec `inner` that is applied to parts of the vector. The attributes listed in `inherited` are copied from `inner`."""
 
     inner: Codec
     inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
@@ -97,7 +97,7 @@ class LayerWise(Scoped):
 
 @dataclass(frozen=True)
 class Chunked(Scoped):
-    """A codec applied to each chunk. Its frames have one section: N, and the body of all chunks."""
+    """A codec applied to each chunk. Its frames have one section, with the chunk size N and the body of all chunks."""
 
     size: int  # N
     scope: ClassVar[int] = frame.CHUNK
@@ -112,7 +112,7 @@ class Chunked(Scoped):
         return f"{self.inner}@chunk={self.size}"
 
     def sizes(self, numel: int) -> set[int]:
-        """Return the sizes of the chunks of a vector [numel]."""
+        """Return the different sizes of the chunks of a vector [numel]."""
         return {min(self.size, numel), numel % self.size or min(self.size, numel)}
 
     def contraction(self, numel: int) -> float | None:

@@ -5,14 +5,15 @@
            positions, in the shortest form, usually a Rice code (kernels/positions.py)
 
 Positions that are drawn from the seed are not sent. A section with drawn positions has the size of the vector as its count, so that frames
-of one seed can be added. Its body has form 63, the number of values (LEB128), and the values. Other sections with this count have form 42.
+of one seed can be added. The body of a section with drawn positions has form 63, the number of values (LEB128), and the values. If all
+coordinates are selected without drawing, the count is also the size of the vector, but the form is 42.
 
 With @chunk, all chunks have one body with a joint code of the positions, unless positions are drawn:
 
     body   number of selected coordinates (LEB128); if there are any: one byte as above, length of the positions (LEB128), positions; the
            codec's flag of each chunk with coordinates, two bits each, padded with zeros; the values of all chunks, in order
 
-If the flag in the first byte is not 0, the codec encodes the values of all chunks jointly, and there are no flags of chunks.
+If the flag in the first byte is not 0, the codec encodes the values of all chunks jointly, without a flag for each chunk.
 """
 
 import math
@@ -46,8 +47,8 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 class Selective(Codec):
     """A codec that selects coordinates. Zeros are selected only if positions are drawn from the seed.
 
-    Subclasses implement the selection, `select`, and the format of values, `pack_values` and `unpack_values`. This class encodes
-    and decodes positions.
+    Subclasses implement `select`, which selects coordinates, and the format of values in `pack_values` and `unpack_values`. This class
+    encodes and decodes positions.
     """
 
     draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent
@@ -57,7 +58,10 @@ class Selective(Codec):
         """Return the selected positions in m ≥ 1 finite vectors."""
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
-        """Return the selected coordinates and their values to send, float32. Overridden by codecs that scale values before packing."""
+        """Return the selected coordinates, and the values to send for them, float32.
+
+        Overridden by codecs that scale values before packing.
+        """
         chosen = self.select(rows, seeds)
         return chosen, kernels.values_at(rows, chosen)
 
@@ -66,16 +70,19 @@ class Selective(Codec):
         return numel
 
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        """Return `count` of numel positions, int64, ascending, drawn from the seed. Implemented by codecs with `draws`."""
-        raise FrameError(f"{self.name} does not draw positions from a seed")
+        """Draw `count` of the positions 0..numel-1 from the seed: int64, ascending. Implemented by codecs for which `draws` is true."""
+        raise FrameError(
+            f"a frame has drawn positions, but {self.name} draws none; both sides need the same codec"
+        )
 
     @abstractmethod
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        """Return a flag 0..3 and the bytes of each of m runs of values. The result for an empty run is not used.
+        """Return a flag 0..3 and the bytes for each of m runs, which hold the selected values of one vector each.
 
-        `values`: float32, nonzero, of all runs in order. `counts` [m]: lengths of the runs.
+        `values`: the values of all runs in order, float32, nonzero. `counts` [m]: lengths of the runs. The result for an empty run is not
+        used.
         """
 
     @abstractmethod
@@ -162,7 +169,10 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Return a flag and the bytes of the values of m chunks, `counts` [m] ≥ 1. With flag 0, each chunk has its own flag."""
+        """Return a flag and the bytes for the values of m chunks. With flag 0, the bytes hold a flag of each chunk.
+
+        `counts` [m] ≥ 1: number of values of each chunk.
+        """
         flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
         bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
         return 0, np.packbits(bits).tobytes() + b"".join(sent)
@@ -170,7 +180,10 @@ class Selective(Codec):
     def unpack_chunks(
         self, flag: int, data: memoryview, counts: np.ndarray, seeds: Sequence[int]
     ) -> np.ndarray:
-        """Return the values of m chunks, float32, `counts` [m] ≥ 1. Raises FrameError unless `data` contains exactly these."""
+        """Return the values of m chunks, float32.
+
+        Raises FrameError unless `data` contains exactly `counts` [m] ≥ 1 values of each chunk.
+        """
         expect(flag == 0, "chunks have an unknown flag")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
         bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
@@ -193,7 +206,7 @@ class Selective(Codec):
 
 @dataclass(frozen=True)
 class DensityCodec(Selective):
-    """A codec that sends k coordinates, k = max(1, floor(density · n + ½))."""
+    """A codec that sends k of n coordinates, k = max(1, floor(density · n + ½))."""
 
     density: float  # fraction of the coordinates sent
 
@@ -201,7 +214,7 @@ class DensityCodec(Selective):
         check_density(self.density)
 
     def count(self, numel: int) -> int:
-        """Return k for a vector [numel]."""
+        """Return the number k of coordinates to send of a vector [numel]."""
         return count_at_density(self.density, numel)
 
     def most(self, numel: int) -> int:
@@ -234,7 +247,7 @@ def check_density(density: float) -> None:
 
 
 def count_at_density(density: float, numel: int) -> int:
-    """Return the number of coordinates of a vector [numel] for a density."""
+    """Return the number of coordinates of a vector [numel] that are sent at a density."""
     return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 
@@ -243,20 +256,25 @@ def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> S
 
 
 def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """Return the first `length` bytes and the rest. Raises FrameError if `data` is shorter."""
+    """Return the first `length` bytes of `data`, and the rest. Raises FrameError if `data` is shorter."""
     expect(len(data) >= length, "a section is cut short")
     return data[:length], data[length:]
 
 
 def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
-    """Return the mean of |values| of each of m runs as float32 bytes. Sums are float64, in the order of the values."""
+    """Return the mean magnitude of each of m runs of values, as float32 bytes.
+
+    Sums are computed in float64, in the order of the values.
+    """
     packed = kernels.means(np.abs(values), counts).astype("<f4").tobytes()
     return [packed[at : at + MEAN.size] for at in range(0, len(packed), MEAN.size)]
 
 
 def unpack_magnitude(data: memoryview) -> float:
-    """Return the common magnitude of many values. Raises FrameError unless it is finite and above zero."""
+    """Return the magnitude that all values of a section share. Raises FrameError unless the magnitude is finite and above zero."""
     (mean,) = MEAN.unpack(data)
     if not 0 < mean < math.inf:
-        raise FrameError(f"a section has the magnitude {mean}; expected a finite number above 0")
+        raise FrameError(
+            f"damaged frame: a section has the magnitude {mean}; expected a finite number above 0"
+        )
     return mean

@@ -5,7 +5,7 @@ Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation f
     C(x)_i = sign(x_i), as 1 or −1
 
 The sign of a zero is a random bit, keyed by (seed, coordinate). If every client has its own seed, the random signs of many clients cancel
-in a vote. If all clients drew the same sign, zeros could outvote other values. C is neither contractive nor unbiased.
+in a vote. C is neither contractive nor unbiased.
 
     body   signs, one bit each, 1 = positive, padded to a byte
 """
@@ -29,7 +29,7 @@ ONE = np.ones(1, np.float32)
 
 @dataclass(frozen=True)
 class Sign(Codec):
-    """Every coordinate as ±1: one bit each."""
+    """A codec that sends every coordinate as ±1, in one bit."""
 
     name: ClassVar[str] = "sign"
     id: ClassVar[int] = 9

@@ -1,21 +1,22 @@
-"""Count Sketch: frames can be added before the sum is decoded once.
+"""Count Sketch: frames can be added, and their sum is decoded once.
 
 Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 2002; for gradients, Ivkin, Rothchild, Ullah, Braverman,
 Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019.
 
     S[r, h_r(i)] += s_r(i)·x_i;   C(x)_i = median over r of s_r(i)·S[r, h_r(i)] for the k largest of these estimates, else 0
 
-h_r(i) is the cell of coordinate i in row r, and s_r(i) = ±1 its sign. Both depend only on the seed (kernels/count_sketch.py). All clients
-encode with the seed of the round, and the server adds cells, not estimates. With density 1, C is unbiased: the estimate of one row has the
-variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. C contracts only if a small number of
-coordinates has most of ‖x‖, so no contraction is declared. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
+h_r(i) is the cell of coordinate i in row r, and s_r(i) = ±1 its sign. h_r and s_r depend only on the seed (kernels/count_sketch.py). All
+clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, C is unbiased: the estimate of one row
+has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. C contracts only if a small
+number of coordinates has most of ‖x‖, so no contraction is declared. The strategies `fetchsgd` and `sketched-sgd` have their own error
+feedback.
 
     body   rows, columns, k (LEB128 each); form of the cells, one byte; the cells, row by row
            form 0: float32.  1: bfloat16.  2, 3, 4: an exponent e (int16), then integers in 8, 16, 32 bits
 
-`int8` cells are stochastically rounded to multiples of the unit 2^e, so they are unbiased. Sums have the smallest unit of the added frames
-and up to 32 bits per cell, and are exact; if 32 bits do not suffice, the unit is larger and the sum is rounded. `bf16` cells are added in
-float32. Their sum is sent as bfloat16 if that is exact, else as float32.
+`int8` cells are stochastically rounded to multiples of the unit 2^e, so they are unbiased. A sum of `int8` cells is exact, in the smallest
+unit of the frames, if 32 bits per cell suffice; else it is rounded to a larger unit. `bf16` cells are added in float32, and the sum is sent
+as bfloat16 if that is exact, else as float32.
 """
 
 import math
@@ -59,7 +60,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Sketch(Codec):
-    """A table of rows × columns cells, decoded by medians. Frames of one seed can be added."""
+    """A codec that sends a table of rows × columns cells, which the receiver decodes by medians. Frames with the same seed can be added."""
 
     rows: int = 5  # odd; more = fewer large errors
     columns: int = 0  # cells in a row; 0 = determined by `ratio`
@@ -80,7 +81,9 @@ class Sketch(Codec):
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
             raise SpecError(f"rows is {self.rows}; give an odd number from 1 to {MAX_ROWS}")
         if self.columns < 0 or self.columns >= 1 << 32:
-            raise SpecError(f"columns is {self.columns}; give a number of cells, or leave it out")
+            raise SpecError(
+                f"columns is {self.columns}; give a number of cells per row, or leave it out"
+            )
         if not 0 < self.ratio < math.inf:
             raise SpecError(f"ratio is {self.ratio:g}; give a number above 0, such as 10")
         if self.columns and self.ratio != RATIO:
@@ -88,7 +91,7 @@ class Sketch(Codec):
         check_density(self.density)
 
     def width(self, numel: int) -> int:
-        """Return the number of columns for a vector [numel]."""
+        """Return the number of columns of the table for a vector [numel]."""
         cell = TYPES[FORMS[self.cells]].itemsize
         columns = self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows))
         return math.floor(min(_max_columns(numel), columns))
@@ -146,7 +149,7 @@ class Sketch(Codec):
 
 
 class SketchSection(NamedTuple):
-    """The content of a section."""
+    """The content of a section of `sketch`."""
 
     count: int  # k
     form: int
@@ -260,7 +263,10 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 
 def _sum_integers(read: Sequence[SketchSection]) -> tuple[int, np.ndarray]:
-    """Return the exponent and the sum, int64, of integer cells, in the smallest unit, or in a larger one if 32 bits would not suffice."""
+    """Return the exponent and the sum, int64, of integer cells.
+
+    The unit is the smallest one in `read`, or larger if 32 bits would not suffice.
+    """
     filled = [(one.exponent, one.raw) for one in read if one.raw.any()]
     total = np.zeros(read[0].raw.shape, np.int64)
     if not filled:

@@ -1,8 +1,8 @@
 """A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-Codecs that send means use this form, since subnormal means have fewer than 24 bits, and rounding them can break the contraction. Sending
-only the largest coordinate contracts with δ = 1/n for every vector. The count of such a section is 1. Other sections of these codecs have
-the count n.
+Codecs that send means send one coordinate instead, because a subnormal mean has fewer than 24 bits, and rounding it can break the
+contraction. Sending only the largest coordinate contracts with δ = 1/n for every vector. A section with only the largest coordinate has the
+count 1, any other section the count n.
 
     body   position (LEB128), value (float32, not zero)
 """
@@ -23,12 +23,15 @@ VALUE = struct.Struct("<f")
 
 
 def is_needed(mean: float | np.floating, numel: int) -> bool:
-    """Return whether a vector [numel] with this mean magnitude, or this largest mean magnitude of its parts, is sent in this form."""
+    """Return whether only the largest coordinate of a vector [numel] is sent.
+
+    `mean`: mean magnitude of the vector, or the largest mean magnitude of its parts.
+    """
     return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
 
 
 def pack(x: Tensor) -> Section:
-    """Return the section of a finite x [n]; an empty section if x is zero."""
+    """Return a section with the largest coordinate of a finite x [n]; an empty section if x is zero."""
     positions = kernels.top_k([x], 1).positions
     if not positions.numel():
         return EMPTY
@@ -37,7 +40,7 @@ def pack(x: Tensor) -> Section:
 
 
 def unpack(section: Section, numel: int) -> Sparse:
-    """Return the coordinate in a section, if any. Raises FrameError for a section that `pack` does not return."""
+    """Return an update with the coordinate in a section, if any. Raises FrameError for a section that `pack` does not return."""
     if section.count == 0:
         return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
     position, used = read_varint(memoryview(section.body))

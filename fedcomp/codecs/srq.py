@@ -10,8 +10,8 @@ E‖x − C(x)‖² ≤ ω‖x‖². For `srq`, ω = min(d/2, 2·ln(2d) + 2)/(k 
 over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, ω = min(s²/4, s), where s is in units of the root
 mean square ‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem 4), since most levels are rare.
 
-Unlike in the paper, R rotates blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s, so the length of `vlc`
-hardly depends on x. `srq` rounds lo down, and s up, to the numbers that are sent. Levels of `vlc` are multiples of s, so lo is not sent.
+Unlike in the paper, R rotates blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s, so the length of a `vlc`
+frame hardly depends on x. `srq` rounds lo down and s up before it sends them. Levels of `vlc` are multiples of s, so lo is not sent.
 
     body    as in codecs/rotated.py
     srq     k − 1, one byte; a and b; the codes, ⌈log₂ k⌉ bits each
@@ -40,7 +40,7 @@ MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 @dataclass(frozen=True)
 class SRQ(rotated.RotatedCodec):
-    """Every rotated coordinate as one of k evenly spaced levels."""
+    """A codec that sends every rotated coordinate as one of k evenly spaced levels."""
 
     # k: number of levels, from the smallest to the largest value of a block; best a power of two
     levels: int = 16
@@ -76,7 +76,7 @@ class SRQ(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class VLC(rotated.RotatedCodec):
-    """Every rotated coordinate as a multiple of one step, entropy-coded."""
+    """A codec that sends every rotated coordinate as a multiple of one step, entropy-coded."""
 
     # s, in units of the root mean square; half the step = one more bit per coordinate, a quarter of the squared error
     step: float = math.sqrt(2)

@@ -24,7 +24,7 @@ from .selection import Unpacked
 
 @dataclass(frozen=True)
 class STC(selection.Largest):
-    """The k largest coordinates as one mean magnitude and a sign each."""
+    """A codec that sends the k largest coordinates as one mean magnitude and a sign each."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "stc"

@@ -4,12 +4,12 @@ Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communic
 
     C(x)_i = s·sign(x_i)·b_i,  P(b_i = 1) = |x_i|/s;  s = max |x_i|, after clipping x to ±2.5σ
 
-The codec is unbiased apart from the clipping. The paper uses one s per layer, like the scope @layer. If the server announces `scale`, one
-float32 for each section, the announced scale replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum
+The codec is unbiased apart from the clipping. The paper uses one scale s per layer, like the scope @layer. If the server announces `scale`
+(one float32 per section), the announced scale replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum
 of m frames consists of integers from −m to m, times s.
 
-The paper computes σ about the mean. Here σ = ‖x‖₂/√n is about zero, so that values that are far from zero and close to each other are not
-clipped. The format is that of codecs/levels.py, with s as the unit.
+The paper measures the deviation σ from the mean. Here σ = ‖x‖₂/√n is the deviation from zero, so that values that are far from zero but
+close to each other are not clipped. A section has the format `multiples` of codecs/levels.py, with s as the unit.
 """
 
 import math
@@ -34,7 +34,7 @@ SCALE = np.dtype("<f4")  # bytes of an announced scale
 
 @dataclass(frozen=True)
 class TernGrad(Codec):
-    """Every coordinate as −s, 0 or s."""
+    """A codec that sends every coordinate as −s, 0 or s, with one scale s."""
 
     clip: float = 2.5  # clip values to this many standard deviations; 0 = no clipping
     name: ClassVar[str] = "terngrad"
@@ -46,7 +46,7 @@ class TernGrad(Codec):
     def __post_init__(self) -> None:
         if self.clip < 0:
             raise SpecError(
-                f"clip is {self.clip:g}; give standard deviations, such as 2.5, or 0 for none"
+                f"clip is {self.clip:g}; give standard deviations, such as 2.5, or 0 for no clipping"
             )
 
     def variance(self, numel: int) -> float | None:
@@ -57,7 +57,7 @@ class TernGrad(Codec):
         return wire.max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
-        """Return s of x, a float32. Under the strategy `shared-scale`, a client reports it to the server."""
+        """Return the scale s of x, a float32. Under the strategy `shared-scale`, a client reports its scale to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
@@ -95,17 +95,17 @@ class TernGrad(Codec):
 
 
 def _announced(context: Context, own: float) -> float:
-    """Return the announced scale of this section, `own` if none is announced. Raises ProtocolError for an invalid scale."""
+    """Return the announced scale of this section; `own` if none is announced. Raises ProtocolError for an invalid scale."""
     if "scale" not in context.announced:
         return own
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the announced scales have {len(data)} bytes, not a float32 for section {at}; server and client need the same model"
+            f"the announced scales hold {len(data)} bytes, but not a float32 for section {at}; server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])
     if not 0 <= scale < math.inf:
         raise ProtocolError(
-            f"the announced scale of section {at} is {scale}; expected a finite number, at least 0"
+            f"the announced scale of section {at} is {scale}; the server must announce a finite number, at least 0"
         )
     return scale

@@ -8,8 +8,8 @@ the memory `residual`.
 The number of selected coordinates depends on the update, from none to all. ‖x − C(x)‖ ≤ ‖x‖ for every x, so the contraction holds with
 δ = 0. τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
-    values   flag 2: τ as float32; signs, one bit each, 1 = positive, padded to a byte. Other flags: as in codecs/floats.py. The rest as in
-             codecs/selection.py
+    values   flag 2: τ as float32; signs, one bit each, 1 = positive, padded to a byte. Flags 0 and 1: values as in codecs/floats.py. The
+             rest as in codecs/selection.py
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ TAU = 2  # flag, besides those of codecs/floats.py
 
 @dataclass(frozen=True)
 class Threshold(selection.Selective):
-    """The coordinates whose magnitude reaches τ, as ±τ or with their values."""
+    """A codec that sends the coordinates whose magnitude is at least τ, as ±τ or with their values."""
 
     # Threshold; higher = smaller frames, longer delay until small coordinates are sent
     tau: float = 0.01

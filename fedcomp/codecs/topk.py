@@ -1,15 +1,15 @@
 """Top-k sparsification.
 
-Aji, Heafield: Sparse communication for distributed gradient descent. EMNLP 2017. With the memory `residual` this is MEM-SGD (Stich,
+Aji, Heafield: Sparse communication for distributed gradient descent. EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
 Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
 
     C(x)_i = x_i if |x_i| is among the k largest, else 0
 
     values   as in codecs/floats.py, or bins (flag 2); the rest as in codecs/selection.py
 
-With values=2bit, a value is sent as the mean of its bin, one of four per chunk, by the quantizer of the public implementation of SparseLoCo
-(Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and standard deviation σ, a value v belongs to bin ⌊(v − m)/(1.5σ) + 2⌉,
-rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means are rounded to bfloat16.
+With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. This quantizer is that of the public implementation
+of SparseLoCo (Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and standard deviation σ, a value v belongs to bin
+⌊(v − m)/(1.5σ) + 2⌉, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to bfloat16.
 
     bins     length of the following code (LEB128); the bins of all values, coded by codecs/levels.py; the means of all nonempty bins of
              each chunk, in order, as bfloat16
@@ -35,7 +35,7 @@ MEAN = np.dtype("<u2")
 
 @dataclass(frozen=True)
 class TopK(selection.Largest):
-    """The k largest coordinates with their values."""
+    """A codec that sends the k largest coordinates with their values."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     # Precision of the values; 2bit: the mean of one of four bins.
@@ -90,7 +90,7 @@ class TopK(selection.Largest):
 
 
 def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
-    """Return the bytes of the values of m chunks, in order. `counts` [m] ≥ 1: number of values of each chunk."""
+    """Return the values of m chunks, in order, quantized to bins, as bytes. `counts` [m] ≥ 1: number of values of each chunk."""
     chunk = np.arange(counts.size).repeat(counts)
     centered = values - kernels.means(values, counts)[chunk]  # float64
     squares = np.bincount(chunk, centered * centered, counts.size)

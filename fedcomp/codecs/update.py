@@ -22,7 +22,10 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Return the update with these parts: Sparse or Dense if all parts are, else Sections. The spans cover a vector [numel] in order."""
+    """Return an update with these parts: Sparse or Dense if all parts have this class, else Sections.
+
+    The slices cover a vector [numel] in order.
+    """
     dense = [part.values for _, part in parts if isinstance(part, Dense)]
     if parts and len(dense) == len(parts):
         return Dense(np.concatenate(dense))
@@ -52,7 +55,7 @@ class Update(ABC):
 
     @abstractmethod
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Return the coordinates start..stop-1, float32. Reading many updates in blocks avoids dense copies."""
+        """Return the coordinates start..stop-1 of the update, float32. Reading many updates in blocks avoids dense copies."""
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
@@ -67,13 +70,13 @@ class Update(ABC):
             into[start : start + BLOCK].copy_(torch.from_numpy(block))
 
     def dense(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the vector [numel], float32, on `device`, by default the CPU."""
+        """Return the update as a vector [numel], float32, on `device`, by default the CPU."""
         return torch.from_numpy(np.array(self.block(0, self.numel), np.float32)).to(device or "cpu")
 
 
 @dataclass
 class Dense(Update):
-    """An update of all coordinates."""
+    """An update with a value for every coordinate."""
 
     values: np.ndarray  # [numel] float32
     positions: ClassVar[None] = None
@@ -100,7 +103,7 @@ class Dense(Update):
 
 @dataclass
 class Sparse(Update):
-    """An update of some coordinates."""
+    """An update with values for some coordinates; the others are 0."""
 
     numel: int
     positions: np.ndarray  # int64, ascending

@@ -1,8 +1,8 @@
 """The process of `fedcomp client`: it keeps one or more clients connected to a server and answers the server's messages.
 
 The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
-in the thread that calls `run`. The clients of one process share the data, train together, and share a session unless they sign ballots.
-A client's state is written to disk before its report is sent. If one client fails, the failure is logged, and the others continue.
+in the thread that calls `run`. The clients of one process share the data, train together, and share a session unless they sign sealed
+ballots. If one client fails, the failure is logged, and the others continue.
 """
 
 import asyncio
@@ -42,7 +42,10 @@ JITTER = random.Random()  # not random's own generator, which users may seed
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment with which a client connects. Without an enrolment, the client connects without TLS."""
+    """The address of a server, and the enrolment (keys and certificate) with which a client connects.
+
+    Without an enrolment, the client connects without TLS.
+    """
 
     host: str
     port: int
@@ -66,7 +69,7 @@ class Target:
 
 @dataclass
 class Retries:
-    """The failed attempts to reach a server since its last message."""
+    """The failed attempts to reach a server since the server's last message."""
 
     attempts: int = 0
     lost_at_s: float | None = None  # time.monotonic() of the first failed attempt
@@ -80,8 +83,8 @@ class Retries:
     ) -> tuple[float, LogMessage | None]:
         """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
-        A client cannot distinguish an unreachable server from a run that has ended. This method therefore raises `error` when
-        `patience_s` seconds have passed since the first failed attempt; None: never.
+        A client cannot distinguish an unreachable server from a run that has ended. This method therefore raises `error` when `patience_s`
+        seconds have passed since the first failed attempt, unless `patience_s` is None.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -122,7 +125,7 @@ class HostedClient:
 
 @dataclass
 class Request:
-    """A message from the server to a client, and the future of the client's answer, which the thread of `ClientProcess.run` sets."""
+    """A message from the server to a client, and a future for the client's answer, set in the thread of `ClientProcess.run`."""
 
     hosted: HostedClient
     message: Invitation | Assignment
@@ -133,8 +136,8 @@ class ClientProcess:
     """A process with one or more clients.
 
     `clients`: the clients by logical id. `log_message` is called with each log message, in the thread that calls `run`. Equal messages of
-    several clients are combined into one. `patience_s`: how long a client tries to reach a server; None: without limit. `stay`: wait for
-    the next run when a run is over. `retry_s`: pauses between attempts; the last pause is repeated.
+    several clients are combined into one. `patience_s`: how long a client tries to reach a server; None means no limit. `stay`: whether to
+    wait for the next run when a run is over. `retry_s`: pauses between attempts; the last pause is repeated.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class ClientProcess:
         self._ended = False
 
     def end(self) -> None:
-        """Make `run` return within LOG_INTERVAL_S after the clients that train now have answered. May be called from another thread."""
+        """Make `run` return within LOG_INTERVAL_S after the clients that are training have answered. May be called from another thread."""
         self._ended = True
 
     def run(self) -> None:
@@ -237,7 +240,7 @@ class ClientProcess:
             self._queue_message(hosted, log_messages.unknown(assignment, others))
 
     def _log_entries(self, now_s: float) -> None:
-        """Pass queued messages to `log_message`. Equal messages of several clients are combined."""
+        """Pass queued log messages to `log_message`. Equal messages of several clients are combined."""
         with suppress(queue.Empty):
             while True:
                 client_id, entry, until_s = self._entries.get_nowait()
@@ -339,7 +342,7 @@ class ClientProcess:
     def _queue_message(
         self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
     ) -> None:
-        """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with it."""
+        """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this one."""
         self._entries.put((hosted.id, entry, time.monotonic() + combine_s))
 
     def _fail(self, hosted: HostedClient, error: FedcompError) -> None:

@@ -1,4 +1,4 @@
-"""The traffic of each client of a deployment: by round for metrics.jsonl, and since the port was opened for the metrics page."""
+"""The traffic of each client of a deployment: per round for metrics.jsonl, and for the metrics page the total since the port was opened."""
 
 from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult

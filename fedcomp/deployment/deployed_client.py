@@ -56,13 +56,13 @@ class DeployedClient:
 
     @property
     def session(self) -> ClientSession:
-        """The session of its run. Raises RuntimeError before the client has joined a run."""
+        """The client's session in its current run. Raises RuntimeError before the client has joined a run."""
         if self._session is None:
-            raise RuntimeError("the client has not joined a run")
+            raise RuntimeError("the client has not joined a run; call join first")
         return self._session
 
     def join(self, invitation: Invitation) -> Presence:
-        """Join a run, and continue from the state stored for this run, if any. Return the presence that answers the invitation.
+        """Join a run, and continue from the state stored for this run, if any. Return the `Presence` that answers the invitation.
 
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
@@ -105,7 +105,7 @@ class DeployedClient:
         self._report, self._inputs, self._saved = report, _phase_inputs(assignment), False
 
     def save(self) -> None:
-        """Write the client's state to disk if it has changed. Raises CheckpointError if that fails; the next call then tries again."""
+        """Write the client's state to disk if it has changed. Raises CheckpointError if writing fails; the next call then tries again."""
         report = self._report
         if self.folder is None or self._saved or report is None:
             return
@@ -125,7 +125,7 @@ class DeployedClient:
         return self.session.rounds.get(self.client_id)
 
     def _remember(self, run: str, client_id: int, state: RoundState | None) -> None:
-        """Store the signatures of a run in the signature log, because the state of another run or algorithm replaces them."""
+        """Store the signatures of a run in the signature log, because the state of another run or algorithm replaces the current state."""
         if signed := pack_signed(state):
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
@@ -138,7 +138,7 @@ class DeployedClient:
                 self.session.rounds[self.client_id] = unpack_signed(signed)
 
     def _restore(self) -> None:
-        """Restore the stored state if it belongs to this run, client and model. Otherwise the first report replaces it."""
+        """Restore the stored state if it belongs to this run, client and model. Otherwise the first report replaces the stored state."""
         if self.folder is None or not (stored := self.folder.load()):
             return
         try:
