@@ -41,7 +41,7 @@ class AttackedCohort:
 
 
 class ByzantineClients(ClientHook):
-    """The virtual Byzantine clients of a run; none without attacks.
+    """The virtual Byzantine clients of a run. A run without attacks has none.
 
     Raises ConfigError for attackers that are not among the clients or that have two attacks.
     """
@@ -80,8 +80,8 @@ class ByzantineClients(ClientHook):
             self._data[attack] = attack.data(data)
             if attack.uses_allocation and not attack.named_clients and strategy.allocation is None:
                 raise ConfigError(
-                    f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use inverted, or a strategy "
-                    "that assigns partitions"
+                    f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use attack inverted, or a "
+                    "strategy that assigns partitions"
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
@@ -114,7 +114,7 @@ class ByzantineClients(ClientHook):
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return the groups. The honest clients come first, since attacks may read their updates."""
+        """Return the assignments by attack. The honest clients come first, since attacks may read their updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
@@ -166,7 +166,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attack of each attacker. Attackers are the named clients, and `count` other clients drawn from (seed, "attack")."""
+    """Return the attack of each attacker. An attack has the clients that it names, or else `count` clients drawn from (seed, "attack")."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:
@@ -194,6 +194,6 @@ def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[
         copied = attack.of if isinstance(attack, Mimic) else None
         if copied is not None and (copied not in range(clients) or copied in attackers):
             raise ConfigError(
-                f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; name another in 'of'"
+                f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; name an honest one in 'of'"
             )
     return attackers
