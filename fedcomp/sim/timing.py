@@ -2,9 +2,9 @@
 
 All clients compute as soon as their assignments are sent. Their answers are delivered when the virtual clock reaches the time of arrival.
 `receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
-it is busy starts the newest of them when it has finished. Unlike in a deployment, it has also trained for the older assignments. A client
-that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits until the
-deadline; without a deadline, it waits until all other clients have answered.
+it is busy starts the newest of them when it has finished. Unlike in a deployment, a busy client also trains for assignments that newer ones
+replace. A client that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits
+until the deadline; without a deadline, it waits until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough others are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -102,7 +102,7 @@ class Arrival:
 
 
 class TimedTransport(Transport):
-    """A transport that adds the delays of a network to another transport. `steps`: returns the number of local steps of an assignment."""
+    """A transport that adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class TimedTransport(Transport):
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw assignments. Their answers are recorded as late, and no exchange waits for them."""
+        """Withdraw assignments. Answers to withdrawn assignments are recorded as late, and no exchange waits for them."""
         cancelled = set(clients)
         self.late |= {
             arrival.client: arrival.began_s + arrival.due_s
@@ -207,7 +207,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answer of each client that goes offline before the answer arrives by a loss."""
+        """Replace the answer of a client by `Lost` if the client goes offline before the answer arrives."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
@@ -279,7 +279,7 @@ class Timing:
             self._availability.mark_responsive(client)
 
     def _seconds_to_next_event(self, waited_s: float) -> float:
-        """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota stops waiting."""
+        """Return the seconds until a client goes offline or returns, a late answer arrives, or waiting for absent clients ends."""
         event_times_s = [
             self.network.absences.next_change_s(self.clock.time_s),
             *self.transport.late.values(),
@@ -309,7 +309,7 @@ class Timing:
     ) -> None:
         """Continue from the state that `take_changes` returned.
 
-        Raises RunFolderError for a state with another network, and ValueError, KeyError or TypeError for a malformed one.
+        Raises RunFolderError for a state with another network, and ValueError, KeyError or TypeError for a malformed state.
         """
         state = json.loads(value(STATE) or b"")
         if state["network"] != self.network.profiles.fingerprint:

@@ -104,7 +104,7 @@ class Attack:
                 raise SpecError(f"clients cannot be '{self.clients}'; name them as in 3/7/10-14")
             clients += range(first, last + 1)
         if len(clients) != len(set(clients)):
-            raise SpecError(f"the option clients={self.clients} names a client twice; remove one of the two")
+            raise SpecError(f"clients={self.clients} names a client twice; remove one of the two")
         return sorted(clients)
 
     @property
