@@ -221,7 +221,10 @@ def parse_count(raw: str) -> int:
 
 
 def parse_duration(raw: str) -> float:
-    """Parse a duration in seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`. Raises ValueError for other or negative values."""
+    """Parse a duration in seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`.
+
+    Raises ValueError for malformed text and for negative numbers.
+    """
     return _quantity(raw, TIMES)
 
 
@@ -247,7 +250,7 @@ def _digits(raw: str) -> str:
 
 
 def format_spec(name: str, options: Any) -> str:
-    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` turn it back into the instance."""
+    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` turn the string back into the instance."""
     pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
     text = ",".join(f"{key}={_format_value(value)}" for key, value in pairs if value is not None)
     return f"{name}:{text}" if text else name
@@ -265,7 +268,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type, for error messages. A type can define its own in an attribute `wanted`."""
+    """Return a description of the values of a type, for error messages. A type can have this description as an attribute `wanted`."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

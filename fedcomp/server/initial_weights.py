@@ -46,7 +46,7 @@ def start_from(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
 ) -> None:
-    """Start a run from the weights of `--init`, unless the run has a checkpoint with newer weights. Call this before round 1.
+    """Start a run from the weights of `--init`, unless the run has a checkpoint with newer weights. Call `start_from` before round 1.
 
     Only trainable parameters are taken from the file. Raises ConfigError if the file is of another model, or if its values of frozen
     parameters differ from the model's.

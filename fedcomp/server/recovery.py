@@ -28,7 +28,7 @@ class Clients(Protocol):
     """The virtual clients of a run, whose state is part of the checkpoint."""
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Set the checkpoint of the clients' states. States are read from it, and those that do not fit into memory are moved to it."""
+        """Set the checkpoint from which clients' states are read. States that do not fit into memory are moved to the checkpoint."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
@@ -181,7 +181,7 @@ class Recovery:
             )
 
     def _parts(self) -> dict[str, Stateful]:
-        """Return the objects with their own state in the checkpoint, by the prefix of their entries."""
+        """Return the objects that have entries in the checkpoint, by the prefix of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
         parts: dict[str, Stateful] = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer}
         if isinstance(loop, AsynchronousLoop):

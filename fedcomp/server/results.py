@@ -116,7 +116,7 @@ def round_record(
     seconds: float,
     warn: Callable[..., None],
 ) -> RoundRecord:
-    """Return the record of a round (a line of metrics.jsonl). It contains a record of each client that reported metrics."""
+    """Return the record of a round (a line of metrics.jsonl), including a record of each client that reported metrics."""
     spreads, values = summarize_client_metrics(result.round, result.accepted, warn)
     traffic, dense = result.traffic, 4 * layout.numel
     return RoundRecord(

@@ -225,7 +225,7 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the model version of the reporting client, and that the client has received the frame of its dropped entries."""
+        """Record the model version of the reporting client, and that the client has received its dropped entries."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
@@ -275,7 +275,7 @@ class RoundLoop:
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step‖² / server_lr² for the model's step in a round. The division makes it comparable to client updates."""
+        """Return ‖step‖² / server_lr² for the model's step in a round. The division makes the result comparable to client updates."""
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout

@@ -54,8 +54,8 @@ CHECKPOINT = "checkpoint"
 class RunFolder:
     """The folder of one run.
 
-    Raises RunFolderError if --out of a new run exists, or if --out of a resumed run holds no run with these options. This is checked before
-    anything is written. Without --out, `path` is final only after `open()`, which chooses a name that no other run has.
+    Raises RunFolderError, before anything is written, if --out of a new run exists, or if --out of a resumed run holds no run with these
+    options. Without --out, `path` is final only after `open()`, which chooses a name that no other run has.
     """
 
     def __init__(self, config: RunConfig):
@@ -72,7 +72,7 @@ class RunFolder:
             )
 
     def open(self) -> None:
-        """Create the folder, or reopen it, and lock it. Raises RunFolderError if it cannot be written or another process uses it."""
+        """Create or reopen the folder, and lock it. Raises RunFolderError if the folder cannot be written or another process uses it."""
         with self._writing():
             if self._unnamed:
                 self.path, self._unnamed = create_unique_folder(self.path), False

@@ -54,7 +54,7 @@ class EngineChoice:
 
     @classmethod
     def read(cls, values: Any, folder: Path) -> "EngineChoice":
-        """Return the choice in [resolved] of a run folder's config.toml. Raises RunFolderError if the choice is damaged."""
+        """Return the choice in [resolved] of a run folder's config.toml. Raises RunFolderError for a damaged config.toml."""
         types = {f.name: f.type for f in dataclasses.fields(cls)}
         stored = values if isinstance(values, dict) else {}
         fields = {name: value for name, value in stored.items() if name != PLACEMENT_KEY}
@@ -267,7 +267,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Return how many clients fit into the memory at once. Each needs four vectors of weights, and the inputs and outputs of its layers."""
+    """Return how many clients fit into the memory at once. A client needs four weight vectors, and the inputs and outputs of its layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)

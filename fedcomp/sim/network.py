@@ -5,10 +5,10 @@
 up and down are in bytes per second; latency and step (the duration of a local step) are in seconds. s is 1, or a factor that is drawn for
 each client and round from the options swing, stall and factor.
 
-`--network NAME:option=value,...` draws the values of the clients (up, down, latency, step) from the seed. `--network FILE` reads them from
-a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. The network `lognormal` takes the values as medians
-and draws three factors e^(spread·z) for each client, z standard normal: one for the link (up and down), one for the latency, one for the
-compute speed. The other networks are `lognormal` with other defaults:
+`--network NAME:option=value,...` draws the values of the clients (up, down, latency, step) from the seed. `--network FILE` reads the values
+from a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. The network `lognormal` takes the values as
+medians and draws three factors e^(spread·z) for each client, z standard normal: one for the link (up and down), one for the latency, one
+for the compute speed. The other networks are `lognormal` with other defaults:
 
     fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, used as medians: 85.73 and 35.96 Mbit/s down,
                     45.74 and 11.22 Mbit/s up, round trips of 21 and 40 ms
@@ -70,7 +70,7 @@ class Seconds(float):
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same values for all clients, except for slow ones. Raises SpecError for a value out of range."""
+    """A network with the same values for all clients, except for slow clients. Raises SpecError for a value out of range."""
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
@@ -149,7 +149,7 @@ def out_of_range(name: str, value: float) -> str:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The network values of each client, named like the options of `Uniform`. Each array is float64 [clients]."""
+    """The network values of each client, float64 [clients], in the units of the options of `Uniform` with the same names."""
 
     up: np.ndarray
     down: np.ndarray
@@ -248,13 +248,13 @@ def is_file(text: str) -> bool:
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Return the profiles of clients 0..clients-1 from a CSV file. Its first line names the columns; each other line has a client's values.
+    """Return the profiles of clients 0..clients-1 from a CSV file. The first line names the columns; each further line has a client's values.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%
         1,30kB,500kB,0.2,20ms,0
 
-    `client`, `up` and `down` are required. The other columns are the options of `--network` with the same names. Absent columns default to
+    `client`, `up` and `down` are required. The other columns are options of `--network` with the same names. Missing columns default to
     0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions, depending on the
     column. Lines and columns may be in any order. Lines of clients that the run does not have are ignored. Raises ConfigError with line and
     column.

@@ -5,7 +5,7 @@ that trains like the serial engine on one thread, and computes the same updates 
 are in anonymous shared memory, which only Linux has. The rest of a job (a client's training) is sent through a pipe. Datasets that are not
 in memory are read by each worker itself.
 
-A worker that dies is replaced, and its client is trained once more. If a second worker dies with this client, the client fails.
+A worker that dies is replaced, and its client is trained once more. If a second worker dies with the same client, this client fails.
 """
 
 import math
@@ -65,10 +65,10 @@ def unbatched_engine(device: torch.device) -> str:
 
 
 class SharedTensor:
-    """A tensor in memory that is shared between processes of one machine. A process that unpickles it gets a tensor with the same storage.
+    """A tensor in memory that is shared between processes of one machine. A process that unpickles the object gets the same storage.
 
     The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. Keep a SharedTensor until
-    the other process has unpickled it. After that, the storage exists as long as a tensor uses it.
+    the receiving process has unpickled it. The storage then exists as long as a tensor uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -245,7 +245,7 @@ class WorkerEngine(Engine):
 
     @property
     def settled(self) -> bool:
-        """Whether clients train in workers and all workers are ready. From then on, the speed of rounds does not change."""
+        """Whether the speed of rounds no longer changes, since clients train in workers and all workers are ready."""
         started = self.local_engine is None or self._local_s >= LOCAL_TRAINING_S
         return started and all(worker.ready for worker in self.workers)
 

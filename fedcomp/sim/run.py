@@ -439,7 +439,7 @@ def _refuse_deployment_options(config: RunConfig) -> None:
 
 
 def _refuse_task_object(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError for engines that train in other processes, since these cannot receive a task object."""
+    """Raise ConfigError for engines that train in other processes, since other processes cannot receive a task object."""
     if config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "

@@ -1,6 +1,6 @@
 """Virtual time of a run on a virtual network: a clock, a transport that delays answers, and the choice of clients.
 
-All clients compute as soon as their assignments are sent. Their answers are delivered when the virtual clock reaches the time of arrival.
+All clients compute as soon as their assignments are sent. Answers are delivered when the virtual clock reaches the time of arrival.
 `receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
 it is busy starts the newest of them when it has finished. Unlike in a deployment, a busy client also trains for assignments that newer ones
 replace. A client that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits
@@ -39,7 +39,7 @@ TRAINED = "train", "encode"  # stages of failures in or after training
 
 
 class VirtualClock(Clock):
-    """A clock of virtual time. It jumps from one answer to the next, and stands still while the simulation computes.
+    """A clock of virtual time that jumps from one answer to the next, and stands still while the simulation computes.
 
     The time of an exchange starts at zero, so that a deadline does not depend on the duration of earlier rounds.
     """
@@ -183,7 +183,7 @@ class TimedTransport(Transport):
         self.transport.close()
 
     def drop_finished(self) -> None:
-        """Remove finished work from `busy`."""
+        """Remove clients that have finished their work from `busy`."""
         now_s = self.clock.time_s
         self.busy = {
             client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
@@ -220,7 +220,7 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`. Both times are in seconds since the exchange began."""
+        """Return when a client starts an assignment that was sent at `asked_s`, both in seconds since the exchange began."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)

@@ -1,4 +1,4 @@
-"""The worker of the engines that train in other processes. A worker loads the task and trains jobs, which arrive with packed tensors."""
+"""The worker of the engines that train in other processes. A worker loads the task and trains the jobs that it receives."""
 
 import os
 import signal

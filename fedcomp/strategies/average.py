@@ -6,9 +6,9 @@ data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, a
     y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
     C(a_i) is the decoded update of client i
 
-With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This clipping is the norm bound of Sun, Kairouz, Suresh, McMahan:
-Can you really backdoor federated learning? 2019. In McMahan, Ramage, Talwar, Zhang: Learning differentially private recurrent language
-models. ICLR 2018, clients clip before they send. The part of an update that the server clips is lost: if it were returned to the client's
+With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This clipping is the norm bound of Sun, Kairouz, Suresh, McMahan
+(Can you really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning differentially private recurrent language
+models, ICLR 2018), clients clip before they send. The part of an update that the server clips is lost: if it were returned to the client's
 memory, the client would send it again.
 """
 

@@ -1,8 +1,8 @@
 """The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
 
-A strategy selects the cohort of a round (the clients that take part) and the phases (exchanges between server and cohort). It makes the
-announcements (named byte strings that the server sends with an assignment), and combines the accepted updates into one update of the model.
-server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one
+A strategy selects the cohort of a round (the clients that take part) and the phases (exchanges between server and cohort). A strategy makes
+the announcements (named byte strings that the server sends with an assignment), and combines the accepted updates into one update of the
+model. server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one
 exchange.
 """
 
@@ -105,7 +105,8 @@ class ClientAlgorithm:
     the broadcasts, and trains. In each later phase, the client sends the memory's next frame of the same proposal. Subclasses have no state
     of their own: lasting state is in the memory or in the client state (tensors by name), and state of one round is in `RoundState.values`.
 
-    The vector that the server updates and broadcasts is the *global state* [numel]. In most strategies it is the vector of model weights.
+    The vector that the server updates and broadcasts is the *global state* [numel]. In most strategies, the global state is the vector of
+    model weights.
     """
 
     phases: tuple[str, ...] = (TRAIN,)

@@ -74,7 +74,7 @@ class ByzantineClients(ClientHook):
         return sum(attack.size for attack in self.attacks)
 
     def set_strategy(self, strategy: RoundStrategy, data: Examples) -> None:
-        """Set the strategy and the clients' data. Raises ConfigError for an attack that cannot work with them."""
+        """Set the strategy and the clients' data. Raises ConfigError for an attack that does not suit the strategy or the data."""
         self.algorithm, self.strategy = strategy.client_algorithm, strategy
         for attack in self.attacks:
             self._data[attack] = attack.data(data)

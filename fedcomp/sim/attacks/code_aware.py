@@ -1,11 +1,13 @@
 """Code-aware: the attackers are the clients with the most weight in a coded election.
 
+Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020.
+
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
-In a coded election (Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020), row i of G has ones
-at the partitions, or the ballots (votes of others), that voter i counts. The weight of a row is the number of its ones. Randomly drawn
-attackers mostly have rows of small weight; attackers that know G take the rows of largest weight. Row i of G belongs to the i-th member of
-the cohort in the order of the logical ids. If the cohort has more members than G has rows, the rows are used again from the first one.
+Row i of the matrix G has ones at the data partitions, or the ballots (votes of others), that voter i counts. The weight of a row is the
+number of its ones. Randomly drawn attackers mostly have rows of small weight; attackers that know G take the rows of largest weight. Row i
+of G belongs to the i-th member of the cohort in the order of the logical ids. If the cohort has more members than G has rows, the rows are
+used again from the first one.
 """
 
 from collections.abc import Sequence

@@ -91,7 +91,7 @@ class BatchedEngine:
     ) -> tuple[Tensor, Tensor]:
         """Run local SGD from `start` (float32 [n]) for each client, on the client's batches of `data`. All tensors are on the device.
 
-        `plans`: for each client, the positions of its batches in `data`. `traces`: the momentum and other traces of each client, or empty.
+        `plans`: for each client, the positions of its batches in `data`. `traces`: momentum and similar vectors of each client, or empty.
         `augmentations`: the result of plan_augmentation for each client, or empty.
 
         Return the updates, float32 [m, n], and each client's training loss, float32 [m]: the mean over its steps of the loss before the
@@ -258,7 +258,7 @@ class BatchedEngine:
 
 
 class BatchedJobs(Engine):
-    """An engine that trains clients together. If this fails, the clients are trained one by one, so that only the failing ones fail."""
+    """An engine that trains clients together. After a failure, the clients are trained one by one, so that only the failing ones fail."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device

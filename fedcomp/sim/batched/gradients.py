@@ -28,7 +28,7 @@ RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.Fr
 
 
 def gradients_of(task: Task, model: nn.Module) -> tuple[Gradients, str]:
-    """Return a function for the gradients of a stack, and its method: LAYERED if all layers have a batched form, else MAPPED."""
+    """Return a function for the gradients of a stack, and its method, which is LAYERED if all layers have a batched form, else MAPPED."""
     if layered := layered_gradients(task, model):
         return layered, LAYERED
     return mapped_gradients(task, model), MAPPED
@@ -54,7 +54,7 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     """Return a function that computes the gradients of nn.Sequential, or of one layer, by torch.autograd.
 
-    Return None for other models, for layers without a batched form, and for parameters that are not float32.
+    Return None for models of another type, for layers without a batched form, and for parameters that are not float32.
     """
     layers = list(flat_layers(model))
     functions = [function for layer in layers if (function := batched_layer(layer))]
@@ -137,7 +137,7 @@ def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     """A linear layer for a stack: rows [m, b, i], weights [m, o, i], biases [m, o] → [m, b, o].
 
-    Unlike with autograd, the gradient of the weights is contiguous. This halves the time of a training step.
+    Unlike with autograd, the gradient of the weights is contiguous, which halves the time of a training step.
     """
 
     @staticmethod

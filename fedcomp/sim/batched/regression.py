@@ -1,4 +1,4 @@
-"""Softmax regression: one linear layer with cross-entropy. On CPUs, compiled kernels run its training steps."""
+"""Softmax regression (one linear layer with cross-entropy), trained by compiled kernels on CPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Regression:
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
-        """Return the regression that a task trains; None for other models and losses, and for frozen parameters."""
+        """Return the softmax regression that a task trains; None if the model or the loss is another, or a parameter is frozen."""
         layers = list(model.children()) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         layer = layers[-1] if layers else None
