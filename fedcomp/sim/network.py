@@ -248,7 +248,7 @@ def is_file(text: str) -> bool:
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Return the profiles of clients 0..clients-1 from a CSV file. The first line names the columns; each further line has a client's values.
+    """Return the profiles of clients 0..clients-1 from a CSV file: a line of column names, then a line of values for each client.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%

@@ -1,8 +1,7 @@
 """Attacks on the reports of clients: NaN and infinity, malformed frames, no answer.
 
-A Byzantine client has the memory of an honest client. The attack sends another frame in place of the memory's frame, with the
-ticket (a digest) of the sent frame. If the server accepts the sent frame, it confirms a ticket that the memory does not know, and the
-memory rolls back.
+A Byzantine client has the memory of an honest client. The attack sends another frame than the memory's, with the ticket (a digest) of
+the sent frame. If the server accepts the sent frame, it confirms a ticket that the memory does not know, and the memory rolls back.
 """
 
 import struct
