@@ -268,7 +268,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type, for error messages. A type can have this description as an attribute `wanted`."""
+    """Return a description of the values of a type, for error messages. A type can define this description as `wanted`."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

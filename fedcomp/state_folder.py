@@ -78,7 +78,7 @@ class StateFolder:
             return unpacked(data)
         except ValueError as error:
             raise CheckpointError(
-                f"{path} is damaged; remove it, so that the client takes part as a new client"
+                f"{path} is damaged; remove it to start as a new client"
             ) from error
 
 

@@ -18,8 +18,8 @@ from .run_folder import CHECKPOINT, RunFolder
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the tensors of a safetensors file into a model. The file may lack frozen parameters and buffers.
 
-    Raises ValueError for a file that cannot be read or does not fit the model. The error message is the rest of a sentence that begins with
-    the path, such as "has no tensor 'weight', a parameter of the model".
+    Raises ValueError for a file that cannot be read or does not fit the model. Callers put the path before the message, such as "has no
+    tensor 'weight', a parameter of the model".
     """
     try:
         tensors = load_file(path)

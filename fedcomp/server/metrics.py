@@ -136,7 +136,7 @@ class Metrics(Callback, Collector):
         return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterable[Metric]:
-        """Return all families with their current values."""
+        """Return all metric families with their current values."""
         port = self.port() if self.port else None
         with self.lock:
             if port is None:

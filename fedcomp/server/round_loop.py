@@ -64,7 +64,7 @@ class RoundLoop:
 
     `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By
     default, `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of
-    clients that have answered and that were asked. `bandwidths`: uplink speeds by client, in bytes per second, if known.
+    clients that answered and were asked. `bandwidths`: uplink speeds by client, in bytes per second, if known.
     `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
 
     The cohort and the order in which updates are summed depend on the client ids, not on the order of answers.
@@ -257,10 +257,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the updates of the last phase by the estimates of the counterpart, and add estimates for absent clients.
-
-        The counterpart is the server's side of the clients' memories.
-        """
+        """Replace the last phase's updates by estimates of the counterpart (server side of the memories), and add those of absent clients."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases

@@ -49,7 +49,7 @@ class Clock:
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time, in seconds since the run began, to another value than the sum of the durations of the exchanges."""
+        """Set the virtual time, in seconds since the run began, instead of adding up the durations of exchanges."""
 
     def take(self) -> float | None:
         """Return the virtual seconds that have passed since the last call; None if time is real."""

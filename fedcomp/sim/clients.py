@@ -29,9 +29,9 @@ OBJECT_BYTES = 4096  # estimated size of a state without its vectors and its rec
 class ClientStore:
     """The states of clients by logical id: the most recently used ones in memory, the others in the run's checkpoint.
 
-    The checkpoint of a run contains the states of all clients. A state that has changed since the last save is written to the
-    checkpoint when it is evicted from memory, and not again at the next save. The results of a run do not depend on where the states are. A
-    client without a state starts with a memory from `make_memory` and the model version `version`.
+    The checkpoint of a run contains the states of all clients. A changed state is written to the checkpoint when it is evicted
+    from memory, and not again at the next save. The results of a run do not depend on where the states are. A client without a state starts
+    with a memory from `make_memory` and the model version `version`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ClientStore:
         return self.states[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load clients into memory, and move them to the training device if there is one. Evict others to stay within the memory budget.
+        """Load clients into memory, and onto the training device if there is one. Evict other clients to stay within the memory budget.
 
         Raises CheckpointError if a client cannot be read or the disk is full.
         """
@@ -78,7 +78,7 @@ class ClientStore:
             self._pack(itertools.islice(changed, 1))  # measures the size of one state
 
     def take_changes(self) -> Changes:
-        """Return vectors and values of the clients in memory that changed since the last call. Evicted clients were written before."""
+        """Return vectors and values of the clients in memory that changed since the last call. Evicted clients are in the checkpoint."""
         vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
         return vectors, {**values}
@@ -98,7 +98,7 @@ class ClientStore:
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Write the changed states of these clients to the checkpoint, and remove all of their states from memory."""
+        """Remove the states of these clients from memory, after writing the changed ones to the checkpoint."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None

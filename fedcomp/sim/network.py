@@ -242,7 +242,7 @@ REQUIRED = "client", "up", "down"
 
 
 def is_file(text: str) -> bool:
-    """Return whether --network names a file. A slash is not enough, since options may contain one, as in `lognormal:spread=1/2`."""
+    """Return whether --network names a file. A slash alone does not mean a file, as in `lognormal:spread=1/2`."""
     name, colon, _ = text.partition(":")
     return (text.endswith(".csv") or "/" in text) and not (colon and name.strip() in NETWORKS)
 
@@ -256,8 +256,8 @@ def read_profiles(text: str, clients: int) -> Profiles:
 
     `client`, `up` and `down` are required. The other columns are options of `--network` with the same names. Missing columns default to
     0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions, depending on the
-    column. Lines and columns may be in any order. Lines of clients that the run does not have are ignored. Raises ConfigError with line and
-    column.
+    column. Lines and columns may be in any order. Lines of clients that the run does not have are ignored. Raises ConfigError with
+    line and column.
     """
     path = expand_home(text, "--network")
     try:

@@ -65,10 +65,10 @@ def unbatched_engine(device: torch.device) -> str:
 
 
 class SharedTensor:
-    """A tensor in memory that is shared between processes of one machine. A process that unpickles the object gets the same storage.
+    """A tensor in memory that is shared between processes of one machine. A process that unpickles a SharedTensor gets the same storage.
 
     The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. Keep a SharedTensor until
-    the receiving process has unpickled it. The storage then exists as long as a tensor uses it.
+    the other process has unpickled it. After unpickling, the storage exists as long as a tensor uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -205,7 +205,7 @@ class WorkerEngine(Engine):
     ) -> tuple[Tensor, list[Result]]:
         """Train each job in an idle worker process.
 
-        Raises TaskError if workers cannot load the task, and UserError if they die without training a client.
+        Raises TaskError if workers cannot load the task, and UserError if workers die without training a client.
         """
         m = len(jobs)
         queue = JobQueue(
@@ -317,7 +317,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. The job of this worker is queued again, or fails if two workers have died during the job.
+        """Remove a dead worker. A dead worker's job is queued again, or fails if two workers have died during the job.
 
         Raises UserError if too many consecutive workers have died.
         """

@@ -402,7 +402,7 @@ class Simulation(PreparedRun):
     def _with_relays(
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
-        """Return `record` with the bytes from clients to relays and from relays to the server added. Warn if a relay's sum is inexact."""
+        """Return `record` with the bytes from clients to relays and from relays to the server. Warn if a relay's sum is inexact."""
         traffic, missed = relays.take(), inexact([a.update for a in outcome.accepted])
         if missed:
             sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
@@ -439,7 +439,7 @@ def _refuse_deployment_options(config: RunConfig) -> None:
 
 
 def _refuse_task_object(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError for engines that train in other processes, since other processes cannot receive a task object."""
+    """Raise ConfigError for an engine that trains in other processes, which cannot receive a task object."""
     if config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "

@@ -1,10 +1,10 @@
 """Virtual time of a run on a virtual network: a clock, a transport that delays answers, and the choice of clients.
 
 All clients compute as soon as their assignments are sent. Answers are delivered when the virtual clock reaches the time of arrival.
-`receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
-it is busy starts the newest of them when it has finished. Unlike in a deployment, a busy client also trains for assignments that newer ones
+`receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments
+starts the newest of them when it has finished its work. Unlike in a deployment, a busy client also trains for assignments that newer ones
 replace. A client that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits
-until the deadline; without a deadline, it waits until all other clients have answered.
+until the deadline, or without one, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough others are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -64,7 +64,7 @@ class VirtualClock(Clock):
         return self.elapsed_s
 
     def go_to(self, elapsed_s: float) -> None:
-        """Advance to a time of the exchange. Do nothing if this time has passed."""
+        """Advance the clock to a time of the exchange. Do nothing if this time has passed."""
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:

@@ -65,10 +65,7 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Add to `into` the counterpart's correction, which accounts for clients outside the cohort.
-
-        The counterpart is the server's side of the clients' memories.
-        """
+        """Add to `into` the correction for absent clients that the counterpart (server side of the memories) computes."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [

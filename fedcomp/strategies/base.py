@@ -1,8 +1,8 @@
 """The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
 
 A strategy selects the cohort of a round (the clients that take part) and the phases (exchanges between server and cohort). A strategy makes
-the announcements (named byte strings that the server sends with an assignment), and combines the accepted updates into one update of the
-model. server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one
+the announcements (named byte strings sent with an assignment), and combines the accepted updates into one update of the model.
+server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one
 exchange.
 """
 
@@ -284,7 +284,7 @@ class RoundCompletion:
 
 
 def quorum_size(quorum: float, clients: int) -> int:
-    """Return ⌈quorum · clients⌉, at least 1, without floating-point errors: 7 of 10 for 0.7."""
+    """Return ⌈quorum · clients⌉, at least 1, without rounding errors: 7 of 10 for 0.7."""
     return max(1, math.ceil(quorum * clients - 1e-9))
 
 

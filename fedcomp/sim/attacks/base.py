@@ -4,8 +4,8 @@ An attack may replace the training data of its clients (`data`), their updates (
 answering (`silence_reason`). Random draws depend only on (seed, round, client), and an attack keeps no state from round to round. The
 result of an attacked run therefore depends neither on interruptions nor on how cohorts are split.
 
-`updates` is called again in a later phase of a round if clients compute new updates there, such as their votes in a coded election. `reply`
-is called in every phase.
+`updates` is called again in a later phase if clients compute new updates there, such as votes on the ballots of others. `reply` is called
+in every phase of a round.
 """
 
 import re

@@ -41,7 +41,7 @@ class AttackedCohort:
 
 
 class ByzantineClients(ClientHook):
-    """The virtual Byzantine clients of a run. A run without attacks has none.
+    """The virtual Byzantine clients of a run, if any.
 
     Raises ConfigError for attackers that are not among the clients or that have two attacks.
     """

@@ -6,8 +6,7 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020.
 
 Row i of the matrix G has ones at the data partitions, or the ballots (votes of others), that voter i counts. The weight of a row is the
 number of its ones. Randomly drawn attackers mostly have rows of small weight; attackers that know G take the rows of largest weight. Row i
-of G belongs to the i-th member of the cohort in the order of the logical ids. If the cohort has more members than G has rows, the rows are
-used again from the first one.
+of G belongs to the i-th member of the cohort in the order of the logical ids. If the cohort has more members than G has rows, rows repeat.
 """
 
 from collections.abc import Sequence

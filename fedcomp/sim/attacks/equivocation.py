@@ -1,8 +1,8 @@
 """Equivocation: send different ballots to different voters.
 
-With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The only way to
+With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The only way to
 deceive some voters is to send them a wrapped key that does not open the ballot. Voters with such a key prove to the server that it is
-invalid, and the server names and excludes the sender. Without sealed ballots, all voters receive the same ballot, and the client behaves
+invalid, and the server excludes the sender. Without sealed ballots, all voters receive the same ballot, and the client behaves
 honestly.
 """
 

@@ -5,8 +5,8 @@ Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
 x_i are the honest updates and μ is their mean. The paper learns z over a warm-up of several rounds and then fixes i*. Here z
-and i* are computed in each round, since cohorts change. The option `of` sets i* to a client. If that client is not in the cohort or its
-training failed, the formula chooses i*.
+and i* are computed in each round, since cohorts change. The option `of` sets i*; if client `of` is not in the cohort or its training
+failed, the formula chooses i*.
 """
 
 from dataclasses import dataclass
