@@ -181,7 +181,7 @@ class Recovery:
             )
 
     def _parts(self) -> dict[str, Stateful]:
-        """Return the objects that have entries in the checkpoint, by the prefix of the entries' names."""
+        """Return the objects with entries in the checkpoint, by the prefix of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
         parts: dict[str, Stateful] = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer}
         if isinstance(loop, AsynchronousLoop):

@@ -257,7 +257,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the last phase's updates by estimates of the counterpart (server side of the memories), and add those of absent clients."""
+        """Replace the last phase's updates by estimates of the counterpart (server side of the memories), and add absent clients."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases

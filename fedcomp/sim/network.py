@@ -5,7 +5,7 @@
 up and down are in bytes per second; latency and step (the duration of a local step) are in seconds. s is 1, or a factor that is drawn for
 each client and round from the options swing, stall and factor.
 
-`--network NAME:option=value,...` draws the values of the clients (up, down, latency, step) from the seed. `--network FILE` reads the values
+`--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values
 from a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. The network `lognormal` takes the values as
 medians and draws three factors e^(spread·z) for each client, z standard normal: one for the link (up and down), one for the latency, one
 for the compute speed. The other networks are `lognormal` with other defaults:

@@ -317,7 +317,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. A dead worker's job is queued again, or fails if two workers have died during the job.
+        """Remove a dead worker. The worker's job is queued again, or fails if two workers have died during it.
 
         Raises UserError if too many consecutive workers have died.
         """

@@ -5,7 +5,7 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020.
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
 Row i of the matrix G has ones at the data partitions, or the ballots (votes of others), that voter i counts. The weight of a row is the
-number of its ones. Randomly drawn attackers mostly have rows of small weight; attackers that know G take the rows of largest weight. Row i
+number of its ones. Random attackers mostly have rows of small weight; attackers that know G take the heaviest rows. Row i
 of G belongs to the i-th member of the cohort in the order of the logical ids. If the cohort has more members than G has rows, rows repeat.
 """
 

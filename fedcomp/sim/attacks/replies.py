@@ -37,7 +37,7 @@ KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 @dataclass(frozen=True)
 class Infinity(Attack):
-    """Frames with NaN, infinity or the largest float32. The value is written into an encoded frame, since codecs do not encode it."""
+    """Frames with NaN, infinity or the largest float32. The value is written into an encoded frame, since codecs refuse it."""
 
     value: Literal["nan", "inf", "largest"] = "nan"
 
@@ -163,7 +163,7 @@ def replace_floats(
 def doubled_offsets(frame: bytes, doubled: bytes, start: int) -> list[int]:
     """Return the offsets of the float32 values in `frame` that are twice as large in `doubled`.
 
-    The offsets are at least `start`, and at least four bytes apart.
+    Offsets begin at `start` and are at least four bytes apart.
     """
     if len(frame) != len(doubled) or len(frame) - start < 4:
         return []

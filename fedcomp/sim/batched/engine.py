@@ -45,7 +45,7 @@ def _shortened(message: str) -> str:
 
 
 class BatchedEngine:
-    """Local SGD of a stack of clients. At most `at_once` clients are trained together. 0 means no limit.
+    """Local SGD of a stack of clients. At most `at_once` clients are trained together; 0 means no limit.
 
     Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. Only
     the frozen tensors and the buffers of `model` are used, and its large trainable tensors are freed. If the device runs out of memory,
