@@ -43,7 +43,7 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """A writer of scalars for TensorBoard in the run folder: one point per round, under the names of metrics.jsonl.
+    """A writer of scalars for TensorBoard in the run folder: one point per round, named like the fields of metrics.jsonl.
 
     Raises ConfigError if the package tensorboard is not installed.
     """

@@ -31,7 +31,7 @@ class Delivery:
 
 
 class Clock:
-    """The clock of a run: real time. A simulation with a virtual network has a clock with virtual time."""
+    """The clock of a run, which measures real time. A simulation with a virtual network has a clock with virtual time."""
 
     time_s: float = 0.0  # virtual seconds since the run began
     started_s: float = 0.0  # result of `now` at the start of the last exchange

@@ -183,7 +183,7 @@ class TimedTransport(Transport):
         self.transport.close()
 
     def drop_finished(self) -> None:
-        """Remove clients that have finished their work from `busy`."""
+        """Remove from `busy` the clients that have finished their work."""
         now_s = self.clock.time_s
         self.busy = {
             client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s

@@ -102,7 +102,7 @@ class ClientAlgorithm:
     """The client half of a strategy. This base class trains in the first phase and sends the update through the client's memory.
 
     In the first phase of a round, a client commits or rolls back its previous proposal (the update that its memory encoded last), downloads
-    the broadcasts, and trains. In each later phase, the client sends the memory's next frame of the same proposal. Subclasses have no state
+    the broadcasts, and trains. In each later phase, the client sends the memory's next frame of the same update. Subclasses have no state
     of their own: lasting state is in the memory or in the client state (tensors by name), and state of one round is in `RoundState.values`.
 
     The vector that the server updates and broadcasts is the *global state* [numel]. In most strategies, the global state is the vector of

@@ -81,7 +81,7 @@ class ByzantineClients(ClientHook):
             if attack.uses_allocation and not attack.named_clients and strategy.allocation is None:
                 raise ConfigError(
                     f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use attack inverted, or a "
-                    "strategy that assigns partitions"
+                    "strategy that assigns data partitions"
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
@@ -166,7 +166,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attack of each attacker. An attack has the clients that it names, or else `count` clients drawn from (seed, "attack")."""
+    """Return the attack of each attacker: the clients that an attack names, or else `count` clients drawn from (seed, "attack")."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:
