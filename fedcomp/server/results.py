@@ -243,7 +243,7 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 class WarningLog:
     """The warnings of a run. Each warning is passed to `forward` at once, and collected for the record of its round.
 
-    Only the first warning of each kind in a run is used, also if the run is resumed. Warnings without a kind are all used.
+    Only the first warning of each kind in a run is reported, also if the run is resumed. Warnings without a kind are all reported.
     """
 
     def __init__(self, forward: Callable[[str], None]):

@@ -279,7 +279,7 @@ class Timing:
             self._availability.mark_responsive(client)
 
     def _seconds_to_next_event(self, waited_s: float) -> float:
-        """Return the seconds until a client goes offline or returns, a late answer arrives, or waiting for absent clients ends."""
+        """Return the seconds to the next event: a client leaves or returns, a late answer arrives, or the wait for clients ends."""
         event_times_s = [
             self.network.absences.next_change_s(self.clock.time_s),
             *self.transport.late.values(),
