@@ -32,7 +32,7 @@ MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)
 
 
 class HasOptions(Protocol):
-    """A class with the dataclass `Options`."""
+    """A class with an inner dataclass `Options`."""
 
     Options: ClassVar[type]
 
@@ -43,7 +43,7 @@ ClassWithOptions = TypeVar("ClassWithOptions", bound=type[HasOptions])
 
 @dataclass(frozen=True)
 class SpecPart:
-    """A name with its options, as strings."""
+    """A name in a spec string with its options, as strings."""
 
     name: str
     options: tuple[tuple[str, str], ...] = ()  # (key, value); a value without a key has the key ""
@@ -59,7 +59,7 @@ class Spec:
 
 @contextmanager
 def error_context(text: str = "", flag: str = "") -> Iterator[None]:
-    """Add the spec string and its flag to SpecErrors that the block raises."""
+    """Add a spec string and its flag to SpecErrors raised in the `with` block."""
     try:
         yield
     except SpecError as error:
@@ -78,7 +78,7 @@ def parse(text: str) -> Spec:
 
 
 def parse_part(text: str, kind: str) -> SpecPart:
-    """Parse a spec string with one part and no scope. Raises SpecError for other strings.
+    """Parse a spec string with one part and no scope. Raises SpecError for a scope, a second part or an incomplete string.
 
     `kind`: what the spec string names, such as "optimizer", for error messages.
     """
@@ -137,7 +137,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
             options = nearest(key, types_) if types_ else "it takes none"
             raise SpecError(f"{kind} '{part.name}' has no option '{key or raw}'; {options}")
         if key in values:
-            raise SpecError(f"{key} is given twice; keep one")
+            raise SpecError(f"the option {key} is given twice; keep one")
         values[key] = convert(raw, types_[key], key)
     for f in dataclasses.fields(cls):
         required = f.init and f.default is f.default_factory is dataclasses.MISSING
@@ -184,7 +184,7 @@ def check_decays(options: Any, *names: str) -> None:
 
 
 def parse_number(raw: str) -> float:
-    """Parse a number, such as 0.01, 1e-2, 1% or 1/100. Raises ValueError for other text and for numbers that are not finite."""
+    """Parse a number, such as 0.01, 1e-2, 1% or 1/100. Raises ValueError for malformed text and for numbers that are not finite."""
     text = _digits(raw).strip()
     if "/" in text:
         value = float(Fraction(text))
@@ -196,7 +196,7 @@ def parse_number(raw: str) -> float:
 
 
 def _quantity(raw: str, units: Mapping[str, float]) -> float:
-    """Parse a number with a unit. Raises ValueError for other text and for negative numbers."""
+    """Parse a number with a unit. Raises ValueError for malformed text and for negative numbers."""
     text = raw.strip()
     unit = max((unit for unit in units if text.endswith(unit)), key=len)
     value = parse_number(text.removesuffix(unit)) * units[unit]
@@ -206,14 +206,14 @@ def _quantity(raw: str, units: Mapping[str, float]) -> float:
 
 
 def parse_bytes(raw: str) -> int:
-    """Parse a number of bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError for other text and for less than one byte."""
+    """Parse a number of bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError for malformed text and for less than one byte."""
     if not (value := math.floor(_quantity(raw, SIZES))):
         raise ValueError(raw)
     return value
 
 
 def parse_count(raw: str) -> int:
-    """Parse a count: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError for other text and for less than one."""
+    """Parse a count: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError for malformed text and for counts below one."""
     value = _quantity(raw, COUNTS)
     if value < 1 or abs(value - round(value)) > 1e-6:
         raise ValueError(raw)
@@ -221,12 +221,15 @@ def parse_count(raw: str) -> int:
 
 
 def parse_duration(raw: str) -> float:
-    """Parse a duration in seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`. Raises ValueError for other text and negative numbers."""
+    """Parse a duration in seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`.
+
+    Raises ValueError for malformed text and for negative numbers.
+    """
     return _quantity(raw, TIMES)
 
 
 def parse_budget(raw: str) -> tuple[int, float]:
-    """Parse bytes or a duration: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError for other text and for zero."""
+    """Parse bytes or a duration: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError for malformed text and zero."""
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
         return parse_bytes(raw), 0.0
     if not (seconds := parse_duration(raw)):
@@ -235,19 +238,19 @@ def parse_budget(raw: str) -> tuple[int, float]:
 
 
 def parse_byte_list(raw: str) -> list[int]:
-    """Parse numbers of bytes, separated by commas: `10kB,1MB`. Raises ValueError for other text."""
+    """Parse numbers of bytes, separated by commas: `10kB,1MB`. Raises ValueError for malformed text."""
     return [parse_bytes(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:
-    """Return `raw`. Raises ValueError for numbers that only Python accepts, with digits of other scripts or underscores (1_0)."""
+    """Return `raw`. Raises ValueError for numbers with underscores (1_0) or digits of other scripts, which Python would accept."""
     if "_" in raw or not raw.isascii():
         raise ValueError(raw)
     return raw
 
 
 def format_spec(name: str, options: Any) -> str:
-    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` invert it."""
+    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` turn the string back into the instance."""
     pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
     text = ",".join(f"{key}={_format_value(value)}" for key, value in pairs if value is not None)
     return f"{name}:{text}" if text else name
@@ -265,7 +268,7 @@ def _format_value(value: Any) -> str:
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type. A type can define it as an attribute `wanted`."""
+    """Return a description of the values of a type, for error messages. A type can define this description as `wanted`."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

@@ -41,8 +41,8 @@ class StateFolder:
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            advice = "wait for it, or give another folder"
-            raise UserError(f"another client runs in --state-dir {path}; {advice}") from None
+            advice = "wait until it ends, or give another folder"
+            raise UserError(f"another client uses --state-dir {path}; {advice}") from None
         except OSError as error:
             found = f"--state-dir {path} cannot be used ({error.strerror})"
             raise UserError(f"{found}; give a folder that can be written") from error
@@ -78,7 +78,7 @@ class StateFolder:
             return unpacked(data)
         except ValueError as error:
             raise CheckpointError(
-                f"{path} is damaged; remove it, and the client takes part as a new one"
+                f"{path} is damaged; remove it to start as a new client"
             ) from error
 
 
@@ -104,14 +104,14 @@ def unpacked(data: bytearray) -> dict[str, Any]:
         header = json.loads(data[LENGTH.size : start])
         kept: dict[str, Any] = {}
         if zlib.crc32(memoryview(data)[start:]) != header["crc"]:
-            raise ValueError("its checksum differs")
+            raise ValueError("the checksum of the bodies differs")
         for key, kind, length in header["bodies"]:
             body = memoryview(data)[start : start + length]
             kept[key] = bytes(body) if kind == "bytes" else _vector(body)
             start += length
         return kept
     except (struct.error, KeyError, TypeError) as error:
-        raise ValueError(f"the header cannot be read ({error})") from error
+        raise ValueError(f"the header of the state file cannot be read ({error})") from error
 
 
 def _raw(value: Tensor | bytes) -> bytes | memoryview:

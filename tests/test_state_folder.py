@@ -39,5 +39,5 @@ def test_a_damaged_vector_or_value_is_noticed(folder):
 
 
 def test_a_folder_belongs_to_one_client(folder):
-    with pytest.raises(UserError, match="another client runs"):
+    with pytest.raises(UserError, match="another client uses"):
         StateFolder(folder.path)

@@ -18,8 +18,8 @@ from .run_folder import CHECKPOINT, RunFolder
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the tensors of a safetensors file into a model. The file may lack frozen parameters and buffers.
 
-    Raises ValueError for a file that cannot be read or does not fit the model. The message is the predicate of a sentence whose subject is
-    the path, such as "has no tensor 'weight', a parameter of the model".
+    Raises ValueError for a file that cannot be read or does not fit the model. Callers put the path before the message, such as "has no
+    tensor 'weight', a parameter of the model".
     """
     try:
         tensors = load_file(path)
@@ -46,10 +46,10 @@ def start_from(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
 ) -> None:
-    """Start a run from the weights of `--init`, unless the run has a checkpoint with newer weights. Call this before round 1.
+    """Start a run from the weights of `--init`, unless the run has a checkpoint with newer weights. Call `start_from` before round 1.
 
-    Only trainable parameters are taken from the file. Raises ConfigError for weights of another model, and for other values of frozen
-    parameters.
+    Only trainable parameters are taken from the file. Raises ConfigError if the file is of another model, or if its values of frozen
+    parameters differ from the model's.
     """
     if config.init is None or (folder.resumed and (folder.path / CHECKPOINT).exists()):
         return
@@ -64,8 +64,8 @@ def start_from(
     for name, before in frozen.items():
         if not torch.equal(model.get_parameter(name), before):
             raise ConfigError(
-                f"--init {config.init} has other values for '{name}', which is frozen and therefore not sent; load it in model() of "
-                "the task"
+                f"--init {config.init} and the model have different values for '{name}'; this parameter is frozen and not sent to "
+                "clients, so load its values in model() of the task"
             )
     weights = strategy.model_layout.gather(model)
     broadcasts.start_from(strategy.client_algorithm.initial_global_state(weights))

@@ -1,4 +1,4 @@
-"""A run as JSON lines: an object for each event of a run or of a client, with the time in UTC.
+"""A log in JSON lines: one object per event of a run or of a client, with the time in UTC.
 
     {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 
@@ -39,7 +39,7 @@ class JsonLog(Callback):
     While the log uses standard output, everything else that is printed goes to standard error.
 
     The log is a context manager. Entering the context raises ConfigError for a file that cannot be written. Leaving the context logs the
-    error that ended the run.
+    error that ended the run, if any.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class JsonLog(Callback):
         self.write("finished", out=out, **values_of(summary))
 
     def write_message(self, sentence: str) -> None:
-        """Log a sentence that a client prints. The event of a LogMessage is logged with its name and values."""
+        """Log a sentence that a client prints. A LogMessage is logged under the name of its event, with its values."""
         if isinstance(sentence, LogMessage):
             self.write(sentence.event, sentence=str(sentence), **sentence.values)
         else:

@@ -136,7 +136,7 @@ class Metrics(Callback, Collector):
         return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterable[Metric]:
-        """Return all families with their current values."""
+        """Return all metric families with their current values."""
         port = self.port() if self.port else None
         with self.lock:
             if port is None:
@@ -217,7 +217,7 @@ def _family(
     values: float | Mapping[Any, float | None] | None,
     label: str = "",
 ) -> Metric:
-    """Return a metric family. `values`: a number, or label value → number. A value of None gives no sample."""
+    """Return a metric family. `values`: a number, or a dict from label value to number. None adds no sample."""
     if not isinstance(values, Mapping):
         return kind(f"fedcomp_{name}", help, values)
     family = kind(f"fedcomp_{name}", help, labels=[label])
@@ -242,13 +242,13 @@ def _without_created(histogram: Histogram) -> Metric:
 
 
 def _encodable(text: str) -> str:
-    """Return a text with "?" in place of characters that UTF-8 lacks, such as those of a file name in another encoding."""
+    """Return a text with "?" in place of characters that UTF-8 cannot encode, such as those of a file name in another encoding."""
     return text.encode("utf-8", "replace").decode()
 
 
 @contextmanager
 def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
-    """Serve the metrics on a loopback port within a `with` block, and yield their URL. Port 0: any free port.
+    """Serve the metrics on a loopback port within a `with` block, and yield their URL. Port 0 means any free port.
 
     Raises ConfigError if the port cannot be opened.
     """

@@ -43,7 +43,7 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """A writer of scalars for TensorBoard in the run folder: one point per round, with the names of metrics.jsonl.
+    """A writer of scalars for TensorBoard in the run folder: one point per round, named like the fields of metrics.jsonl.
 
     Raises ConfigError if the package tensorboard is not installed.
     """
@@ -64,7 +64,7 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        """Open the event file. In a resumed run, hide the points that earlier processes wrote after the checkpoint."""
+        """Open the event file. In a resumed run, hide earlier points of rounds after the checkpoint, since these rounds are repeated."""
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,

@@ -28,23 +28,23 @@ class Clients(Protocol):
     """The virtual clients of a run, whose state is part of the checkpoint."""
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Set the checkpoint from which clients' states are read, and to which states that do not fit into memory are moved."""
+        """Set the checkpoint from which clients' states are read. States that do not fit into memory are moved to the checkpoint."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the clients from the checkpoint. `past_versions`: for each cached broadcast, the version to which it is applied."""
+        """Restore the clients from the checkpoint. `past_versions`: for each cached broadcast, the model version to which it applies."""
 
 
 class Stateful(Protocol):
-    """An object with its own state in the checkpoint: a strategy, its optimizer, a counterpart, or a virtual network."""
+    """An object with its own state in the checkpoint, such as a strategy, the server optimizer, or a virtual network."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state. `vector` and `value` return an entry by its name; None if no entry has this name."""
+        """Restore the state. `vector(name)` and `value(name)` return the entry of this name, or None."""
 
 
 class Recovery:
@@ -59,9 +59,9 @@ class Recovery:
         others: Mapping[str, Stateful],
         clients: Clients | None = None,
     ):
-        """`data`: the training data, which must not change when the run is resumed; None: the server has no data. `others`: further
-        objects with their own state, by the prefix of their names in the checkpoint. `clients`: the virtual clients; None in a deployment,
-        where clients keep their state on their own machines.
+        """`data`: the training data, which must not change when the run is resumed, or None if the server has no data. `others`: further
+        objects with their own state, by the prefix of their entries in the checkpoint. `clients`: the virtual clients, or None in a
+        deployment, where clients keep their state on their own machines.
         """
         self.folder, self.loop, self.data, self.rounds = folder, loop, data, rounds
         self.others, self.clients = others, clients
@@ -78,8 +78,8 @@ class Recovery:
     def restore(self) -> int:
         """Restore the run from the checkpoint, or save a new run as round 0. Return the round of the checkpoint.
 
-        Raises RunFolderError if the task's model or data are not those of the run, or if the run has done more than `rounds` rounds. Raises
-        CheckpointError if the checkpoint is damaged.
+        Raises RunFolderError if the task's model or data have changed since the start of the run, or if the run has done more than
+        `rounds` rounds. Raises CheckpointError if the checkpoint is damaged.
         """
         stored = self.checkpoint.value(RUN)
         if stored is None:
@@ -116,7 +116,7 @@ class Recovery:
         self.saved_round = run["round"]
 
     def mark_changed(self, result: RoundResult) -> None:
-        """Mark the clients of a round as changed. The next `save` writes their records."""
+        """Mark the clients of a round as changed. The next `save` writes the server's records of these clients."""
         self.changed |= set(result.cohort)
 
     def save(self, round: int, metrics_length: int) -> None:
@@ -181,7 +181,7 @@ class Recovery:
             )
 
     def _parts(self) -> dict[str, Stateful]:
-        """Return the objects with their own state in the checkpoint, by the prefix of their names."""
+        """Return the objects with entries in the checkpoint, by the prefix of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
         parts: dict[str, Stateful] = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer}
         if isinstance(loop, AsynchronousLoop):
@@ -200,7 +200,7 @@ class Recovery:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """Fingerprints of the model and the data, which must not change. If one differs, the error message names its key."""
+        """Fingerprints of the model and the data, which must not change. If a fingerprint has changed, the error message names its key."""
         return {
             "another model": self.loop.broadcasts.layout.fingerprint,
             "other examples": self.data.digest if self.data is not None else "none",

@@ -65,7 +65,7 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
     if made.decays_in_server_step and (decay := local.get("weight_decay")):
         raise ConfigError(
             f"--optimizer {config.optimizer} applies weight decay before the vote of --strategy {made.name}; give "
-            f"--weight-decay {decay:g} instead, which is applied after it"
+            f"--weight-decay {decay:g} instead, which is applied after the vote"
         )
     return made
 
@@ -80,7 +80,7 @@ def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
 def bandwidths_of(
     strategy: RoundStrategy, config: RunConfig, uplinks: Sequence[float] | None = None
 ) -> dict[int, float]:
-    """Return the uplink bandwidth of each client in bytes per second, from --bandwidths or the virtual network; {} without a budget.
+    """Return the uplink bandwidth of each client in bytes per second, from --bandwidths or the virtual network; {} without --budget.
 
     `uplinks`: bandwidths of the virtual network, assigned to the clients in turn; None without a network. Raises ConfigError for a budget
     that is too small.
@@ -116,7 +116,7 @@ def round_record(
     seconds: float,
     warn: Callable[..., None],
 ) -> RoundRecord:
-    """Return the record of a round, a line of metrics.jsonl, with a record for each client that reported metrics."""
+    """Return the record of a round (a line of metrics.jsonl), including a record of each client that reported metrics."""
     spreads, values = summarize_client_metrics(result.round, result.accepted, warn)
     traffic, dense = result.traffic, 4 * layout.numel
     return RoundRecord(
@@ -204,7 +204,7 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
     """Return the summary of all rounds."""
 
     def total(field: str) -> Any:
-        """Return the sum of a field over all rounds, None if the field is None in one of them."""
+        """Return the sum of a field over all rounds, or None if the field is None in any round."""
         values = [getattr(record, field) for record in records]
         return None if None in values else sum(values)
 
@@ -243,8 +243,7 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 class WarningLog:
     """The warnings of a run. Each warning is passed to `forward` at once, and collected for the record of its round.
 
-    Of the warnings with the same kind, only the first one in the run is used, even if the run is resumed, because the kinds are part of the
-    checkpoint. Warnings without a kind are all used.
+    Only the first warning of each kind in a run is reported, also if the run is resumed. Warnings without a kind are all reported.
     """
 
     def __init__(self, forward: Callable[[str], None]):
@@ -273,7 +272,7 @@ class WarningLog:
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn once in a run about a test loss that is not finite. metrics.jsonl stores null for it, as for a round without evaluation.
+    """Warn once in a run about a test loss that is not finite. metrics.jsonl stores null for such losses, as for rounds without evaluation.
 
     `loss`: the loss of the round on `test`; None if the round was not evaluated.
     """

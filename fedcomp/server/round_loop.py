@@ -63,10 +63,11 @@ class RoundLoop:
     """The rounds of a strategy over a transport, with the server's record of each client.
 
     `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By
-    default it returns all connected clients. `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: uplink speeds by
-    client, in bytes per second, if known. `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
+    default, `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of
+    clients that answered and were asked. `bandwidths`: uplink speeds by client, in bytes per second, if known.
+    `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
 
-    The cohort and the order in which updates are summed depend on the ids, not on the order of answers.
+    The cohort and the order in which updates are summed depend on the client ids, not on the order of answers.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class RoundLoop:
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
     def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
-        """Run rounds and yield the result of each. Callers save the state between two rounds, before the next one sends the broadcast."""
+        """Run rounds and yield the result of each. Callers save the state after each result, before the next round sends the broadcast."""
         for round in rounds:
             yield self.run_round(round)
 
@@ -132,7 +133,7 @@ class RoundLoop:
         before: AcceptedByPhase,
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
-        """Return the exchange of a phase, and the assignments of the clients in `configs`, which are not sent yet.
+        """Return the exchange of a phase, and the unsent assignments of the clients in `configs`.
 
         `before`: the accepted updates of the earlier phases of the round. The bytes of the assignments are counted in `traffic`.
         """
@@ -180,9 +181,9 @@ class RoundLoop:
         rejected: Mapping[int, Rejection],
         traffic: Traffic,
     ) -> RoundResult:
-        """Aggregate the updates of the last phase, change the model by their aggregate, and record the accepted proposals.
+        """Aggregate the updates of the last phase, change the model by their aggregate, and record which updates were accepted.
 
-        The last phase is removed from `phases`, so that its updates can be freed.
+        The last phase is removed from `phases`, so that the memory of its updates can be freed.
         """
         strategy, counterpart = self.strategy, self.strategy.counterpart
         name, last = phases.popitem()
@@ -224,7 +225,7 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's version, and that the client has received the entries dropped from its last accepted proposal."""
+        """Record the model version of the reporting client, and that the client has received its dropped entries."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
@@ -256,7 +257,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the updates of the last phase by the estimates of the memory's counterpart, and add its estimates for absent clients."""
+        """Replace the last phase's updates by estimates of the counterpart (server side of the memories), and add absent clients."""
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
@@ -271,7 +272,7 @@ class RoundLoop:
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step‖² / server_lr² for the model's step in a round. Without the factor server_lr, it is comparable to client updates."""
+        """Return ‖step‖² / server_lr² for the model's step in a round. The division makes the result comparable to client updates."""
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout
@@ -281,7 +282,7 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return an accepted update; if it is dense and large, without its frame, and with NaN that take no memory in place of its values."""
+    """To free memory, return a large dense update without its frame, and with NaN in place of its values. Return others unchanged."""
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:
         return accepted

@@ -3,7 +3,7 @@
 config.toml        every option with its resolved value, and the choices for this machine, such as the engine
 metrics.jsonl      one line per round (callbacks.RoundRecord)
 summary.json       totals (callbacks.Summary)
-model.safetensors  the trained parameters under the names of the user's module; its whole state_dict() if it has buffers
+model.safetensors  the trained parameters under the names of the user's module, or its whole state_dict() if it has buffers
 checkpoint/        the state from which --resume continues (server/checkpoint.py)
 """
 
@@ -54,8 +54,8 @@ CHECKPOINT = "checkpoint"
 class RunFolder:
     """The folder of one run.
 
-    Raises RunFolderError, before anything is written, if --out exists, or with --resume, if --out holds no run with these options. Without
-    --out, `path` is final only after `open()`, which chooses a name that no other run has.
+    Raises RunFolderError, before anything is written, if --out of a new run exists, or if --out of a resumed run holds no run with these
+    options. Without --out, `path` is final only after `open()`, which chooses a name that no other run has.
     """
 
     def __init__(self, config: RunConfig):
@@ -72,7 +72,7 @@ class RunFolder:
             )
 
     def open(self) -> None:
-        """Create the folder, or reopen it, and lock it. Raises RunFolderError if it cannot be written or another process uses it."""
+        """Create or reopen the folder, and lock it. Raises RunFolderError if the folder cannot be written or another process uses it."""
         with self._writing():
             if self._unnamed:
                 self.path, self._unnamed = create_unique_folder(self.path), False
@@ -82,7 +82,7 @@ class RunFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunFolderError(
-                    f"another process runs in --out {self.path}; wait for it, or give another name"
+                    f"another process uses --out {self.path}; wait until it ends, or give another name"
                 ) from None
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class RunFolder:
         if name:
             before, now = (values.get(name, "not given") for values in (stored, settings(config)))
             raise RunFolderError(
-                f"the run in {self.path} has {flag(name)} {before}, this one {now}; give the same, or another --out"
+                f"{flag(name)} differs from the run in {self.path} (there {before}, now {now}); give the same value, or another --out"
             )
         return stored
 
@@ -138,7 +138,7 @@ class RunFolder:
         size = path.stat().st_size if path.exists() else 0
         if size < length:
             raise _damaged(
-                path, f"it has {size} bytes, but had {length} when the checkpoint was written"
+                path, f"the file has {size} bytes, but had {length} when the checkpoint was written"
             )
         if size > length:
             with self._writing():
@@ -160,9 +160,9 @@ class RunFolder:
 
 
 def read_records(path: Path) -> list[RoundRecord]:
-    """Return the records of a metrics.jsonl; [] if there is no such file. Raises RunFolderError for a damaged file.
+    """Return the records in a metrics.jsonl file; [] if there is no such file. Raises RunFolderError for a damaged file.
 
-    A last line without a newline is left out, because it may still be written.
+    A last line without a newline is left out, because its writing may not have ended.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -174,7 +174,7 @@ def read_records(path: Path) -> list[RoundRecord]:
 
 
 def read_summary(path: Path) -> Summary | None:
-    """Return the content of a summary.json; None if there is no such file. Raises RunFolderError for a damaged file."""
+    """Return the content of a summary.json file; None if there is no such file. Raises RunFolderError for a damaged file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         lists = {
@@ -206,7 +206,7 @@ def parse_record(values: dict[str, Any]) -> RoundRecord:
     numbers = {name: value for name, value in values.items() if name not in lists}
     for name, value in (numbers | lists["metrics"]).items():
         if not isinstance(value, int | float | None):
-            raise ValueError(f"'{name}' is not a number")
+            raise ValueError(f"the field '{name}' of a line is not a number")
     return RoundRecord(**values | lists)
 
 

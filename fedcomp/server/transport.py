@@ -31,14 +31,14 @@ class Delivery:
 
 
 class Clock:
-    """The clock of a run: real time. A simulation with a virtual network has a clock with virtual time."""
+    """The clock of a run, which measures real time. A simulation with a virtual network has a clock with virtual time."""
 
     time_s: float = 0.0  # virtual seconds since the run began
     started_s: float = 0.0  # result of `now` at the start of the last exchange
     limit_s: float | None = None  # time limit of the last exchange, in seconds; None: no limit
 
     def begin(self, limit_s: float | None) -> None:
-        """Start an exchange with a time limit in seconds; None: no limit."""
+        """Start an exchange with a time limit in seconds, or None for no limit."""
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
@@ -49,7 +49,7 @@ class Clock:
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time since the run began, in place of the sum of the durations of the exchanges."""
+        """Set the virtual time, in seconds since the run began, instead of adding up the durations of exchanges."""
 
     def take(self) -> float | None:
         """Return the virtual seconds that have passed since the last call; None if time is real."""
@@ -59,7 +59,7 @@ class Clock:
 class Transport(Protocol):
     """The interface of transports, which send assignments to clients and receive their reports. Clients are named by their logical ids.
 
-    A client has at most one open assignment. A newer assignment replaces it, `cancel` withdraws it, and its report or loss closes it.
+    A client has at most one open assignment. An assignment is closed by its report, by its loss, by a newer assignment, or by `cancel`.
     Reports on assignments that are no longer open are not delivered.
     """
 

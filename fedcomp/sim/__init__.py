@@ -1,4 +1,4 @@
-"""Simulations of a federation with virtual clients on one machine. No module here imports flwr."""
+"""Simulations of a federation with virtual clients on one machine. No module of this package imports flwr."""
 
 from typing import Any
 

@@ -29,9 +29,9 @@ OBJECT_BYTES = 4096  # estimated size of a state without its vectors and its rec
 class ClientStore:
     """The states of clients by logical id: the most recently used ones in memory, the others in the run's checkpoint.
 
-    The checkpoint of a run contains the states of all clients anyway. A state that is evicted from memory is staged in the checkpoint if it
-    has changed since the last save, and the next save does not write it again. The results of a run do not depend on where the states are.
-    A new state has a memory from `make_memory` and is at `version`.
+    The checkpoint of a run contains the states of all clients. A changed state is written to the checkpoint when it is evicted
+    from memory, and not again at the next save. The results of a run do not depend on where the states are. A client without a state starts
+    with a memory from `make_memory` and the model version `version`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ClientStore:
         self._on_device: set[int] = set()  # clients of the last call of `ensure_loaded`
 
     def at(self, client: int) -> ClientState:
-        """Return the state of a client. Raises CheckpointError if it cannot be read."""
+        """Return the state of a client. Raises CheckpointError if the state cannot be read."""
         if client not in self.states:
             self.states[client] = self._read(client) or ClientState(
                 self.make_memory(), self.version
@@ -54,7 +54,7 @@ class ClientStore:
         return self.states[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load clients into memory, and move them to the training device if there is one. Evict other clients to stay within the budget.
+        """Load clients into memory, and onto the training device if there is one. Evict other clients to stay within the memory budget.
 
         Raises CheckpointError if a client cannot be read or the disk is full.
         """
@@ -78,7 +78,7 @@ class ClientStore:
             self._pack(itertools.islice(changed, 1))  # measures the size of one state
 
     def take_changes(self) -> Changes:
-        """Return vectors and values of the clients in memory that changed since the last call. Evicted clients are staged already."""
+        """Return vectors and values of the clients in memory that changed since the last call. Evicted clients are in the checkpoint."""
         vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
         return vectors, {**values}
@@ -98,7 +98,7 @@ class ClientStore:
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Stage the clients that have changed in the checkpoint. Then remove all of these clients from memory."""
+        """Remove the states of these clients from memory, after writing the changed ones to the checkpoint."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None
@@ -122,7 +122,7 @@ class ClientStore:
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
-        """Move the vectors of these clients to the device, and those of the previous clients back to the host's memory."""
+        """Move the vectors of these clients to the device, and those of the clients of the last call back to the host."""
         for client in self._on_device - clients:
             if client in self.states:
                 self.states[client].move(lambda vector: vector.cpu())
@@ -132,16 +132,16 @@ class ClientStore:
 
 
 def record_name(client: int) -> str:
-    """Return the name of a client's record in a checkpoint. Its vectors have names such as `client/7.residual`."""
+    """Return the name of a client's record in a checkpoint. The client's vectors have names such as `client/7.residual`."""
     return f"client/{client}"
 
 
 class ResidualMonitor:
-    """A monitor of the residuals of the first clients of a run. It warns once if a residual grows without bound.
+    """A monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
 
     If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
     updates x, whichever of them are accepted or lost. A much longer residual means that C lengthens vectors, so that the residual will keep
-    growing. After a restart, the sum starts with the norm of the current residual.
+    growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
     """
 
     def __init__(self, warn: Callable[..., None]):

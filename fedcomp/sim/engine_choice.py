@@ -54,14 +54,14 @@ class EngineChoice:
 
     @classmethod
     def read(cls, values: Any, folder: Path) -> "EngineChoice":
-        """Return the choice in [resolved] of a run folder's config.toml. Raises RunFolderError if it is damaged."""
+        """Return the choice in [resolved] of a run folder's config.toml. Raises RunFolderError for a damaged config.toml."""
         types = {f.name: f.type for f in dataclasses.fields(cls)}
         stored = values if isinstance(values, dict) else {}
         fields = {name: value for name, value in stored.items() if name != PLACEMENT_KEY}
         valid = {name: type(value) for name, value in fields.items()} == types
         if not valid or fields["engine"] not in ENGINES or fields["at_once"] < 1:
             raise RunFolderError(
-                f"[resolved] in {folder / RUN_FILE} is damaged; start a new run with another --out"
+                f"the table [resolved] in {folder / RUN_FILE} is damaged; start a new run with another --out"
             )
         return cls(**fields)
 
@@ -96,7 +96,7 @@ class EngineChoice:
 
     @classmethod
     def unbatched(cls, device: torch.device, config: RunConfig) -> "EngineChoice":
-        """Choose the engine for a model that is not batched: serial for a task object, since other processes cannot load it."""
+        """Choose the engine for a model that is not batched. Task objects get the serial engine, since other processes cannot load them."""
         engine = "serial" if config.task.startswith(OBJECT) else unbatched_engine(device)
         return cls(
             devices.describe(device),
@@ -208,8 +208,8 @@ def choose_engine(
     """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
 
     With `requested` "auto", a model is batched on CUDA if a quarter of the memory holds two clients, and on a CPU if all weights belong to
-    nn.Linear and nn.Embedding. It is never batched if a layer draws random numbers, keeps statistics or is recurrent. Raises ConfigError if
-    `requested` is "batched" and the model cannot be batched.
+    nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent are never batched. Raises
+    ConfigError if `requested` is "batched" and the model cannot be batched.
     """
     device = torch.device(device)
     obstacle = _obstacle_of(model)
@@ -267,7 +267,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Return how many clients fit into the memory. Each client needs four vectors of weights, and the inputs and outputs of its layers."""
+    """Return how many clients fit into the memory at once. A client needs four weight vectors, and the inputs and outputs of its layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)

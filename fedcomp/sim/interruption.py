@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruption:
     """A context manager that delays the first signal until `act` is called. A second signal takes effect at once.
 
-    Outside the main thread, it does nothing, since Python handles signals only there.
+    Outside the main thread, an Interruption does nothing, since Python handles signals only there.
     """
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ from ..training.local_sgd import LocalSGD
 
 
 class MultiDevice(Engine):
-    """One engine and one thread for each device. `train` takes weights and data on the first device, and returns the updates on it.
+    """One engine and one thread for each device. The inputs and the results of `train` are on the first device.
 
-    `warnings`: a list to which the engines append in their threads. `train` passes them to `warn` in the caller's thread.
+    `warnings`: a list to which the engines append warnings in their threads. `train` passes the warnings to `warn` in its caller's thread.
     """
 
     def __init__(

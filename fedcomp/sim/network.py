@@ -5,10 +5,10 @@
 up and down are in bytes per second; latency and step (the duration of a local step) are in seconds. s is 1, or a factor that is drawn for
 each client and round from the options swing, stall and factor.
 
-`--network NAME:option=value,...` draws the clients' values from the seed; a CSV file lists them for each client (`read_profiles`).
-`uniform` gives all clients the same values. `lognormal` takes the values as medians and draws three factors e^(spread·z) for each client, z
-standard normal: one for its link (up and down), one for its latency, one for its compute speed. The other networks are `lognormal` with
-other defaults:
+`--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values
+from a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. The network `lognormal` takes the values as
+medians and draws three factors e^(spread·z) for each client, z standard normal: one for the link (up and down), one for the latency, one
+for the compute speed. The other networks are `lognormal` with other defaults:
 
     fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, used as medians: 85.73 and 35.96 Mbit/s down,
                     45.74 and 11.22 Mbit/s up, round trips of 21 and 40 ms
@@ -70,7 +70,7 @@ class Seconds(float):
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same values for all clients, except for slow ones. Raises SpecError for a value out of range."""
+    """A network with the same values for all clients, except for slow clients. Raises SpecError for a value out of range."""
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
@@ -149,7 +149,7 @@ def out_of_range(name: str, value: float) -> str:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The values of each client, float64 [clients], named like the options of `Uniform`: in bytes per second, seconds or fractions."""
+    """The network values of each client, float64 [clients], in the units of the options of `Uniform` with the same names."""
 
     up: np.ndarray
     down: np.ndarray
@@ -176,7 +176,7 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 
 def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
-    """Draw the profiles of clients from the seed."""
+    """Draw the profiles (network values) of clients from the seed."""
     link, latency, compute = np.exp(
         kind.spread * seeds.generator(seed, "network").standard_normal((3, clients))
     )
@@ -200,7 +200,7 @@ def parse_network(text: str) -> Uniform:
 
 
 class Network:
-    """The duration of exchanges, and the availability of clients."""
+    """A virtual network: the duration of exchanges, and the availability of clients."""
 
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
@@ -229,7 +229,7 @@ class Network:
         return duration_s * float(p.factor[client]) if stalls[client] < stall else duration_s
 
     def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the uniform draws of a round for swings, -1..1, and for stalls, 0..1: float64 [clients] each."""
+        """Return a round's uniform draws for swings (in -1..1) and for stalls (in 0..1), float64 [clients] each."""
         if self._draws[0] != round:
             generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
@@ -242,21 +242,22 @@ REQUIRED = "client", "up", "down"
 
 
 def is_file(text: str) -> bool:
-    """Return whether --network names a file. The options of a network may also contain a slash, as in `lognormal:spread=1/2`."""
+    """Return whether --network names a file. A slash alone does not mean a file, as in `lognormal:spread=1/2`."""
     name, colon, _ = text.partition(":")
     return (text.endswith(".csv") or "/" in text) and not (colon and name.strip() in NETWORKS)
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Return the profiles of clients 0..clients-1 from a CSV file: a line with the names of the columns, then a line for each client.
+    """Return the profiles of clients 0..clients-1 from a CSV file: a line of column names, then a line of values for each client.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%
         1,30kB,500kB,0.2,20ms,0
 
-    `client`, `up` and `down` are required. The other columns are the options of `--network` with the same names. They default to 0, except
-    for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions. Lines and columns may be in any
-    order. Lines of clients that the run does not have are ignored. Raises ConfigError, whose message names line and column.
+    `client`, `up` and `down` are required. The other columns are options of `--network` with the same names. Missing columns default to
+    0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions, depending on the
+    column. Lines and columns may be in any order. Lines of clients that the run does not have are ignored. Raises ConfigError with
+    line and column.
     """
     path = expand_home(text, "--network")
     try:
@@ -302,7 +303,7 @@ def _profiles(flag: str, lines: Any, clients: int) -> Profiles:
     missing = [client for client in range(clients) if client not in line_of]
     if missing:
         raise ConfigError(
-            f"{flag} has no line for client {missing[0]} of {clients}, 0 to {clients - 1}; add it, or give fewer --clients"
+            f"{flag} has no line for client {missing[0]}, but the clients are 0 to {clients - 1}; add it, or give fewer --clients"
         )
     return Profiles(**values)
 
@@ -336,10 +337,11 @@ def _value(where: str, name: str, cell: str) -> float:
 
 
 class AbsenceModel:
-    """The times at which clients are absent. `absent` [clients]: fraction of the time, 0..0.9. `period_s` [clients]: length of a period.
+    """The times at which clients are absent. `absent` [clients]: fraction of the time that each client is absent.
 
-    Time is divided into periods, which start at an offset drawn for each client. In each period a client is absent with probability
-    `absent`. The draws depend only on the seed, the client and the number of the period, so there is no state, and any time can be queried.
+    Time is divided into periods of `period_s` [clients] seconds, which start at an offset drawn for each client. In each period a client is
+    absent with probability `absent`, 0..0.9. The draws depend only on the seed, the client and the number of the period, so there is no
+    state, and any time can be queried.
     """
 
     def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):
@@ -393,6 +395,6 @@ class AbsenceModel:
         return math.floor((time_s + self._offset_s[client]) / self.period_s[client])
 
     def _is_absent(self, clients: np.ndarray, periods: np.ndarray) -> np.ndarray:
-        """Return whether each of these clients is absent in the period at the same index."""
+        """Return, for each i, whether client `clients[i]` is absent in period `periods[i]`."""
         words = philox.words_at(self._key, periods.astype(np.int64) << 32 | clients)
         return words < self.absent[clients] * 2.0**32

@@ -1,7 +1,7 @@
 """The placement of clients' vectors between their rounds: on the device, in the host's memory, or in the run's checkpoint on disk.
 
-The placement depends on the largest total size that the vectors can reach, and on the free memory at the start. It does not change the
-results.
+The placement depends on the largest total size that the vectors can reach, and on the free memory at the start. The results of a
+run do not depend on the placement.
 """
 
 import math

@@ -1,11 +1,11 @@
-"""`--engine processes`: one worker process with one thread for each core.
+"""`--engine processes`: one worker process per core, each with one thread.
 
 A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is a separate interpreter
-that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, tensors of data, updates and traces
-are in anonymous shared memory, which only Linux has. The rest of a job is sent through a pipe. Datasets that are not in memory are read by
-each worker itself.
+that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, tensors of data, updates and momentum
+are in anonymous shared memory, which only Linux has. The rest of a job (a client's training) is sent through a pipe. Datasets that are not
+in memory are read by each worker itself.
 
-A worker that dies is replaced, and its client is trained once more. If that worker dies too, the client fails.
+A worker that dies is replaced, and its client is trained once more. If a second worker dies with the same client, this client fails.
 """
 
 import math
@@ -65,10 +65,10 @@ def unbatched_engine(device: torch.device) -> str:
 
 
 class SharedTensor:
-    """A tensor in memory that is shared between processes of one machine. A process that unpickles it gets a tensor with the same storage.
+    """A tensor in memory that is shared between processes of one machine. A process that unpickles a SharedTensor gets the same storage.
 
-    The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. Keep the object until the
-    other process has unpickled it. The storage then exists as long as a tensor uses it.
+    The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. Keep a SharedTensor until
+    the other process has unpickled it. After unpickling, the storage exists as long as a tensor uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -203,9 +203,9 @@ class WorkerEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Result]]:
-        """Train each job in an idle worker.
+        """Train each job in an idle worker process.
 
-        Raises TaskError if workers cannot load the task, and UserError if they die without training a client.
+        Raises TaskError if workers cannot load the task, and UserError if workers die without training a client.
         """
         m = len(jobs)
         queue = JobQueue(
@@ -245,7 +245,7 @@ class WorkerEngine(Engine):
 
     @property
     def settled(self) -> bool:
-        """Whether clients train in workers and all workers are ready. From then on, the speed of rounds does not change."""
+        """Whether the speed of rounds no longer changes, since clients train in workers and all workers are ready."""
         started = self.local_engine is None or self._local_s >= LOCAL_TRAINING_S
         return started and all(worker.ready for worker in self.workers)
 
@@ -317,7 +317,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. Its job is queued again, or fails if two workers have died during the job.
+        """Remove a dead worker. The worker's job is queued again, or fails if two workers have died during it.
 
         Raises UserError if too many consecutive workers have died.
         """

@@ -87,7 +87,7 @@ class TrainingActor(TrainingWorker):
     ) -> TrainResult | str:
         """Train a job. Return the result, or the error as one line.
 
-        `refs`: references in the object store, to [data] as "data" and to [weights] as "start".
+        `refs`: references in Ray's object store; "data" refers to [data], "start" to [weights].
         """
         if error := self.load():
             return error
@@ -100,7 +100,7 @@ class TrainingActor(TrainingWorker):
         return TrainResult(PickledTensor(update), result, traces.map(PickledTensor))
 
     def _fetch(self, name: str, ref: Any) -> list[Any]:
-        """Return the data or tensors of a reference, on this actor's device. The last result for each name is cached."""
+        """Return the data or tensors that `ref` refers to, on this actor's device. The last result for each name is cached."""
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
@@ -112,7 +112,7 @@ class TrainingActor(TrainingWorker):
 class RayEngine(Engine):
     """An engine of Ray actors. Updates are returned on `device`.
 
-    The actors start with the first call. If Ray already runs in this process, the engine uses it and leaves it running.
+    The first call of `train` starts the actors. If Ray already runs in this process, the engine uses it and leaves it running.
     """
 
     def __init__(self, config: RunConfig, device: torch.device):
@@ -126,7 +126,7 @@ class RayEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train each job in an idle actor. If an actor dies twice with a job, only that client fails.
+        """Train each job in an idle actor. If an actor dies twice with a client's job, only this client fails.
 
         Raises the errors of `start_actors`.
         """
@@ -303,8 +303,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"--engine ray: no cluster answers at {address}, which {ADDRESS_VARIABLE} names ({reason(error)}); start it there with ray "
-            "start --head, or unset the variable"
+            f"--engine ray: no cluster answers at {address}, which {ADDRESS_VARIABLE} names ({reason(error)}); start a cluster there with "
+            "ray start --head, or unset the variable"
         ) from error
 
 

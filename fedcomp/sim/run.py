@@ -74,8 +74,8 @@ def simulate(
 ) -> Summary:
     """Run a simulation, or continue the run in `config.out` if `config.resume` is set. Return the content of summary.json.
 
-    `task`: a task object to use; `config.task` must then be `fedcomp.tasks.OBJECT` followed by the name of the task. Default: load the
-    task that `config.task` names.
+    `task`: a task object to use; `config.task` must then be `fedcomp.tasks.OBJECT` followed by the name of the task. Without
+    `task`, the task that `config.task` names is loaded.
 
     Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError if memory runs out. A run that is
     interrupted at any moment can be resumed.
@@ -169,7 +169,7 @@ class PreparedRun:
         )
 
     def _client_bytes(self, memory: Memory) -> int:
-        """Return the bytes of the vectors that a client keeps between its rounds."""
+        """Return the size in bytes of the vectors that a client keeps between its rounds."""
         values = memory.state_dict(copy=False).values()
         vectors = sum(isinstance(value, torch.Tensor) for value in values)
         vectors = (vectors or memory.counterpart is not None) + self.config.keep_momentum
@@ -307,14 +307,14 @@ class Simulation(PreparedRun):
             del outcome  # so that its frames do not stay in memory during the next round
 
     def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
-        """Save the state after a round. Return the seconds that it took."""
+        """Save the state after a round. Return the duration of the save in seconds."""
         began = time.perf_counter()
         with timed("checkpoint"):
             recovery.save(round, metrics_length)
         return time.perf_counter() - began
 
     def _start_actors(self, engine: RayEngine) -> None:
-        """Start the Ray actors. Their number decides how many clients are trained at once."""
+        """Start the Ray actors. The number of actors decides how many clients are trained at once."""
         self.machine = dataclasses.replace(self.machine, at_once=engine.start_actors())
         self.trainer.at_once = max(self.trainer.at_once, JOBS_PER_ACTOR * self.machine.at_once)
 
@@ -342,7 +342,7 @@ class Simulation(PreparedRun):
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
-        """Return the chosen engine; with --engine auto, an unbatched one if the model cannot be batched."""
+        """Return the chosen engine. With --engine auto, return an unbatched one if the model cannot be batched."""
         engine = make_engine(
             self.devices, self.machine, self.config, self.task, model, self.warnings
         )
@@ -402,7 +402,7 @@ class Simulation(PreparedRun):
     def _with_relays(
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
-        """Return the record with the bytes from clients to relays and from relays to the server. Warn if a relay's sum is inexact."""
+        """Return `record` with the bytes from clients to relays and from relays to the server. Warn if a relay's sum is inexact."""
         traffic, missed = relays.take(), inexact([a.update for a in outcome.accepted])
         if missed:
             sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
@@ -439,7 +439,7 @@ def _refuse_deployment_options(config: RunConfig) -> None:
 
 
 def _refuse_task_object(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError for engines that train in other processes, since these cannot receive a task object."""
+    """Raise ConfigError for an engine that trains in other processes, which cannot receive a task object."""
     if config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "
@@ -448,7 +448,7 @@ def _refuse_task_object(config: RunConfig, task: Task) -> None:
 
 
 def _network(config: RunConfig) -> Network | None:
-    """Return the virtual network, None without --network. Raises UserError if its values cannot be read."""
+    """Return the virtual network, None without --network. Raises UserError if the network's values cannot be read."""
     if config.network is None:
         return None
     n, seed = config.clients, config.seed

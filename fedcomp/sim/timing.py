@@ -1,10 +1,10 @@
 """Virtual time of a run on a virtual network: a clock, a transport that delays answers, and the choice of clients.
 
-All clients compute as soon as their assignments are sent. Their answers are delivered when the virtual clock reaches the time of arrival.
-`receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives assignments while
-it is busy starts the newest of them when it has finished. Unlike in a deployment, it has also trained for the older assignments. A client
-that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits until the
-deadline; without a deadline, it waits until all other clients have answered.
+All clients compute as soon as their assignments are sent. Answers are delivered when the virtual clock reaches the time of arrival.
+`receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments
+starts the newest of them when it has finished its work. Unlike in a deployment, a busy client also trains for assignments that newer ones
+replace. A client that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits
+until the deadline, or without one, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough others are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -39,7 +39,7 @@ TRAINED = "train", "encode"  # stages of failures in or after training
 
 
 class VirtualClock(Clock):
-    """A clock of virtual time. It jumps from one answer to the next, and stands still while the simulation computes.
+    """A clock of virtual time that jumps from one answer to the next, and stands still while the simulation computes.
 
     The time of an exchange starts at zero, so that a deadline does not depend on the duration of earlier rounds.
     """
@@ -64,7 +64,7 @@ class VirtualClock(Clock):
         return self.elapsed_s
 
     def go_to(self, elapsed_s: float) -> None:
-        """Advance to a time of the exchange. Do nothing if this time has passed."""
+        """Advance the clock to a time of the exchange. Do nothing if this time has passed."""
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
@@ -102,7 +102,7 @@ class Arrival:
 
 
 class TimedTransport(Transport):
-    """A transport that adds the delays of a network to another transport. `steps`: returns the number of local steps of an assignment."""
+    """A transport that adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class TimedTransport(Transport):
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw assignments. Their answers are recorded as late, and no exchange waits for them."""
+        """Withdraw assignments. Answers to withdrawn assignments are recorded as late, and no exchange waits for them."""
         cancelled = set(clients)
         self.late |= {
             arrival.client: arrival.began_s + arrival.due_s
@@ -183,7 +183,7 @@ class TimedTransport(Transport):
         self.transport.close()
 
     def drop_finished(self) -> None:
-        """Remove finished work from `busy`."""
+        """Remove from `busy` the clients that have finished their work."""
         now_s = self.clock.time_s
         self.busy = {
             client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
@@ -207,7 +207,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answer of each client that goes offline before the answer arrives by a loss."""
+        """Replace the answer of a client by `Lost` if the client goes offline before the answer arrives."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
@@ -220,7 +220,7 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`. Both times are in seconds since the exchange began."""
+        """Return when a client starts an assignment that was sent at `asked_s`, both in seconds since the exchange began."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)
@@ -279,7 +279,7 @@ class Timing:
             self._availability.mark_responsive(client)
 
     def _seconds_to_next_event(self, waited_s: float) -> float:
-        """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota stops waiting."""
+        """Return the seconds to the next event: a client leaves or returns, a late answer arrives, or the wait for clients ends."""
         event_times_s = [
             self.network.absences.next_change_s(self.clock.time_s),
             *self.transport.late.values(),
@@ -309,7 +309,7 @@ class Timing:
     ) -> None:
         """Continue from the state that `take_changes` returned.
 
-        Raises RunFolderError for a state with another network, and ValueError, KeyError or TypeError for a malformed one.
+        Raises RunFolderError for a state with another network, and ValueError, KeyError or TypeError for a malformed state.
         """
         state = json.loads(value(STATE) or b"")
         if state["network"] != self.network.profiles.fingerprint:

@@ -1,4 +1,4 @@
-"""The worker of the engines that train in other processes. It loads the task and trains jobs, whose tensors are packed for the transfer."""
+"""The worker of the engines that train in other processes. A worker loads the task and trains the jobs that it receives."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ class TrainingWorker:
     ) -> JobResult | str:
         """Train a job and write its update [n] into `update`. Return the packed result, or the error as one line.
 
-        `data`: None if this process reads the task's data itself.
+        `data` is None if this process reads the task's data itself.
         """
         assert self.engine is not None  # `load` has been called
         try:
@@ -117,7 +117,7 @@ def _exit_with_parent(parent_pid: int) -> None:
 class PickledTensor:
     """A tensor that is pickled as a NumPy array and unpickled as a tensor on the CPU.
 
-    Ray keeps arrays in its object store, which the processes of a machine share. Do not write to a tensor from the store.
+    Ray keeps arrays in its object store, which the processes of a machine share. Do not write to a tensor after unpickling it.
     """
 
     tensor: Tensor
@@ -144,7 +144,7 @@ def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) ->
 
 
 def packed_result(result: JobResult) -> JobResult:
-    """Return a result that is packed for another process. Raises TaskError for a state that cannot be packed."""
+    """Return a result that is packed for another process. Raises TaskError for a client state that cannot be packed."""
     buffers = _map_buffers(PickledTensor, result.buffers)
     return result._replace(buffers=buffers, state=_packed_state(result.state))
 

@@ -50,7 +50,7 @@ def available_strategies() -> dict[str, type[RoundStrategy]]:
 
 
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Return the server half of the strategy that a spec string such as `powersgd:rank=2` names, for models of this layout.
+    """Return the server half of the strategy of a spec string such as `powersgd:rank=2`, for models of this layout.
 
     Raises SpecError for an invalid spec string, and ConfigError for settings that do not suit the strategy.
     """
@@ -59,16 +59,16 @@ def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any)
 
 
 def make_client_algorithm(text: str) -> ClientAlgorithm:
-    """Return the client half of the strategy that a spec string names. Raises SpecError."""
+    """Return the client half of the strategy of a spec string. Raises SpecError."""
     cls, options = _chosen(text)
     return cls.client_for(options)
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return the options of a run. Unset options get the defaults of the strategy and the memory; schedules get their horizon.
+    """Return the options of a run. Unset options get the defaults of the strategy and the memory. `horizon` is set if a schedule needs it.
 
-    If the strategy has no default memory, the memory stays `auto`: `fedcomp.memories.with_memories` chooses one when the model is known.
-    A resumed run replaces `auto` by the memory stored in its run folder. Raises UserError.
+    If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses
+    one. A resumed run replaces `auto` by the memory stored in its run folder. Raises UserError.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

@@ -1,15 +1,15 @@
 """Asynchronous averaging: the server aggregates updates as they arrive.
 
-Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization. NeurIPS 2019 (AsyLPG): workers send low-precision
-gradients at a low-precision copy of the model; the model has moved by the time they arrive. Xie, Koyejo, Gupta: Asynchronous federated
-optimization. 2019: an update of staleness s has the weight (1 + s)^−a. Nguyen et al.: Federated learning with buffered asynchronous
-aggregation. AISTATS 2022: the model moves when K updates have arrived.
+Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization. NeurIPS 2019 (AsyLPG): workers compute gradients at
+a low-precision copy of the model and send them in low precision; the model has moved when they arrive. Xie, Koyejo, Gupta: Asynchronous
+federated optimization. 2019: an update of staleness s has the weight (1 + s)^−a. Nguyen et al.: Federated learning with buffered
+asynchronous aggregation. AISTATS 2022: the model moves when K updates have arrived.
 
     θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  the sum over the K clients whose updates arrive first; then K other clients start from θ
 
 The codecs provide the low precision in both directions: C is the uplink codec with the clients' memory, C' the downlink codec with the
-server's memory. Unlike in AsyLPG, there is no variance reduction, and the server abandons clients that exceed the bound on staleness.
-server/asynchronous_loop.py runs the rounds.
+server's memory. Unlike in AsyLPG, there is no variance reduction, and the server rejects clients whose staleness exceeds the option
+`staleness`. server/asynchronous_loop.py runs the rounds.
 """
 
 from dataclasses import dataclass

@@ -6,10 +6,10 @@ data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, a
     y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
     C(a_i) is the decoded update of client i
 
-With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This is the norm bound of Sun, Kairouz, Suresh, McMahan: Can you
-really backdoor federated learning? 2019. In McMahan, Ramage, Talwar, Zhang: Learning differentially private recurrent language models. ICLR
-2018, clients clip before they send. The part of an update that the server clips is lost: if it were returned to the client's memory, the
-client would send it again.
+With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This clipping is the norm bound of Sun, Kairouz, Suresh, McMahan
+(Can you really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning differentially private recurrent language
+models, ICLR 2018), clients clip before they send. The part of an update that the server clips is lost: if it were returned to the client's
+memory, the client would send it again.
 """
 
 import math
@@ -55,7 +55,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return a factor 0..1 for the weight of an update. It is not part of the sum of weights by which the mean is divided."""
+        """Return a factor 0..1 for the weight of an update. The sum of the weights, by which the mean is divided, excludes this factor."""
         return 1.0
 
     def _correct(
@@ -65,7 +65,7 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Add the counterpart's correction, which accounts for clients outside the cohort, to `into`."""
+        """Add to `into` the correction for absent clients that the counterpart (server side of the memories) computes."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [
@@ -99,7 +99,7 @@ class Average(RoundStrategy):
         ]
 
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
-        """Return the updates with their normalized weights. Clients without an update count in the normalization."""
+        """Return the updates with their normalized weights. Clients without an update also count in the normalization."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))

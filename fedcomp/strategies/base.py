@@ -1,9 +1,9 @@
 """The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
 
-A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges between server and cohort), makes the
-announcements (named byte strings that the server sends to a client with its assignment), and combines the accepted updates into one update
-of the model. server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more
-than one exchange.
+A strategy selects the cohort of a round (the clients that take part) and the phases (exchanges between server and cohort). A strategy makes
+the announcements (named byte strings sent with an assignment), and combines the accepted updates into one update of the model.
+server/round_loop.py runs the rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one
+exchange.
 """
 
 import math
@@ -35,7 +35,7 @@ Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client dur
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """Settings of a run that strategies and the round loop use. `fedcomp.config.RunConfig` documents fields with the same names."""
+    """Settings of a run that strategies and the round loop use. `fedcomp.config.RunConfig` documents the fields of the same names."""
 
     participation: float = 0.1
     uplink: str = "stc:density=1/100"
@@ -102,10 +102,11 @@ class ClientAlgorithm:
     """The client half of a strategy. This base class trains in the first phase and sends the update through the client's memory.
 
     In the first phase of a round, a client commits or rolls back its previous proposal (the update that its memory encoded last), downloads
-    the broadcasts, and trains. In each later phase, the memory sends the next frame of the same proposal. Subclasses have no state of their
-    own: lasting state is in the memory or in the client state (tensors by name), and state of one round is in `RoundState.values`.
+    the broadcasts, and trains. In each later phase, the client sends the memory's next frame of the same update. Subclasses have no state
+    of their own: lasting state is in the memory or in the client state (tensors by name), and state of one round is in `RoundState.values`.
 
-    The server versions and broadcasts the *global state* [numel]. In most strategies it is the vector of model weights.
+    The vector that the server updates and broadcasts is the *global state* [numel]. In most strategies, the global state is the vector of
+    model weights.
     """
 
     phases: tuple[str, ...] = (TRAIN,)
@@ -127,7 +128,8 @@ class ClientAlgorithm:
         first = self.phases[0]
         if assignment.phase != first and (state is None or state.round != assignment.round):
             raise ProtocolError(
-                f"this client has no state of phase '{first}' of round {assignment.round}; it can take part again in the next round"
+                f"this client has no state from phase '{first}' of round {assignment.round}, so it cannot go on; it can take part "
+                "again in the next round"
             )
         return assignment.phase == first
 
@@ -144,7 +146,7 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the partitions to train on, each from the same initial weights; () to train on the client's own data."""
+        """Return the partitions to train on, each from the same initial weights, or () to train on the client's own data."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
@@ -211,7 +213,8 @@ class ClientAlgorithm:
     ) -> Sequence[Frame]:
         """Return the frames of m clients for a phase. May modify `values`, the `RoundState.values` of the clients.
 
-        `updates` [m, numel]: from `after_training`, `combine` or `later_update`; may be overwritten. None if the phase has no updates.
+        `updates` [m, numel]: the result of `after_training`, `combine` or `later_update`, or None in a phase without updates. `encode` may
+        overwrite it.
         """
         if updates is not None and not self.one_by_one:
             return type(memories[0]).propose_stack(memories, updates, seeds, context)
@@ -246,7 +249,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a phase. Clients that have not answered are rejected at this stage, for this reason."""
+    """The end of a phase. Clients that have not answered are rejected, with this stage and this reason."""
 
     stage: str = "reply"
     reason: str = "no reply before the round closed"
@@ -281,7 +284,7 @@ class RoundCompletion:
 
 
 def quorum_size(quorum: float, clients: int) -> int:
-    """Return ⌈quorum · clients⌉, at least 1, without errors from rounding: 7 of 10 for 0.7."""
+    """Return ⌈quorum · clients⌉, at least 1, without rounding errors: 7 of 10 for 0.7."""
     return max(1, math.ceil(quorum * clients - 1e-9))
 
 
@@ -326,7 +329,7 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """The accepted updates of a round, by phase, in the order of the client ids, and the state of the server before aggregation."""
+    """The accepted updates of each phase of a round, in the order of the client ids, and the server's state before aggregation."""
 
     round: int
     phases: AcceptedByPhase
@@ -343,7 +346,7 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The result of `aggregate`, in addition to the update that it writes."""
+    """The result of `aggregate`, in addition to the combined update that it writes to a tensor."""
 
     clipped: int = 0  # number of clipped updates
     # Float32 factor by which the weights are multiplied before the update is added
@@ -447,14 +450,14 @@ class RoundStrategy(ABC):
         return (Phase(),)
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
-        """Return the announcements to a client at the start of a phase, by name. Their bytes are counted as traffic.
+        """Return the announcements to a client at the start of a phase, by name. Announced bytes are counted as traffic.
 
-        `before`: the accepted updates, by earlier phase of the round.
+        `before`: the accepted updates of the earlier phases of the round, by phase.
         """
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
-        """Return the update in each frame of a phase, a FrameError for an invalid frame, None for a frame without an update."""
+        """Return, for each frame of a phase, its update, or a FrameError if it is invalid, or None if it contains no update."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
@@ -471,7 +474,8 @@ class RoundStrategy(ABC):
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         """Return a frame with the part of an accepted update that `aggregate` dropped, b"" if it dropped none.
 
-        The frame is in the format of the uplink codec unless the clients' memory reads another format. Its bytes are counted as traffic.
+        The frame is in the format of the uplink codec unless the clients' memory reads another format. The bytes of the frame are counted
+        as traffic.
         """
         return b""
 
@@ -493,7 +497,7 @@ class RoundStrategy(ABC):
         return {}, {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector` and `value` read what `take_changes` returned."""
+        """Restore the state from a checkpoint. `vector(name)` and `value(name)` return the entries that `take_changes` returned."""
 
     # Settings.
 
@@ -556,13 +560,13 @@ class RoundStrategy(ABC):
         steps = optimizer(self.config.server_optimizer)
         if counterpart.compares_model_steps and steps.scale_free:
             raise ConfigError(
-                f"--memory {name} compares updates with steps of the model, and steps of --server-optimizer {steps.name} have "
+                f"--memory {name} compares updates with steps of the model, but steps of --server-optimizer {steps.name} have "
                 "another unit than updates; use --server-optimizer sgd, or another --memory"
             )
         return counterpart
 
     def _schedule(self) -> Schedule:
-        """Return the schedule of client settings. Raises ConfigError for a schedule that does not suit the run."""
+        """Return the schedule of client settings, such as the density. Raises ConfigError for a schedule that does not suit the run."""
         config, layout = self.config, self.layout
         if (config.density_warmup or config.density_schedule) and self.memory.selects_coordinates:
             option = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE

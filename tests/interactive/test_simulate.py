@@ -107,7 +107,9 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
             rounds=6,
             progress=False,
         )
-    with pytest.raises(RunFolderError, match="has --task object:mine, this one object:yours"):
+    with pytest.raises(
+        RunFolderError, match=r"--task differs from .* \(there object:mine, now object:yours\)"
+    ):
         fedcomp.simulate(
             dataclasses.replace(MINE, name="yours"), out=run.folder, resume=True, progress=False
         )

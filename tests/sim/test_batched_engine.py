@@ -252,7 +252,7 @@ def test_an_error_says_that_one_client_does_not_fit_into_memory(monkeypatch):
     limited(monkeypatch, 0, torch.OutOfMemoryError())
     task, model, layout, start = parts(network, images())
     with pytest.raises(
-        UserError, match="does not hold the training of one client; give a smaller --batch-size"
+        UserError, match="is too small to train one client; give a smaller --batch-size"
     ):
         BatchedEngine(task, model, layout, "cpu").train(start, images(), planned(SGD, 4), SGD)
 

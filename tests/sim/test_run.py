@@ -348,7 +348,7 @@ def test_an_existing_run_folder_is_not_overwritten(tmp_path):
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
-    with pytest.raises(UserError, match="--lr 0.1, this one 0.2"):
+    with pytest.raises(UserError, match=r"--lr differs from .* \(there 0.1, now 0.2\)"):
         simulate(replace(TINY, rounds=2, lr=0.2, out=out(tmp_path, "run"), resume=True))
 
 

@@ -21,7 +21,7 @@ _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Return all attacks, including those of other packages: name → class."""
+    """Return all attacks, including those of other packages, as a dict from name to class."""
     return _ATTACKS.available()
 
 
@@ -30,8 +30,8 @@ def attacks(text: str) -> list[Attack]:
     with spec.error_context(text, "--attack"):
         parsed = spec.parse(text)
         if parsed.scope:
-            raise SpecError(f"an attack has no scope; leave @{parsed.scope} out")
+            raise SpecError(f"an attack takes no scope; leave @{parsed.scope} out")
         parsed_attacks = [spec.build(part, _ATTACKS, "attack") for part in parsed.parts]
         if len(set(parsed_attacks)) != len(parsed_attacks):
-            raise SpecError("the spec has an attack twice; give one of them a larger count")
+            raise SpecError("the same attack is given twice; give it once, with a larger count")
     return parsed_attacks

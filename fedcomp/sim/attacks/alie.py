@@ -46,7 +46,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return z of the paper, at least 0, for f Byzantine clients among n."""
+    """Return the z of the paper for f Byzantine clients among n, or 0 if the formula is negative."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

@@ -4,8 +4,8 @@ An attack may replace the training data of its clients (`data`), their updates (
 answering (`silence_reason`). Random draws depend only on (seed, round, client), and an attack keeps no state from round to round. The
 result of an attacked run therefore depends neither on interruptions nor on how cohorts are split.
 
-`updates` is called again in a later phase if clients make new updates in it, such as votes on forwarded ballots. `reply` is called in every
-phase of a round.
+`updates` is called again in a later phase if clients compute new updates there, such as votes on the ballots of others. `reply` is called
+in every phase of a round.
 """
 
 import re
@@ -41,7 +41,7 @@ class UpdateContext:
 
 @dataclass(frozen=True)
 class ReplyContext:
-    """The values with which a Byzantine client makes a frame."""
+    """The values from which a Byzantine client makes a frame (an encoded update)."""
 
     codec: Codec
     seed: int  # seed with which an honest client would encode
@@ -104,7 +104,7 @@ class Attack:
                 raise SpecError(f"clients cannot be '{self.clients}'; name them as in 3/7/10-14")
             clients += range(first, last + 1)
         if len(clients) != len(set(clients)):
-            raise SpecError(f"clients '{self.clients}' names a client twice; remove one")
+            raise SpecError(f"clients={self.clients} names a client twice; remove one of the two")
         return sorted(clients)
 
     @property
@@ -119,7 +119,7 @@ class Attack:
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         """Return the updates [k, n] of Byzantine clients, in place of the trained updates x [k, n], which may be overwritten.
 
-        The clients' memories encode them.
+        The clients' memories encode the returned updates.
         """
         return x
 

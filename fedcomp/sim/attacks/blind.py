@@ -11,7 +11,7 @@ Li, Xu, Chen, Giannakis, Ling: RSA: Byzantine-robust stochastic aggregation meth
 
     constant     x ← c·1
 
-Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries. NeurIPS 2017, section 5.1, with a deviation of 200:
+Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries. NeurIPS 2017, section 5.1, with σ = 200:
 
     gaussian     xᵢ ~ N(0, σ²)
 """

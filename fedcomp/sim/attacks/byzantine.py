@@ -41,7 +41,7 @@ class AttackedCohort:
 
 
 class ByzantineClients(ClientHook):
-    """The virtual Byzantine clients of a run; none without attacks.
+    """The virtual Byzantine clients of a run, if any.
 
     Raises ConfigError for attackers that are not among the clients or that have two attacks.
     """
@@ -74,14 +74,14 @@ class ByzantineClients(ClientHook):
         return sum(attack.size for attack in self.attacks)
 
     def set_strategy(self, strategy: RoundStrategy, data: Examples) -> None:
-        """Set the strategy and the clients' data. Raises ConfigError for an attack that cannot work with them."""
+        """Set the strategy and the clients' data. Raises ConfigError for an attack that does not suit the strategy or the data."""
         self.algorithm, self.strategy = strategy.client_algorithm, strategy
         for attack in self.attacks:
             self._data[attack] = attack.data(data)
             if attack.uses_allocation and not attack.named_clients and strategy.allocation is None:
                 raise ConfigError(
-                    f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use inverted, or a strategy "
-                    "that assigns partitions"
+                    f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use attack inverted, or a "
+                    "strategy that assigns data partitions"
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
@@ -114,7 +114,7 @@ class ByzantineClients(ClientHook):
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return the groups. The honest clients come first, since attacks may read their updates."""
+        """Return the assignments by attack. The honest clients come first, since attacks may read their updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
@@ -166,7 +166,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attack of each attacker. Attackers are the named clients, and `count` other clients drawn from (seed, "attack")."""
+    """Return the attack of each attacker: the clients that an attack names, or else `count` clients drawn from (seed, "attack")."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:
@@ -194,6 +194,6 @@ def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[
         copied = attack.of if isinstance(attack, Mimic) else None
         if copied is not None and (copied not in range(clients) or copied in attackers):
             raise ConfigError(
-                f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; name another in 'of'"
+                f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; name an honest one in 'of'"
             )
     return attackers

@@ -1,11 +1,12 @@
 """Code-aware: the attackers are the clients with the most weight in a coded election.
 
+Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020.
+
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
-In a coded election (Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020), row i of G contains the partitions, or
-ballots, that voter i tallies. The weight of a row is the number of its ones. Randomly drawn attackers mostly have light rows; an
-attacker that knows G takes the heaviest rows. Row i belongs to the i-th member of the cohort in the order of the logical ids. Members
-beyond the last row start again at the first row.
+Row i of the matrix G has ones at the data partitions, or the ballots (votes of others), that voter i counts. The weight of a row is the
+number of its ones. Random attackers mostly have rows of small weight; attackers that know G take the heaviest rows. Row i
+of G belongs to the i-th member of the cohort in the order of the logical ids. If the cohort has more members than G has rows, rows repeat.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,10 @@ class CodeAware(Inverted):
 
 
 def rank_by_row_weight(cohort: Sequence[int], allocation: np.ndarray) -> list[int]:
-    """Return the members of a cohort in the order of the weights of their rows, heaviest first. Ties are in the order of the ids."""
+    """Return the members of a cohort, sorted by the weights of their rows of `allocation`, heaviest first.
+
+    Members with equal weights are in the order of their ids.
+    """
     weights = allocation.sum(1, dtype=np.int64)
     ranked = sorted(range(len(cohort)), key=lambda i: (-weights[i % len(weights)], i))
     return [cohort[i] for i in ranked]

@@ -1,8 +1,9 @@
 """Equivocation: send different ballots to different voters.
 
-With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext. It can deceive some voters only by sending
-them a wrapped key that does not open the ballot. These voters prove to the server that the ballot does not open, and the server names and
-excludes the sender. Without sealed ballots, all voters receive the same ballot, and the client behaves honestly.
+With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The only way to
+deceive some voters is to send them a wrapped key that does not open the ballot. Voters with such a key prove to the server that it is
+invalid, and the server excludes the sender. Without sealed ballots, all voters receive the same ballot, and the client behaves
+honestly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,7 @@ def replace_wraps(
     key: ec.EllipticCurvePrivateKey,
     noise: Callable[[int], bytes],
 ) -> bytes:
-    """Return a sealed ballot whose wrapped keys at these positions are noise, with a valid signature.
+    """Return a sealed ballot with noise in place of its wrapped keys at `positions`, and with a valid signature.
 
     `noise(n)` returns n random bytes.
     """

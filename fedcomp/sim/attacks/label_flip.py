@@ -23,11 +23,11 @@ class LabelFlip(Attack):
     def data(self, data: Examples) -> Examples:
         if not isinstance(data, Data):
             raise ConfigError(
-                "attack 'label-flip' needs data in memory, but this task reads its data batch by batch; use inverted"
+                "attack 'label-flip' needs data in memory, but this task reads its data batch by batch; use attack inverted"
             )
         if data.targets.is_floating_point() or data.targets.is_complex():
             raise ConfigError(
-                "attack 'label-flip' flips classes, but the targets of this task are not whole numbers; use inverted"
+                "attack 'label-flip' flips classes, but the targets of this task are not whole numbers; use attack inverted"
             )
         last = data.targets.max()
         return replace(data, targets=(last - data.targets).where(data.targets >= 0, data.targets))

@@ -2,7 +2,7 @@
 
     S = Σ_i sign(x_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-b is the option `margin`. By default, it is the number of this attack's clients in the cohort, so that their votes can tie or reverse these
+b is the option `margin`. By default, b is the number of this attack's clients in the cohort, whose votes can tie or reverse narrow
 majorities. A rule that detects votes that lost by a wide margin does not detect this attack.
 """
 

@@ -4,9 +4,9 @@ Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via 
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
-x_i are the honest updates and μ is their mean. The paper learns z over a warm-up of several rounds and then fixes i*. Here both are
-computed in each round, since cohorts change. The option `of` fixes i*; if this client is not in the cohort or its training failed, the
-formula chooses i*.
+x_i are the honest updates and μ is their mean. The paper learns z over a warm-up of several rounds and then fixes i*. Here z
+and i* are computed in each round, since cohorts change. The option `of` sets i*; if client `of` is not in the cohort or its training
+failed, the formula chooses i*.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Mimic(Attack):
 
 
 def extreme_row(updates: Tensor) -> int:
-    """Return the row of [h, n] with the largest projection on the rows' first principal direction; 0 if all rows are equal."""
+    """Return the index of the row of [h, n] with the largest projection on the rows' first principal direction; 0 if all rows are equal."""
     rows = len(updates)
     gram = torch.zeros(rows, rows, dtype=torch.float64)  # (x_i − μ)ᵀ (x_j − μ)
     projections = torch.zeros(rows, rows, dtype=torch.float64)  # x_iᵀ (x_j − μ)

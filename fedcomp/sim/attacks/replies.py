@@ -1,8 +1,7 @@
 """Attacks on the reports of clients: NaN and infinity, malformed frames, no answer.
 
-A Byzantine client has the memory of an honest client. It replaces the frame that the memory proposed by another frame and the ticket (a
-digest) of that frame. If the server accepts the frame, the next assignment names a proposal that the memory did not make, and the memory
-rolls back.
+A Byzantine client has the memory of an honest client. The attack sends another frame than the memory's, with the ticket (a digest) of
+the sent frame. If the server accepts the sent frame, it confirms a ticket that the memory does not know, and the memory rolls back.
 """
 
 import struct
@@ -38,7 +37,7 @@ KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 @dataclass(frozen=True)
 class Infinity(Attack):
-    """Frames with NaN, infinity or the largest float32. They are written into finished frames, since codecs refuse such values."""
+    """Frames with NaN, infinity or the largest float32. The value is written into an encoded frame, since codecs refuse it."""
 
     value: Literal["nan", "inf", "largest"] = "nan"
 
@@ -123,7 +122,7 @@ def _with_frame(report: Report, frame: bytes) -> Report:
 
 
 def with_checksum(frame: bytes, numel: int) -> bytes:
-    """Return a frame with a valid checksum for a vector [numel]."""
+    """Return `frame` with its checksum replaced by a valid one for a vector [numel]."""
     head, rest = frame[: HEAD.size], frame[SECTIONS:]
     return (
         head
@@ -133,7 +132,7 @@ def with_checksum(frame: bytes, numel: int) -> bytes:
 
 
 def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
-    """Return a frame of codec `identity` for a vector of the same size whose coordinates are all `value`.
+    """Return a frame of codec `identity` with as many coordinates as `frame`, all of them equal to `value`.
 
     Raises FrameError for bytes that are not a frame of at most `max_numel` coordinates.
     """
@@ -162,7 +161,10 @@ def replace_floats(
 
 
 def doubled_offsets(frame: bytes, doubled: bytes, start: int) -> list[int]:
-    """Return the offsets, from `start` on and at least four bytes apart, of float32 values that are twice as large in `doubled`."""
+    """Return the offsets of the float32 values in `frame` that are twice as large in `doubled`.
+
+    Offsets begin at `start` and are at least four bytes apart.
+    """
     if len(frame) != len(doubled) or len(frame) - start < 4:
         return []
     values, others = (

@@ -1,4 +1,4 @@
-"""Local SGD of many clients at once. The weights of their models are the rows of one matrix, the stack.
+"""Local SGD of many clients at once. Each row of one matrix, the stack, has the weights of one client's model.
 
 There are three methods for the gradients of a stack of clients. Softmax regression has kernels on a CPU (regression.py). An nn.Sequential
 of Linear, Embedding and layers without weights has a batched form (gradients.py). All other models are mapped over the clients by

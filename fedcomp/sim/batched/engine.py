@@ -45,11 +45,11 @@ def _shortened(message: str) -> str:
 
 
 class BatchedEngine:
-    """Local SGD of a stack of clients. At most `at_once` clients are trained together; 0: all clients whose batches have the same sizes.
+    """Local SGD of a stack of clients. At most `at_once` clients are trained together; 0 means no limit.
 
-    The engine takes ownership of `model` and moves it to `device`. Only its frozen tensors and buffers are used, and its large trainable
-    tensors are freed. If the device runs out of memory, half as many clients are trained together from then on. `warn` is called the first
-    time.
+    Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. Only
+    the frozen tensors and the buffers of `model` are used, and its large trainable tensors are freed. If the device runs out of memory,
+    half as many clients are trained together from then on. `warn` is called when memory runs out for the first time.
     """
 
     def __init__(
@@ -89,14 +89,13 @@ class BatchedEngine:
         traces: Sequence[Traces] = (),
         augmentations: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Run local SGD from `start` (float32 [n]) for each client, on the batches of the client in `data`. All tensors are on the device.
+        """Run local SGD from `start` (float32 [n]) for each client, on the client's batches of `data`. All tensors are on the device.
 
-        `plans`: the batches of each client. `traces`: the traces of each client; empty without traces. `augmentations`: the result of
-        plan_augmentation for each client; empty without augmentation.
+        `plans`: for each client, the positions of its batches in `data`. `traces`: momentum and similar vectors of each client, or empty.
+        `augmentations`: the result of plan_augmentation for each client, or empty.
 
         Return the updates, float32 [m, n], and each client's training loss, float32 [m]: the mean over its steps of the loss before the
-        step. Clients whose batches have the same sizes are trained together. Raises NotBatchable for a model that cannot be batched, and
-        ConfigError if the device's memory does not hold one client.
+        step. Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's memory is too small for one client.
         """
         self.model.train()
         updates = torch.empty(
@@ -138,7 +137,7 @@ class BatchedEngine:
         clients: Sequence[int],
         sizes: Sequence[int],
     ) -> list[Batch]:
-        """Return the batches of clients, one for each step."""
+        """Return the batch of each step, for all `clients` together."""
 
         def split(rows: list[np.ndarray]) -> Sequence[Tensor]:
             return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)
@@ -170,7 +169,7 @@ class BatchedEngine:
         if len(stack) == 1:
             other = "" if self.device.type == "cpu" else ", or --device cpu"
             raise ConfigError(
-                f"the memory of {self.device} does not hold the training of one client; give a smaller --batch-size{other}"
+                f"the memory of {self.device} is too small to train one client; give a smaller --batch-size{other}"
             )
         self.at_once = len(stack) // 2
         if not self._warned:
@@ -219,7 +218,7 @@ class BatchedEngine:
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the kernels of softmax regression train these batches. They need no memory besides the updates."""
+        """Return whether the kernels of softmax regression train these batches. The kernels need no memory besides the updates."""
         return (
             self.regression is not None
             and not has_traces
@@ -229,7 +228,7 @@ class BatchedEngine:
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
     ) -> tuple[Tensors, Tensor]:
-        """Return the gradients of a batch [m, *shape], clipped, and the losses [m]."""
+        """Return the clipped gradients of a batch, [m, *shape] for each parameter, and the losses [m]."""
         (positions, augmentation), autocast = batch, sgd.precision != "float32"
         inputs, targets = _gather(data.single_input, positions), _gather(data.targets, positions)
         if augmentation is not None and self.task.augment is not None:
@@ -259,7 +258,7 @@ class BatchedEngine:
 
 
 class BatchedJobs(Engine):
-    """An engine that trains jobs as a stack. If the stack fails, its clients are trained one by one, so that only the failing ones fail."""
+    """An engine that trains clients together. After a failure, the clients are trained one by one, so that only the failing ones fail."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device
@@ -301,12 +300,12 @@ class BatchedJobs(Engine):
 
 
 def _gather(examples: Tensor, positions: Tensor) -> Tensor:
-    """Return the examples at positions [m, b], as [m, b, ...]."""
+    """Return the examples at `positions` [m, b], as a tensor [m, b, ...]."""
     return examples.index_select(0, positions.flatten()).view(*positions.shape, *examples.shape[1:])
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Scale gradients [m, ...] so that the norm of each row over all tensors is at most `limit`."""
+    """Scale gradients [m, ...] so that each client's norm over all tensors is at most `limit`."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)

@@ -28,7 +28,7 @@ RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.Fr
 
 
 def gradients_of(task: Task, model: nn.Module) -> tuple[Gradients, str]:
-    """Return a function for the gradients of a stack, and its method: LAYERED if all layers have a batched form, else MAPPED."""
+    """Return a function for the gradients of a stack, and its method, which is LAYERED if all layers have a batched form, else MAPPED."""
     if layered := layered_gradients(task, model):
         return layered, LAYERED
     return mapped_gradients(task, model), MAPPED
@@ -54,7 +54,7 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     """Return a function that computes the gradients of nn.Sequential, or of one layer, by torch.autograd.
 
-    Return None for other models, for layers without a batched form, and for parameters that are not float32.
+    Return None for models of another type, for layers without a batched form, and for parameters that are not float32.
     """
     layers = list(flat_layers(model))
     functions = [function for layer in layers if (function := batched_layer(layer))]
@@ -88,9 +88,9 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
 
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each client's loss [m], and its gradient with respect to the outputs [m, ...].
+    """Return each client's loss [m], and the gradients of the losses with respect to `outputs` [m, ...].
 
-    Losses of bfloat16 and float16 outputs are float32. If cross_entropy ignores every target of a client, the loss is NaN and the
+    For bfloat16 and float16 outputs, the losses are float32. If cross_entropy ignores every target of a client, the loss is NaN and the
     gradient zero, as in torch.
     """
     if outputs.dtype in (torch.bfloat16, torch.float16):
@@ -111,7 +111,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def batched_layer(layer: nn.Module) -> LayerFunction | None:
-    """Return a function that runs a layer for a stack; None for a layer without a batched form."""
+    """Return a function that runs a layer for a stack of clients; None for a layer without a batched form."""
     if _has_no_state(layer) and not isinstance(layer, RANDOM):
         return lambda own, m, x: layer(x)
     if type(layer) is nn.Linear:
@@ -137,7 +137,7 @@ def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     """A linear layer for a stack: rows [m, b, i], weights [m, o, i], biases [m, o] → [m, b, o].
 
-    The gradient of the weights is contiguous, unlike that of autograd. This halves the time of a step.
+    Unlike with autograd, the gradient of the weights is contiguous, which halves the time of a training step.
     """
 
     @staticmethod

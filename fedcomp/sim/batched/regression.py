@@ -1,4 +1,4 @@
-"""Softmax regression: one linear layer with cross-entropy. Its training steps have kernels for CPUs."""
+"""Softmax regression (one linear layer with cross-entropy), trained by compiled kernels on CPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Regression:
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
-        """Return the regression that a task trains; None for other models and losses, and for frozen parameters."""
+        """Return the softmax regression that a task trains; None if the model or the loss is another, or a parameter is frozen."""
         layers = list(model.children()) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         layer = layers[-1] if layers else None
@@ -52,7 +52,7 @@ class Regression:
         return cls(shape[0], shape[1], weights, biases, flattens=bool(flattens))
 
     def supports(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
-        """Return whether `descend` can train batches of these sizes with these options."""
+        """Return whether `descend` can train batches of these sizes with the options `sgd`."""
         plain = (
             not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment)
             and sgd.precision == "float32"
@@ -64,7 +64,10 @@ class Regression:
         )
 
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
-        """Take a step on each batch, positions [m, b], and change stack [m, n] in place. Return the mean loss before the steps [m]."""
+        """Take a step on each batch, positions [m, b] in `data`, and change the weights `stack` [m, n] in place.
+
+        Return each client's mean loss before the steps, [m].
+        """
         losses = regression.descend(
             stack,
             self.weights,
