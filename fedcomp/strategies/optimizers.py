@@ -123,7 +123,9 @@ class Adam(Optimizer):
             m.add_(self.state[FIRST], alpha=o.beta1)
         v = self.second(self.state.get(SECOND, torch.tensor(o.tau**2)), update * update)
         if not all_finite(v.numpy()):  # else v would stay infinite, and all later steps would be 0
-            raise NonFiniteError("the squares of the averaged update exceed the range of float32; lower --lr")
+            raise NonFiniteError(
+                "the squares of the averaged update exceed the range of float32; lower --lr"
+            )
         self._next = {FIRST: m, SECOND: v}
         return m / v.sqrt().add_(o.tau)
 
