@@ -177,7 +177,7 @@ def client_number(name: str, prefix: str = "") -> int:
     """
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
-            f"the server's announcement has the name {ascii(name)[:60]}, which is not that of a client, such as 7"
+            f"the server's announcement has the name {ascii(name)[:60]}, which is not that of a client, a decimal number"
         )
     return int(text)
 
@@ -229,7 +229,8 @@ class SealedElectionClient(ClientAlgorithm):
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
         if announced.get(TERMS) != terms.encode():
             raise ProtocolError(
-                "the server makes this client train with another model or other options than it announces to all clients; this could reveal ballots"
+                "the server makes this client train with another model or other options than it announces to all clients, "
+                "which could reveal ballots"
             )
         if state is not None:
             _check_attempt(state, attempt_of(announced), a.round)

@@ -20,7 +20,7 @@ class Partitioner(Protocol):
     """The interface of partitioners, which assign examples to clients."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the client (0..clients-1) of each example, [N]. Raises ConfigError if the data cannot be partitioned in this way."""
+        """Return the client (0..clients-1) of each example, [N]. Raises ConfigError if the partitioner does not suit the data."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """Partition by the groups of the data. Group g in sorted order, counted from 0, belongs to client g mod clients.
+    """Partition by the groups of the data. Groups are sorted and numbered from 0; group g belongs to client g mod clients.
 
-    `column`: the column with the group of each example, such as a user id. None: the groups are `Data.groups`, or the clients if the data
-    is a list or dict with the data of each client.
+    `column`: the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`, or the
+    clients if the data is a list or dict with the data of each client.
     """
 
     column: str | None = None
@@ -168,7 +168,7 @@ class Natural:
         if len(column) != len(data):
             raise ConfigError(
                 f"--partition natural needs a group for each of the {len(data)} examples, but the task's data has "
-                f"{len(column)} groups; make groups as long as inputs"
+                f"{len(column)} groups; give one group per example"
             )
         names, groups = np.unique(column, return_inverse=True)
         if clients > len(names):
@@ -194,7 +194,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if the data was given for each client, but the options divide it in another way; otherwise ""."""
+    """Return a warning if the data was given separately for each client, but the options divide it in another way; otherwise ""."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""
@@ -231,7 +231,7 @@ def hold_out(
     """Split the examples of each client. Return the training examples and the evaluation examples of each client, as increasing indices.
 
     Of a client's n examples, `fraction` × n are held out for evaluation, rounded to at least 1 and at most n − 1. If n is 1, the example is
-    not held out. The draw depends on (seed, "holdout", position of the client in `shards`).
+    not held out. The random choice depends on (seed, "holdout", position of the client in `shards`).
     """
     training, held_out = [], []
     generators = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])
@@ -288,9 +288,10 @@ def _slices(size: int, count: int) -> np.ndarray:
 
 
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
-    """Distribute `total` parts over classes in proportion to the classes' sizes, by Webster's method. Return the parts of each: [classes].
+    """Return the number of parts of each class, [classes]: `total` parts in proportion to the classes' sizes, by Webster's method.
 
-    Each class has at least one part, and at most `max_parts` or its size. If these limits require it, the sum is less than `total`.
+    Each class has at least one part, at most `max_parts`, and at most one part per example. These limits may make the sum less than
+    `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(
