@@ -282,7 +282,7 @@ def vote_of(
 ) -> Tensor:
     """Return the vote, ±1 float32 [numel], on the ballots of a row's partitions.
 
-    Ties are broken at random, keyed by the seat. So honest voters of one seat agree, and the random signs of different seats cancel in the
+    Ties are broken at random, keyed by the seat, so that honest voters of one seat agree and the ties of different seats cancel in the
     tally.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))

@@ -23,9 +23,9 @@ If several clients form a partition, its signs are those of an update on all of 
 A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. The option `f` is the largest
 number of Byzantine clients in a cohort. The number m counts clients that are proven to be Byzantine in this round, by an invalid frame or a
 ballot that cannot be opened, and a counts absent voters. A Byzantine vote reduces the margin of correct votes by 2. An absent voter reduces
-it by 1, and so does a voter that is proven Byzantine and therefore excluded. If m > f, the option `f` is too small. The result is then
-correct only if no other client is Byzantine, and the run warns once. A round with an uncertain result ends early: its votes are rejected
-with the reason, and the next round draws a new cohort.
+it by 1, and so does a voter that is proven Byzantine and therefore excluded. If m > f, the option `f` is too small: the run warns once, and
+the result is correct only if no other client is Byzantine. A round with an uncertain result ends early: its votes are rejected with the
+reason, and the next round draws a new cohort.
 
 The strategy refuses the options `--keep-momentum` and `--weights examples` with both forms.
 """

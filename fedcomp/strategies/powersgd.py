@@ -11,7 +11,7 @@ Both exchanges are linear, so the update is one step of power iteration on the m
 in its memory `lowrank`. Tensors that are not matrices, and matrices that are not larger than their factors, are averaged uncompressed in
 the second phase. Only updates that are accepted in the second phase move the model.
 
-The default downlink, `identity`, does not compress the update again.
+The default downlink, `identity`, sends the update uncompressed.
 
 The paper has no server. Here, a server announces Q and P̂, and their bytes are counted for every client. A client that is lost between the
 phases has contributed to P̂, but rolls back its whole update.

@@ -157,7 +157,7 @@ class ByCoordinate(Robust):
 class ByDistance(Robust):
     """A rule that computes a weighted sum of the vectors, with weights that depend on their distances.
 
-    Such a rule reads the vectors twice.
+    A rule by distance reads the vectors twice.
     """
 
     @abstractmethod

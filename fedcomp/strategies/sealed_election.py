@@ -17,16 +17,16 @@ Glossary:
 
 The phases of a round:
 
-    cards     Clients train. Each voter sends a card for every sender of its row. A voter makes no card for a sender whose announced public
-              key differs from the key that the voter knows. The server then excludes the voter or the sender from the round.
+    cards     Clients train. Each voter sends a card (one-time public key) for every sender of its row, except for senders whose
+              announced public key differs from the key that the voter knows. The server excludes such voters or senders.
     ballots   Each sender seals its ballot for the voters whose cards the server forwards.
     tally     Each voter opens the ballots of its row, votes on them, and complains about those that do not open. The server judges the
               complaints.
     recount   Only if a complaint is proven: a second vote without the ballots of the convicted senders.
 
-Both sides check every signature. Every row must contain every client once, because a vote would reveal a ballot with a larger weight. A
-client answers each phase of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the ballots,
-and a sender that signed two ballots for one slot would count as Byzantine.
+Server and clients check every signature. Every row must contain every client once, because a vote would reveal a ballot with a larger
+weight. A client answers each phase of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the
+ballots, and a sender that signed two ballots for one slot would count as Byzantine.
 """
 
 import re
@@ -421,7 +421,7 @@ def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
     known = signed_attempts(state)
     if known and known[-1] == attempt and round <= state.round:
         raise ProtocolError(
-            f"the server asks for round {round} of an attempt, but this client has already signed round {state.round} of that attempt"
+            f"the server asks for round {round}, but since the server's start (attempt) this client has already signed round {state.round}"
         )
     if attempt in known[:-1]:
         raise ProtocolError(

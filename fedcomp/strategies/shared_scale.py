@@ -8,7 +8,7 @@ scaler sharing.
 
 Ternary values of one scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip and increases the
 variance, since s is the largest scale. A client that reports a huge scale makes all nonzero values rare and large. With the codec's scope
-@layer, as in the paper, each tensor has a scale. The default downlink, `identity`, does not compress the update again.
+@layer, as in the paper, each tensor has a scale. The default downlink, `identity`, sends the update uncompressed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

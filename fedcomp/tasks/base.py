@@ -67,7 +67,7 @@ class Task:
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
     training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. `train_fn` and `evaluate_fn`
     return a dict of numbers with at least the key "loss". If updates are weighted by examples, the weight is the number "examples" that
-    `train_fn` returns. Other numbers in the dict are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients,
+    `train_fn` returns. Other numbers in the returned dict are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients,
     `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot

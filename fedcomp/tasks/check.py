@@ -42,7 +42,7 @@ def check(
     test: Examples | None = None,
     augment: bool = False,
 ) -> Layout:
-    """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1. 
+    """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1.
 
     Return the layout of the model. A metric that fails on two examples is called again on the whole test set. `train` and `test` replace
     the task's data unless they are None. If there is no test data, pass the training data as `test`. If a check fails, raises TaskError,
