@@ -12,17 +12,17 @@ The code `deterministic` tolerates b < n/2 Byzantine seats, for odd n. With s = 
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions
 
-For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1. The last 2b+1 seats count all
-partitions, so they always vote like the majority. In each pair of seats i and s+i, at least one vote is correct: seat s+i can be wrong only
-if partition i, the only one of seat i, agrees with the majority. A Byzantine vote reduces the lead of the correct votes by two, and an
-absent seat by one. So the result stays correct with f Byzantine votes and `a` absent seats while 2f + a ≤ 2b. No local election has a tie.
-The redundancy, which is the mean number of partitions that a seat computes, is (n+2b+1)/2 − s/n.
+For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1. The last 2b+1 seats always
+vote like the majority. In each pair of seats i and s+i, at least one vote is correct: seat s+i can be wrong only if partition i, the only
+one of seat i, agrees with the majority. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So the
+result stays correct with f Byzantine votes and `a` absent seats while 2f + a ≤ 2b. No local election has a tie. The redundancy, which is
+the mean number of partitions that a seat computes, is (n+2b+1)/2 − s/n.
 
-The code `bernoulli` draws G_ij ~ Bernoulli(redundancy/n), and draws G again while it has an empty row or column. If each of REDRAWS draws
-has one, the last draw gets an entry 1 in each empty row, and then in each empty column. Redrawing raises the mean redundancy, for example
-to about 2.4 for redundancy=2 and n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats,
-results are correct more often with `bernoulli` than with `uncoded`. The code `bernoulli` has no guarantee: with Byzantine voters in the
-seats with the most partitions, it may be worse than `uncoded` (benchmarks/codes.py).
+The code `bernoulli` draws G_ij ~ Bernoulli(redundancy/n), and draws G again while it has an empty row or column. If all REDRAWS draws fail,
+a 1 is added to each empty row, and then to each empty column, of the last draw. Redrawing raises the mean redundancy, for example to about
+2.4 for redundancy=2 and n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, results are
+correct more often than with `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it
+may be worse than `uncoded` (benchmarks/codes.py).
 
 With the code `uncoded`, G = I: seat i counts partition i only, as in an ordinary vote.
 
@@ -104,7 +104,7 @@ class Seats:
         raise KeyError(client)
 
     def may_close(self, byzantine_allowed: int, absent: int) -> bool:
-        """Return whether the result is certain with this many Byzantine and absent clients in any seats: 2f + a < margin."""
+        """Return whether the result is certainly correct with this many Byzantine and absent clients, in any seats: 2f + a < margin."""
         return 2 * byzantine_allowed + absent < self.margin
 
 
@@ -120,13 +120,13 @@ def assign_seats(
 
     Each seat has at least g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The m − n·g remaining
     clients first join the seats that count all partitions, from the last row up. Further clients join the pairs of seats i and s+i of the
-    deterministic code, and one without a partner joins a seat that counts all partitions. So correct votes win by
+    deterministic code, and one without a partner joins a seat that counts all partitions. So correct votes lead by
 
         margin ≥ g·(2b+1) + the number of remaining clients in seats that count all partitions
 
-    and the result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. A majority vote on the
-    results of ⌊m/n⌋ separate elections would tolerate about half as many Byzantine clients, since b+1 clients decide one of these
-    elections. The margin is guaranteed for the deterministic code only; for other codes `margin` is the same number and guarantees nothing.
+    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. A majority vote on the results of
+    ⌊m/n⌋ separate elections would tolerate about half as many Byzantine clients, since b+1 clients decide one of these elections. The
+    margin is guaranteed for the deterministic code only; for other codes `margin` is the same number and guarantees nothing.
 
     A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs.
     Adding up the signs of the data sets would give partitions different weights, and the code would lose its guarantee.
@@ -157,7 +157,7 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether a round of this many clients can have a certain result if `f` of them are Byzantine.
+    """Return whether a round of this many clients can have a certainly correct result if `f` of them are Byzantine.
 
     If clients < n, empty seats count as absent.
     """

@@ -14,18 +14,18 @@ its voters. The option `form` selects what voters count:
             start anew in each partition and are discarded. Devices of different types may round a value near zero to different signs;
             an honest vote in that coordinate can then be as wrong as a Byzantine vote.
 `ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards to each voter the ballots
-            of its row, and the voter votes on them in a second phase. This form protects the *tally*, not the ballots: the ballot of a
-            Byzantine client counts like any other ballot.
+            of its row, and the voter votes on them in a second phase. The form `ballots` protects the *tally*, not the ballots: the ballot
+            of a Byzantine client counts like any other ballot.
 
 If several clients form a partition, its signs are those of an update on all of its data (`data`) or the majority of its clients' ballots
 (`ballots`). With the option `sealed`, ballots are encrypted, and the server cannot read them (sealed_election.py).
 
 A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. The option `f` is the largest
-number of Byzantine clients in a cohort. The number m counts clients that are proven to be Byzantine in this round, by an invalid frame or a
-ballot that cannot be opened, and a counts absent voters. A Byzantine vote reduces the margin of correct votes by 2. An absent voter reduces
-it by 1, and so does a voter that is proven Byzantine and therefore excluded. If m > f, the option `f` is too small: the run warns once, and
-the result is correct only if no other client is Byzantine. A round with an uncertain result ends early: its votes are rejected with the
-reason, and the next round draws a new cohort.
+number of Byzantine clients in a cohort. In this round, m clients are proven to be Byzantine, by an invalid frame or a ballot that cannot be
+opened, and `a` voters are absent. A Byzantine vote reduces the margin of correct votes by 2. An absent voter reduces it by 1, and so does a
+voter that is proven Byzantine and therefore excluded. If m > f, the option `f` is too small: the run warns once, and the result is correct
+only if no other client is Byzantine. A round with an uncertain result ends early: its votes are rejected with the reason, and the next
+round draws a new cohort.
 
 The strategy refuses the options `--keep-momentum` and `--weights examples` with both forms.
 """
@@ -374,7 +374,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The quorum of the run, raised to the number of answers that a certain result needs.
+        """The quorum of the run, raised to the number of answers that a certainly correct result needs.
 
         Fast Byzantine clients could fill a smaller quorum.
         """
@@ -454,7 +454,7 @@ class Election(Vote):
         return self.sealed.too_few({a.client for a in self._results[BALLOTS].accepted})
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
-        """Return the reason why these votes are too few for a certain result; "" if they suffice."""
+        """Return the reason why these votes are too few for a certainly correct result; "" if they suffice."""
         voters = {client for members in self.seats.members for client in members}
         m, f = len(self.proven_byzantine), self.f
         absent = len(voters - {a.client for a in voted} - self.proven_byzantine)

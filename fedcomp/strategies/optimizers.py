@@ -52,7 +52,7 @@ class AdaptiveOptions:
 
 
 class Optimizer(ABC):
-    """A server optimizer. Its state consists of vectors, float32 [numel], on the CPU."""
+    """A server optimizer, whose state consists of vectors, float32 [numel], on the CPU."""
 
     name: ClassVar[str]
     Options: ClassVar[type]

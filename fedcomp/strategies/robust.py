@@ -26,8 +26,8 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
 
     y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer
 
-Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. Of two vectors at equal
-distances, that of the smaller client id counts as nearer. With both options, buckets are averaged first, and their averages are then mixed.
+Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. If two vectors are equally
+near, that of the smaller client id counts as nearer. With both options, buckets are averaged first, and their averages are then mixed.
 """
 
 import math
@@ -62,7 +62,7 @@ class RobustOptions:
 
 
 class Robust(RoundStrategy):
-    """A robust aggregation rule: of its input vectors, the clients' updates, at most f are arbitrary."""
+    """A robust aggregation rule, which tolerates up to f arbitrary vectors (clients' updates)."""
 
     options: RobustOptions
     Options: ClassVar[type] = RobustOptions

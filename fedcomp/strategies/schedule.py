@@ -87,7 +87,7 @@ class Schedule:
         return grown * scheduled.at(round) / scheduled.default if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
-        """Return a setting of a round, or 0 if it has no schedule. `name`: "local_steps" or "batch_size"."""
+        """Return the scheduled value of `name`, "local_steps" or "batch_size", in a round; 0 without a schedule."""
         return int(self.local[name].at(round)) if name in self.local else 0
 
     def densities(self, rounds: int) -> set[float]:

@@ -18,7 +18,8 @@ Glossary:
 The phases of a round:
 
     cards     Clients train. Each voter sends a card (one-time public key) for every sender of its row, except for senders whose
-              announced public key differs from the key that the voter knows. The server excludes such voters or senders.
+              announced public key differs from the key that the voter knows. If keys differ, the server excludes the
+              voter or the sender from the round.
     ballots   Each sender seals its ballot for the voters whose cards the server forwards.
     tally     Each voter opens the ballots of its row, votes on them, and complains about those that do not open. The server judges the
               complaints.
@@ -93,8 +94,8 @@ ANSWERED = "answered/"  # prefix of a mark for each answered phase
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
     """Return the terms of a round: a digest, 32 hexadecimal digits, of everything that determines how clients train.
 
-    All clients must train with the same terms. Otherwise a server could make the ballots of all clients but one predictable, for example
-    with lr=0, and read the remaining ballot from the votes.
+    All clients must train with the same terms. With different terms, a server could make the ballots of all clients but one predictable,
+    for example with lr=0, and read the remaining ballot from the votes.
     """
     return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
 
@@ -171,7 +172,7 @@ def attempt_of(announced: Mapping[str, bytes]) -> bytes:
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client id in an announcement's name: `prefix`, then a number without leading zeros.
+    """Return the client id in the name of an announcement, which is `prefix` and a number without leading zeros.
 
     Raises ProtocolError for other names.
     """
@@ -185,7 +186,7 @@ def client_number(name: str, prefix: str = "") -> int:
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     """Return the announced row. Raises ProtocolError unless the row contains this client and an odd number of partitions, at least three.
 
-    The sizes of the partitions must differ by at most one client. Otherwise senders in small partitions would have a larger weight.
+    The sizes of the partitions must differ by at most one client, since senders in small partitions would have a larger weight.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
@@ -281,16 +282,16 @@ class SealedElectionClient(ClientAlgorithm):
         return complaints + (memory.propose(update, seed=seed, context=context) or b"")
 
     def slot(self, context: Context, sender: int) -> Slot:
-        """Return the slot of a sender's ballot in this round."""
+        """Return the slot (identity) of a sender's ballot in this round."""
         attempt = attempt_of(context.announced).hex()
         terms = context.announced.get(TERMS, b"").decode("ascii", "replace")
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Mark a phase after the first one as answered.
+        """Mark a phase, other than the first, as answered.
 
         Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was already answered.
-        (If an assignment is repeated before the next phase, the session repeats the stored answer without calling this method.)
+        If an assignment is repeated before the next phase, the session repeats the stored answer without calling this method.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
@@ -509,8 +510,8 @@ class SealedRound:
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
         """Return the clients to exclude if some voters do not know the announced key of a sender: client → reason.
 
-        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. Otherwise the
-        voters that do not know the key are excluded.
+        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. If at most
+        `f` voters do not know the key, these voters are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}

@@ -10,9 +10,9 @@ candidates were dropped. This frame is the same for all clients, and takes about
 learn the dropped candidates from the broadcast: the downlink may drop coordinates, and an absent client may get the model without the
 broadcast of its round.
 
-k and P are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a sketch, and a number of
-candidates in proportion to its size. The default downlink, `topk` with this k, sends the update without loss. Unlike in the paper, the
-counted bytes include positions: those of the candidates, of the dropped candidates, and of the broadcast.
+k (`density`) and P (`candidates`) are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a
+sketch, and a number of candidates in proportion to its size. The default downlink, `topk` with this k, sends the update without loss.
+Unlike in the paper, the counted bytes include positions: those of the candidates, of the dropped candidates, and of the broadcast.
 """
 
 import math

@@ -10,8 +10,8 @@ Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication e
 
 x_i is the update of client i. η is `lr`, the learning rate of local SGD, since a vote has no length of its own. A zero in x_i gets a random
 sign, keyed by the client, so that the random signs of different clients cancel. Ties are broken at random, keyed by (seed, round,
-coordinate). In even cohorts, breaking ties at random costs 2 to 3 points of accuracy compared with no step in tied coordinates. So cohorts
-should be odd. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and
+coordinate). Cohorts should be odd: in even cohorts, breaking ties at random costs 2 to 3 points of accuracy compared with no step in tied
+coordinates. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and
 the vote ignores the scales of `efsign`. The default downlink, `efsign`, sends ±η without loss.
 
 The suspicion of a client is the fraction of all its votes so far that lost by a margin of at least half of the voters.

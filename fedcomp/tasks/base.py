@@ -48,9 +48,9 @@ class Task:
             test=(points[:400], inside[:400]),
         )
 
-    `model()` returns a module with the same parameters on every call. It may draw from the global generators of torch, numpy and random,
-    which fedcomp seeds, so that server and clients build the same initial weights. `model` may also be a module. The initial model is then
-    a copy of this module with its current weights.
+    `model()` returns a module with the same parameters on every call. `model()` may draw from the global generators of torch, numpy and
+    random, which fedcomp seeds, so that server and clients build the same initial weights. `model` may also be a module. The initial model
+    is then a copy of this module with its current weights.
 
     `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data are a fedcomp
     Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. `test`

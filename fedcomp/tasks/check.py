@@ -308,7 +308,7 @@ def _unknown_keywords(task: Task, model: nn.Module, batch: Batch) -> list[str]:
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
-    """Raise TaskError if a label is not the index of an output. With such a label, the cross-entropy would fail in the first round."""
+    """Raise TaskError if a label is not the index of an output. Other labels would make the cross-entropy fail in the first round."""
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets

@@ -1,4 +1,4 @@
-"""Partitions of the training examples among the clients: `iid`, `classes:2`, `shards:2`, `dirichlet:0.1`, `natural`.
+"""Partitions of the training examples among the clients, such as `iid`, `classes:2`, `shards:2`, `dirichlet:0.1` and `natural`.
 
 Each partitioner assigns every example to exactly one client.
 """
@@ -288,10 +288,9 @@ def _slices(size: int, count: int) -> np.ndarray:
 
 
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
-    """Return the number of parts of each class, [classes]: `total` parts in proportion to the classes' sizes, by Webster's method.
+    """Return how many of `total` parts each class gets, [classes], in proportion to its size, by Webster's method.
 
-    Each class has at least one part, at most `max_parts`, and at most one part per example. These limits may make the sum less than
-    `total`.
+    Each class has at least one part, at most `max_parts`, and at most one part per example, even if the sum is then less than `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(
