@@ -15,16 +15,16 @@ The code `deterministic` tolerates b < n/2 Byzantine seats, for odd n. With s = 
 For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1. The last 2b+1 seats always
 vote like the majority. In each pair of seats i and s+i, at least one vote is correct: seat s+i can be wrong only if partition i, the only
 one of seat i, agrees with the majority. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So the
-result stays correct with f Byzantine votes and `a` absent seats while 2f + a ≤ 2b. No local election has a tie. The redundancy, which is
-the mean number of partitions that a seat computes, is (n+2b+1)/2 − s/n.
+result stays correct with f Byzantine votes and `a` absent seats while 2f + a ≤ 2b. No local election has a tie. The redundancy (mean number
+of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws G_ij ~ Bernoulli(redundancy/n), and draws G again while it has an empty row or column. If all REDRAWS draws fail,
 a 1 is added to each empty row, and then to each empty column, of the last draw. Redrawing raises the mean redundancy, for example to about
-2.4 for redundancy=2 and n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, results are
-correct more often than with `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it
-may be worse than `uncoded` (benchmarks/codes.py).
+2.4 for redundancy=2 and n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, it is correct
+more often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse
+than `uncoded` (benchmarks/codes.py).
 
-With the code `uncoded`, G = I: seat i counts partition i only, as in an ordinary vote.
+The code `uncoded`, G = I, is an ordinary vote.
 
 A voter receives the row of its seat as a `CodeRow`, and votes on the *ballots* of the partitions in this row. The ballot of a partition
 holds the signs of the partition's update, packed as in kernels/votes.py.
@@ -79,7 +79,7 @@ def allocation_matrix(
 
 
 def mean_redundancy(matrix: np.ndarray) -> float:
-    """Return the mean number of partitions that a seat computes, for an allocation matrix."""
+    """Return the mean number of partitions per seat of an allocation matrix."""
     return float(matrix.sum() / len(matrix))
 
 
@@ -119,17 +119,16 @@ def assign_seats(
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
     Each seat has at least g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The m − n·g remaining
-    clients first join the seats that count all partitions, from the last row up. Further clients join the pairs of seats i and s+i of the
-    deterministic code, and one without a partner joins a seat that counts all partitions. So correct votes lead by
+    clients first join the seats that count all partitions, from the last row up. Further clients join pairs of seats i and s+i of the
+    deterministic code; one without a partner joins a seat that counts all partitions. So correct votes lead by
 
         margin ≥ g·(2b+1) + the number of remaining clients in seats that count all partitions
 
-    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. A majority vote on the results of
-    ⌊m/n⌋ separate elections would tolerate about half as many Byzantine clients, since b+1 clients decide one of these elections. The
-    margin is guaranteed for the deterministic code only; for other codes `margin` is the same number and guarantees nothing.
+    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. The margin is guaranteed for the
+    deterministic code only; for other codes `margin` is the same number and guarantees nothing.
 
-    A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs.
-    Adding up the signs of the data sets would give partitions different weights, and the code would lose its guarantee.
+    A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs. A
+    sum of signs would give partitions different weights.
 
     The assignment depends only on the seed, the round, n, `byzantine`, and the sorted ids. Raises ConfigError for fewer than n clients or
     data sets.
@@ -262,8 +261,8 @@ def vote_on_ballots(
 ) -> Tensor:
     """Return a voter's vote, ±1 [numel], on the ballots of its row. `sent`: client → the ballot received from it.
 
-    The ballot of a partition is the majority of its clients' ballots. If no ballot of a partition was received, all voters draw the same
-    random sign for each coordinate, so that honest voters still agree.
+    The ballot of a partition is the majority of its clients' ballots. For a partition without ballots, all voters draw the same random
+    signs, so that honest voters still agree.
     """
     ballots: list[votes.Vote] = []
     for part in row.partitions:

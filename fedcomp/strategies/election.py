@@ -18,7 +18,7 @@ its voters. The option `form` selects what voters count:
             of a Byzantine client counts like any other ballot.
 
 If several clients form a partition, its signs are those of an update on all of its data (`data`) or the majority of its clients' ballots
-(`ballots`). With the option `sealed`, ballots are encrypted, and the server cannot read them (sealed_election.py).
+(`ballots`). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
 A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. The option `f` is the largest
 number of Byzantine clients in a cohort. In this round, m clients are proven to be Byzantine, by an invalid frame or a ballot that cannot be
@@ -27,7 +27,7 @@ voter that is proven Byzantine and therefore excluded. If m > f, the option `f` 
 only if no other client is Byzantine. A round with an uncertain result ends early: its votes are rejected with the reason, and the next
 round draws a new cohort.
 
-The strategy refuses the options `--keep-momentum` and `--weights examples` with both forms.
+The strategy refuses the options `--keep-momentum` and `--weights examples`.
 """
 
 import json
@@ -281,7 +281,7 @@ class Election(Vote):
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Return a text about what the run guarantees against Byzantine clients. `clients`: the cohort size, 0 if it is not known."""
+        """Return what the run guarantees against Byzantine clients, as text. `clients`: the cohort size, or 0 if it is unknown."""
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [

@@ -8,8 +8,8 @@ round's averaged update, x the model, η is `--server-lr`, and x ← x + η·ste
     yogi    m as for adam;              v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ)
 
 m starts from 0, and v from τ², as in the paper. There is no bias correction. Nesterov's momentum on the averaged update of many local steps
-is the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. A step can be dense although the
-averaged update is sparse. The downlink codec compresses dense steps, too.
+is the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. The downlink codec compresses the
+step, which can be dense although the averaged update is sparse.
 
 A round that does not move the model leaves m and v unchanged.
 """

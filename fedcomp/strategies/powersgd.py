@@ -13,8 +13,8 @@ the second phase. Only updates that are accepted in the second phase move the mo
 
 The default downlink, `identity`, sends the update uncompressed.
 
-The paper has no server. Here, a server announces Q and P̂, and their bytes are counted for every client. A client that is lost between the
-phases has contributed to P̂, but rolls back its whole update.
+Unlike in the paper, a server announces Q and P̂, and their bytes are counted for every client. A client that is lost between the phases has
+contributed to P̂, but rolls back its whole update.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,15 +5,15 @@ zero. An update that a rule ignores counts as accepted, so its client does not s
 accepted in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates for absent clients. At most f vectors are
 from Byzantine clients.
 
-A rule needs a minimum number of vectors, which depends on f. A run whose cohorts are too small is refused before round 1. A client whose
-frame cannot be read is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few
-accepted updates does not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+A run whose cohorts are too small for the rule is refused before round 1. A client whose frame cannot be read is rejected and counts as
+Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does not move the model: its
+clients are rejected at the stage `aggregate`, and their memories roll back.
 
 In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and a CHUNK of this block in float64. The codec
 determines the size of an update in RAM: sparse and low-bit updates stay compressed; updates of `qsgd`, `terngrad`, `natural`, `adaptive`
 and `fp16` are dense from the start; a sketch that is read at density 1 becomes dense at the first read. Distances are computed from inner
 products, which are summed in float64 over CHUNK coordinates at a time, independently of BLOCK. The error of a squared distance is about
-10⁻¹⁶ of the squared lengths of its two vectors, which is smaller than float32 rounding.
+10⁻¹⁶ of the squared lengths of its two vectors.
 
 With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than single updates.
 
@@ -90,7 +90,7 @@ class Robust(RoundStrategy):
         return (vectors - 1) * self.options.buckets + 1
 
     def _check_cohort(self, clients: int) -> None:
-        """Raise ConfigError if rounds of this many clients are too small for the rule and would never move the model."""
+        """Raise ConfigError if rounds of this many clients are too small to ever move the model."""
         if clients < self.min_cohort:
             raise ConfigError(
                 f"--strategy {self.name} needs {self._needed()}, but a cohort has {clients}; "
@@ -165,7 +165,7 @@ class ByDistance(Robust):
         """Return the weight of every vector, float64 [k], given all inner products [k, k]. The `server_vectors` come last."""
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return the server's own vectors, which are input of the rule besides those of the clients, but are not mixed."""
+        """Return vectors that the server adds to those of the clients. They are not mixed."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -183,7 +183,7 @@ class ByDistance(Robust):
 
 
 def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the product of the matrix A (`mixture`) and a block of values [m, width]: float32 [k, width], summed in float64."""
+    """Return the product of a mixture A and a block of values [m, width]: float32 [k, width], summed in float64."""
     out = np.empty((len(mixture), values.shape[1]), np.float32)
     for start in range(0, values.shape[1], CHUNK):
         part = slice(start, start + CHUNK)

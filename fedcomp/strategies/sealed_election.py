@@ -124,9 +124,7 @@ class Proof:
     def unpack(cls, data: bytes) -> "Proof":
         """Return the proof in `data`. Raises ProtocolError if `data` is too short."""
         if len(data) < PROOF.size:
-            raise ProtocolError(
-                "the server's proof against a client is cut off; the ballot of that client cannot be excluded"
-            )
+            raise ProtocolError("the server's proof against a client is cut off and proves nothing")
         voter, card, private = PROOF.unpack_from(data)
         return cls(voter, card, private, data[PROOF.size :])
 
@@ -153,11 +151,11 @@ def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
     """Split a voter's answer into complaints, pairs (sender, private key of the voter's card), and the vote's frame. Raises FrameError."""
     if len(frame) < COUNT.size:
-        raise FrameError("a vote is cut off: it does not contain the number of complaints")
+        raise FrameError("a vote is cut off before its complaints")
     (count,) = COUNT.unpack_from(frame)
     end = COUNT.size + count * COMPLAINT.size
     if len(frame) < end:
-        raise FrameError("a vote is cut off: it does not contain all its complaints")
+        raise FrameError("a vote is cut off within its complaints")
     return list(COMPLAINT.iter_unpack(frame[COUNT.size : end])), frame[end:]
 
 
@@ -200,7 +198,7 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     ):
         raise ProtocolError(
             f"the announced row does not count all clients equally in an odd number of at least {MIN_PARTITIONS} partitions; "
-            "this client does not vote, since its vote would reveal ballots"
+            "a vote on this row would reveal ballots"
         )
     return row
 
@@ -221,8 +219,8 @@ class SealedElectionClient(ClientAlgorithm):
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
         """Return whether the assignment belongs to the first phase of a round.
 
-        In addition to the errors of the base class, raises ProtocolError if the announced terms differ from those of the assignment, and if
-        the client has already signed this round in the announced attempt.
+        Also raises ProtocolError if the announced terms differ from those of the assignment, and if the client has already signed this
+        round in the announced attempt.
         """
         if not super().starts_round(assignment, state):
             return False
@@ -291,7 +289,7 @@ class SealedElectionClient(ClientAlgorithm):
         """Mark a phase, other than the first, as answered.
 
         Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was already answered.
-        If an assignment is repeated before the next phase, the session repeats the stored answer without calling this method.
+        A repeated assignment does not reach this method, since the session repeats the stored answer.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
@@ -378,7 +376,7 @@ class SealedElectionClient(ClientAlgorithm):
             verify = _verifier(values, sender, context)
             if not proof.is_valid(self.slot(context, sender), verifier(key), verify):
                 raise ProtocolError(
-                    f"the server excludes client {sender} with an invalid proof, which does not show that its ballot cannot be opened"
+                    f"the server excludes client {sender} with an invalid proof, although its ballot may be valid"
                 )
             values.pop(f"{BALLOT_OF}{sender}", None)
 
@@ -397,7 +395,7 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 def signed_attempts(state: RoundState | None) -> list[bytes]:
     """Return the attempts (server starts) of the run in which a client has signed, the newest last.
 
-    A client signs each round of an attempt once.
+    Each round of an attempt is signed once.
     """
     known = state.values.get(ATTEMPTS, b"") if state else b""
     return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
@@ -529,7 +527,7 @@ class SealedRound:
         return excluded
 
     def too_few(self, senders: Collection[int]) -> str:
-        """Return the reason why these senders' ballots, without convicted senders, are too few for a vote; "" if they suffice."""
+        """Return the reason why the ballots of these senders, except convicted ones, are too few for a vote; "" if they suffice."""
         row = next(iter(self.rows.values()))  # every row contains all senders
         return too_few_ballots(row, set(senders) - self.proofs.keys())
 

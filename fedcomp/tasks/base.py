@@ -59,8 +59,8 @@ class Task:
     `collate_fn` of `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
-    model's output if there is one, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive the
-    logits as outputs. `accuracy(outputs, targets)` returns a fraction in 0..1; `accuracy` is None for a regression. `metrics` maps names to
+    model's output, if any, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive the logits
+    as outputs. `accuracy(outputs, targets)` returns a fraction in 0..1; `accuracy` is None for a regression. `metrics` maps names to
     functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and targets of the whole
     test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 

@@ -76,7 +76,7 @@ class Data:
 
     @property
     def single_input(self) -> Tensor:
-        """The inputs, one tensor, of data with a single input."""
+        """The inputs, which are one tensor."""
         assert isinstance(self.inputs, Tensor)
         return self.inputs
 
@@ -223,8 +223,8 @@ Examples = Data | LazyData
 class DataSource:
     """The `train` or `test` of a Task: data in one of DATA_FORMS, or a function that returns such data.
 
-    Calling a DataSource returns the data as Data or LazyData. If the value has none of these forms, the call returns it unchanged, and the
-    check of the task reports it.
+    Calling a DataSource returns the data as Data or LazyData. Values in other forms are returned unchanged, and the check of the task
+    reports them.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
     """Return a text such as "NaN or infinity in 7 of 400 examples", about the examples `rows`, or about all if `rows` is None.
 
-    Return "" if all values are finite. LazyData is not examined: the result is "".
+    Return "" if all values are finite, and for LazyData, which is not examined.
     """
     if not isinstance(data, Data):
         return ""

@@ -36,9 +36,9 @@ class Classes:
     """Give each client examples of exactly N = `per_client` random classes, about as many of each class.
 
     Similar to Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining examples. Here each class is
-    split into near-equal parts. There are clients × N parts, and larger classes are split into more parts, so that all parts have similar
-    sizes. A client takes one part of each of the N classes with the most remaining parts. If a class has too few examples, some clients
-    have fewer than N classes. Raises ConfigError if clients × N is less than the number of classes.
+    split into near-equal parts, clients × N in all. Larger classes have more parts, so that all parts have similar sizes. A client takes
+    one part of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N
+    classes. Raises ConfigError if clients × N is less than the number of classes.
     """
 
     per_client: int
