@@ -237,7 +237,7 @@ class CodeRow:
             return cls(client, seat, parts)
         except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError(
-                "the voter's row of the allocation matrix is missing or damaged; server and clients need the same version of fedcomp"
+                "the announced row of the allocation matrix is missing or damaged; server and clients need the same version of fedcomp"
             ) from error
 
     @property

@@ -183,7 +183,7 @@ class ByDistance(Robust):
 
 
 def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the product of a mixture A and a block of values [m, width]: float32 [k, width], summed in float64."""
+    """Return the product of a matrix A (`mixture`) and a block of values [m, width]: float32 [k, width], summed in float64."""
     out = np.empty((len(mixture), values.shape[1]), np.float32)
     for start in range(0, values.shape[1], CHUNK):
         part = slice(start, start + CHUNK)

@@ -293,7 +293,7 @@ class SealedElectionClient(ClientAlgorithm):
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
-                f"the server asks for phase '{context.phase}' of another attempt than the one in which this client started the round"
+                f"the server asks for phase '{context.phase}' of another attempt (server start) than the one that began this round"
             )
         if values.get(TERMS) != context.announced.get(TERMS):
             raise ProtocolError(
@@ -376,7 +376,7 @@ class SealedElectionClient(ClientAlgorithm):
             verify = _verifier(values, sender, context)
             if not proof.is_valid(self.slot(context, sender), verifier(key), verify):
                 raise ProtocolError(
-                    f"the server excludes client {sender} with an invalid proof, although its ballot may be valid"
+                    f"the server excludes client {sender} with an invalid proof of a bad ballot"
                 )
             values.pop(f"{BALLOT_OF}{sender}", None)
 
@@ -428,7 +428,7 @@ def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
         )
     if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
         raise ProtocolError(
-            f"this is attempt {len(known) + 1} (start of the server) of the run, but at most {MAX_ATTEMPTS} are allowed; rename the run"
+            f"this is attempt {len(known) + 1} of the run (server start), but at most {MAX_ATTEMPTS} are allowed; give the run a new name"
         )
 
 

@@ -404,7 +404,7 @@ def _slices(count: int, size: int) -> list[slice]:
 
 
 def _is_hugging_face(value: Any) -> bool:
-    """Return whether an object has the attributes of a Hugging Face Dataset. The library is not imported."""
+    """Return whether an object has the attributes of a Hugging Face Dataset, without importing the library."""
     return all(hasattr(value, name) for name in ("column_names", "with_format", "select"))
 
 

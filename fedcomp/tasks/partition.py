@@ -33,7 +33,7 @@ class IID:
 
 @dataclass(frozen=True)
 class Classes:
-    """Give each client examples of exactly N = `per_client` random classes, about as many of each class.
+    """Give each client examples of exactly N = `per_client` random classes, about equally many of each class.
 
     Similar to Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining examples. Here each class is
     split into near-equal parts, clients × N in all. Larger classes have more parts, so that all parts have similar sizes. A client takes
@@ -271,7 +271,7 @@ def partition_test_data(
 
 
 def _classes(data: Examples, spec: str) -> np.ndarray:
-    """Return the class of each example as 0..classes-1, [N]. Raises ConfigError for targets that are not classes."""
+    """Return the class of each example as a number 0..classes-1, [N]. Raises ConfigError for targets that are not classes."""
     targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"

@@ -363,7 +363,11 @@ def test_the_restored_state_equals_the_saved_one():
             {"memory": "residual"},
             "does not work with memory 'residual'; leave --memory out, or give none",
         ),
-        ("fetchsgd", {"downlink_memory": "residual"}, "leave --downlink-memory out, or give none"),
+        (
+            "fetchsgd",
+            {"downlink_memory": "residual"},
+            "leave --downlink-memory out, or set it to none",
+        ),
         (
             "fetchsgd",
             {"density_warmup": 3},
