@@ -52,7 +52,7 @@ class Task:
     random, which fedcomp seeds, so that server and clients build the same initial weights. `model` may also be a module. The initial model
     is then a copy of this module with its current weights.
 
-    `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data are a fedcomp
+    `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data means a fedcomp
     Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. `test`
     may be None: the model can then be evaluated on clients only (--evaluate clients). If a batch is a tuple, its inputs are passed to the
     model by position; if it is a dict, by keyword. `target` is the key of the targets in a dict. `collate(items) → batch` is the
