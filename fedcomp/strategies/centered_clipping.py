@@ -5,9 +5,9 @@ Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization.
     v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n;   starting from the v of the previous round, or 0 in the first round
 
 x_i are the n updates of a round, at most f of them Byzantine, and v is both the result and the state of the strategy. Rounds that do not
-move the model leave v unchanged. n > 2f is required. The paper's proof needs f ≤ n/10, a τ in proportion to the distances between honest
+move the model leave v unchanged. The rule needs n > 2f. The paper's proof needs f ≤ n/10, τ proportional to the distances between honest
 updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ is the median of the distances ‖x_i − v‖.
-For n > 2f, it is at most the largest distance of an honest update.
+For n > 2f, this median is at most the largest distance ‖x_i − v‖ of an honest update.
 """
 
 from collections.abc import Sequence

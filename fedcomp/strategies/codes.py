@@ -1,32 +1,33 @@
-"""Codes of an election: they assign partitions of the data to voters so that Byzantine voters cannot decide the vote.
+"""Codes for election coding: they assign partitions of the data to voters so that Byzantine voters cannot decide the vote.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-The data are divided into n partitions, the election has n seats, and the allocation is a matrix G ∈ {0,1}^(n×n). Seat i computes the
-majority of the signs of the partitions j with G_ij = 1 (local election) and votes for it. The votes are tallied (global election).
+The data are divided into n partitions. An election has n seats, each held by one or more voters. The allocation matrix G ∈ {0,1}^(n×n)
+assigns partitions to seats. Seat i computes the majority of the signs of the partitions j with G_ij = 1 (local election) and votes for it.
+The result is the majority of all votes (global election).
 
-`deterministic`, for odd n and b < n/2, with s = (n−1)/2 − b:
+The code `deterministic` tolerates b < n/2 Byzantine seats, for odd n. With s = (n−1)/2 − b, row i of G assigns to seat i:
 
     rows 0..s−1            partition i alone
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions
 
-For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1. The last 2b+1 rows always vote
-like the majority. Of each pair of rows i and s+i, at least one does, since row s+i can be wrong only if partition i agrees with the
-majority. A Byzantine vote reduces this margin by two, and an absent seat by one. So f Byzantine votes and a absent seats do not change the
-result while 2f + a ≤ 2b. No local election has a tie. The redundancy, which is the mean number of partitions that a seat computes, is
-(n+2b+1)/2 − s/n.
+For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1. The last 2b+1 seats always
+vote like the majority. In each pair of seats i and s+i, at least one vote is correct: seat s+i can be wrong only if partition i, the only
+one of seat i, agrees with the majority. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So the
+result stays correct with f Byzantine votes and `a` absent seats while 2f + a ≤ 2b. No local election has a tie. The redundancy (mean number
+of partitions per seat) is (n+2b+1)/2 − s/n.
 
-`bernoulli`: G_ij ~ Bernoulli(redundancy/n), drawn again while a row or a column is empty. If all of REDRAWS draws have an empty row or
-column, one entry is added to each empty row, and then to each empty column, of the last draw. Redrawing raises the mean redundancy: to
-about 2.4 for redundancy=2 and n = 15. The code is cheaper than `deterministic`. With Byzantine voters in random seats, its votes are
-correct more often than those of `uncoded`. It has no guarantee: with Byzantine voters in the seats with the most partitions, it may be
-worse than `uncoded` (benchmarks/codes.py).
+The code `bernoulli` draws G_ij ~ Bernoulli(redundancy/n), and draws G again while it has an empty row or column. If all REDRAWS draws fail,
+a 1 is added to each empty row, and then to each empty column, of the last draw. Redrawing raises the mean redundancy, for example to about
+2.4 for redundancy=2 and n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, it is correct
+more often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse
+than `uncoded` (benchmarks/codes.py).
 
-`uncoded`: G = I, an ordinary vote.
+The code `uncoded`, G = I, is an ordinary vote.
 
-A voter receives the row of its seat as a `CodeRow`, and votes on the *ballots* of the partitions in it. The ballot of a partition holds the
-signs of the partition's update, packed as in kernels/votes.py.
+A voter receives the row of its seat as a `CodeRow`, and votes on the *ballots* of the partitions in this row. The ballot of a partition
+holds the signs of the partition's update, packed as in kernels/votes.py.
 """
 
 import json
@@ -52,16 +53,16 @@ BALLOTS, TALLY = "ballots", "tally"  # phases
 def allocation_matrix(
     code: str, n: int, byzantine: int = 0, redundancy: float | None = None, seed: int = 0
 ) -> np.ndarray:
-    """Return G, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
+    """Return the allocation matrix G, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
 
     `byzantine`: b, the number of Byzantine voters to tolerate; only the deterministic code depends on it. `redundancy` and `seed` are for
-    the Bernoulli code; the redundancy is above 0, at most n, and √(n·ln n) by default. Raises SpecError for an unknown code, and
-    ConfigError for numbers out of range.
+    the Bernoulli code only; `redundancy` is in (0, n], and √(n·ln n) by default. Raises SpecError for an unknown code, and ConfigError for
+    numbers out of range.
     """
     if code not in CODES:
-        raise SpecError(f"unknown code '{code}' of an election; {nearest(code, CODES)}")
+        raise SpecError(f"unknown election code '{code}'; {nearest(code, CODES)}")
     if n < 1:
-        raise ConfigError(f"a code needs at least 1 voter; given {n}")
+        raise ConfigError(f"an election code needs at least 1 voter, not {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
             f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} Byzantine voters can be outvoted"
@@ -78,7 +79,7 @@ def allocation_matrix(
 
 
 def mean_redundancy(matrix: np.ndarray) -> float:
-    """Return the mean number of partitions that a seat of an allocation computes."""
+    """Return the mean number of partitions per seat of an allocation matrix."""
     return float(matrix.sum() / len(matrix))
 
 
@@ -89,7 +90,7 @@ def default_redundancy(n: int) -> float:
 
 @dataclass(frozen=True)
 class Seats:
-    """The clients in each seat of a round, and the data sets in each partition."""
+    """The clients that hold each seat of a round's election, and the data sets in each partition."""
 
     members: tuple[tuple[int, ...], ...]  # clients of seat i, ascending; each casts a vote
     groups: tuple[tuple[int, ...], ...]  # data sets of partition j, ascending
@@ -103,7 +104,7 @@ class Seats:
         raise KeyError(client)
 
     def may_close(self, byzantine_allowed: int, absent: int) -> bool:
-        """Return whether a round may close with this many Byzantine and absent clients, in any seats: 2f + a < margin."""
+        """Return whether the result is certainly correct with this many Byzantine and absent clients, in any seats: 2f + a < margin."""
         return 2 * byzantine_allowed + absent < self.margin
 
 
@@ -115,23 +116,22 @@ def assign_seats(
     round: int,
     data_sets: Sequence[int] | None = None,
 ) -> Seats:
-    """Assign a cohort of m ≥ n clients to the n seats of a code, and data sets (by default, those of the clients) to its n partitions.
+    """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
-    Each seat has at least g = ⌊m/n⌋ clients. Each client computes the partitions of its seat and votes, and all m votes are tallied. The
-    m − n·g remaining clients join the seats with all partitions (from the last row up), then the pairs of rows i, s+i of the deterministic
-    code; a single client that is left joins a row with all partitions again. So correct votes win by
+    Each seat has at least g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The m − n·g remaining
+    clients first join the seats that count all partitions, from the last row up. Further clients join pairs of seats i and s+i of the
+    deterministic code; one without a partner joins a seat that counts all partitions. So correct votes lead by
 
-        margin ≥ g·(2b+1) + the number of clients that joined rows with all partitions
+        margin ≥ g·(2b+1) + the number of remaining clients in seats that count all partitions
 
-    and f Byzantine and a absent clients, in any seats, do not change the result while 2f + a < margin. A vote on the results of ⌊m/n⌋
-    separate elections would tolerate about half as many Byzantine clients, since b+1 clients decide one of these elections. The bound
-    holds for the deterministic code; for other codes `margin` is the same number and guarantees nothing.
+    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. The margin is guaranteed for the
+    deterministic code only; for other codes `margin` is the same number and guarantees nothing.
 
-    A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs.
-    Adding up the signs of the data sets would give partitions different weights, which breaks the code.
+    A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs. A
+    sum of signs would give partitions different weights.
 
-    The result depends only on the seed, the round, n, `byzantine`, and the sorted ids. Raises ConfigError for fewer clients or data sets
-    than n.
+    The assignment depends only on the seed, the round, n, `byzantine`, and the sorted ids. Raises ConfigError for fewer than n clients or
+    data sets.
     """
     clients, data = sorted(set(clients)), sorted(set(clients if data_sets is None else data_sets))
     for what, ids in (("clients", clients), ("data sets", data)):
@@ -156,12 +156,15 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether a round of this many clients can close if `f` of them are Byzantine. If clients < n, empty seats count as absent."""
+    """Return whether a round of this many clients can have a certainly correct result if `f` of them are Byzantine.
+
+    If clients < n, empty seats count as absent.
+    """
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
 def _extra_seats(n: int, byzantine: int, n_extra: int) -> list[int]:
-    """Return the seats that get one more client."""
+    """Return the seats of the `n_extra` clients that remain when all seats have equally many clients."""
     full = list(range(n - 1, n - 2 * byzantine - 2, -1))
     if n_extra <= len(full):
         return full[:n_extra]
@@ -218,7 +221,10 @@ class CodeRow:
 
     @classmethod
     def unpack(cls, data: bytes) -> "CodeRow":
-        """Read a row of one or more partitions. Raises ProtocolError for an empty partition, and for a repeated partition or client."""
+        """Read a row from the JSON of `pack`.
+
+        Raises ProtocolError for a row without partitions, an empty partition, and a repeated partition or client.
+        """
         try:
             client, seat, listed = json.loads(data)
             parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
@@ -231,7 +237,7 @@ class CodeRow:
             return cls(client, seat, parts)
         except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError(
-                "the announced row of the code is missing or damaged; server and clients need the same version of fedcomp"
+                "the announced row of the allocation matrix is missing or damaged; server and clients need the same version of fedcomp"
             ) from error
 
     @property
@@ -241,22 +247,22 @@ class CodeRow:
 
 
 def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the announced row. Raises ProtocolError if it is missing or damaged."""
+    """Return the row that the server announced to a voter. Raises ProtocolError if the row is missing or damaged."""
     return CodeRow.unpack(announced.get(ROW, b""))
 
 
 def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
-    """Return the ballot for a partition's update [numel]. The signs of zeros and NaN are random, keyed by the partition."""
+    """Return the ballot (packed signs) of a partition's update [numel]. Zeros and NaN get random signs, keyed by the partition."""
     return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
 
 
 def vote_on_ballots(
     row: CodeRow, sent: Mapping[int, votes.Vote], numel: int, seed: int, round: int
 ) -> Tensor:
-    """Return the vote ±1 [numel] of a row. `sent`: by client, the ballots that were received.
+    """Return a voter's vote, ±1 [numel], on the ballots of its row. `sent`: client → the ballot received from it.
 
-    The ballot of a partition is the majority of its clients' ballots. If none of these was received, all voters draw the same random sign
-    for each coordinate, so that honest voters still agree.
+    The ballot of a partition is the majority of its clients' ballots. For a partition without ballots, all voters draw the same random
+    signs, so that honest voters still agree.
     """
     ballots: list[votes.Vote] = []
     for part in row.partitions:
@@ -273,9 +279,9 @@ def vote_on_ballots(
 def vote_of(
     row: CodeRow, ballots: Sequence[votes.Vote], numel: int, seed: int, round: int
 ) -> Tensor:
-    """Return the vote ±1 [numel], float32, of a row whose partitions have these ballots.
+    """Return the vote, ±1 float32 [numel], on the ballots of a row's partitions.
 
-    Ties are broken at random, keyed by the seat. So honest voters of one seat agree, and the random signs of different seats cancel in the
+    Ties are broken at random, keyed by the seat, so that honest voters of one seat agree and the ties of different seats cancel in the
     tally.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))

@@ -5,29 +5,29 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
     local election    vote of voter i = majority of the signs of the partitions j with G_ij = 1
     global election   θ ← θ + η·(majority of the votes), as in strategy `vote`
 
-codes.py defines the allocation matrix G and the seats. Seat i counts the partitions in row i of G. One or more clients hold a seat; they
-are its voters. The option `form` selects what voters count:
+codes.py defines the allocation matrix G and the seats. Seat i counts the partitions in row i of G. One or more clients hold a seat and are
+its voters. The option `form` selects what voters count:
 
 `data`      Voters train on every partition of their row and send one vote. Batches, dropout and random signs are keyed by (seed, round,
             partition), so honest votes agree to the bit. With the deterministic code, the model is bit for bit the same as without
-            Byzantine clients. Every voter needs the data of all clients and trains once per partition. Running statistics start anew in
-            each partition and are discarded. If devices of different types round a value near zero to different signs, an honest vote in
-            that coordinate can be as wrong as a Byzantine vote.
+            Byzantine clients. Every voter needs the data of all clients and trains once per partition. Running statistics (BatchNorm)
+            start anew in each partition and are discarded. Devices of different types may round a value near zero to different signs;
+            an honest vote in that coordinate can then be as wrong as a Byzantine vote.
 `ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards to each voter the ballots
-            of its row, and the voter votes on them in a second phase. This protects the *tally*, not the ballots: the ballot of a
-            Byzantine client counts like any other ballot.
+            of its row, and the voter votes on them in a second phase. The form `ballots` protects the *tally*, not the ballots: the ballot
+            of a Byzantine client counts like any other ballot.
 
 If several clients form a partition, its signs are those of an update on all of its data (`data`) or the majority of its clients' ballots
-(`ballots`). With `sealed`, the server forwards ballots that it cannot read (sealed_election.py).
+(`ballots`). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
-A round closes only if its result is certainly correct, which it is if 2·max(0, f − m) + m + a < `Seats.margin`. f (option `f`) is the
-largest number of Byzantine clients in a cohort. m is the number of clients proven to be Byzantine in this round, by an invalid frame or a
-ballot that cannot be opened. a is the number of absent voters. A Byzantine vote reduces the margin of correct votes by 2. An absent voter
-reduces it by 1, and so does a voter that is proven Byzantine and therefore excluded. If m > f, the option f is too small: the result is
-then correct if no other client is Byzantine, and the run warns once. A round that may not close does not move the model. Its votes are
-rejected with the reason, it has no further phase, and the next round draws a new cohort.
+A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. The option `f` is the largest
+number of Byzantine clients in a cohort. In this round, m clients are proven to be Byzantine, by an invalid frame or a ballot that cannot be
+opened, and `a` voters are absent. A Byzantine vote reduces the margin of correct votes by 2. An absent voter reduces it by 1, and so does a
+voter that is proven Byzantine and therefore excluded. If m > f, the option `f` is too small: the run warns once, and the result is correct
+only if no other client is Byzantine. A round with an uncertain result ends early: its votes are rejected with the reason, and the next
+round draws a new cohort.
 
-The options `--keep-momentum` and `--weights examples` are refused with both forms.
+The strategy refuses the options `--keep-momentum` and `--weights examples`.
 """
 
 import json
@@ -116,7 +116,7 @@ class ElectionOptions:
 
 
 class DataElectionClient(ClientAlgorithm):
-    """Client half for form=data: train on all partitions of the row and send one vote."""
+    """Client half for form=data: train on all partitions that the voter's seat counts, and send one vote."""
 
     trains_on_partitions: ClassVar[bool] = True
 
@@ -129,7 +129,7 @@ class DataElectionClient(ClientAlgorithm):
     def summarize(
         self, partition: DataPartition, update: Tensor, seed: int, round: int
     ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot of a partition, and an error if the update contains NaN or infinity."""
+        """Return the ballot (packed signs) of a partition's update, and an error if the update contains NaN or infinity."""
         (error,) = nonfinite_errors(
             update[None], None, f"the update of partition {partition.number}"
         )
@@ -142,7 +142,10 @@ class DataElectionClient(ClientAlgorithm):
         numel: int,
         seed: int,
     ) -> Tensor:
-        """Return the vote of the row. Raises NonFiniteError if more than half of at least two updates hold NaN or infinity."""
+        """Return the vote of a row: the majority of its partitions' ballots.
+
+        Raises NonFiniteError if the row has several partitions and most of their updates hold NaN or infinity.
+        """
         errors = [error for _, error in summaries if error is not None]
         if len(summaries) > 1 and 2 * len(errors) > len(summaries):
             raise errors[0]
@@ -187,7 +190,7 @@ class BallotElectionClient(ClientAlgorithm):
 
 
 class Election(Vote):
-    """The majority of coded votes on the data of all clients or on forwarded ballots."""
+    """A majority vote with election coding, in which voters count the data or the ballots of several clients."""
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = ElectionOptions
@@ -219,7 +222,7 @@ class Election(Vote):
         super()._check_settings()
         if self.config.keep_momentum:
             raise ConfigError(
-                f"--strategy {self.name} does not keep the momentum of clients, which with form=data train on different data in every "
+                f"--strategy {self.name} cannot keep the momentum of clients, since with form=data they train on other data in every "
                 "round; leave --keep-momentum out"
             )
 
@@ -234,7 +237,7 @@ class Election(Vote):
             self.sealed.ring, self.sealed.options = ServerKeys(run, key_of), options
 
     def _make_code(self, clients: int) -> None:
-        """Choose the code for cohorts of this size. Raises ConfigError if the options allow none."""
+        """Make the allocation matrix for cohorts of this size. Raises ConfigError if no matrix fits the options."""
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         self._check_seats(n, clients)
@@ -245,7 +248,7 @@ class Election(Vote):
         self.allocation, self.notice = self.code, self._guarantee(clients)
 
     def _check_seats(self, n: int, clients: int) -> None:
-        """Raise ConfigError if no code of n seats gives the guarantee of the options in rounds of this many clients."""
+        """Raise ConfigError if an election of this many clients with n seats is impossible or does not tolerate f Byzantine clients."""
         o, f = self.options, self.f
         if n > clients:
             raise ConfigError(
@@ -261,9 +264,9 @@ class Election(Vote):
             o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS
         ):
             raise ConfigError(
-                f"--strategy election with sealed=true needs a code whose voters all count every ballot, since other votes reveal "
-                f"ballots; code={o.code} with {n} seats and byzantine={o.byzantine} is not such a code; give code=deterministic, and "
-                f"an odd number of 'seats', at least {MIN_PARTITIONS}, with byzantine=(seats - 1)/2"
+                f"--strategy election with sealed=true: every voter must count every ballot, since other votes would reveal ballots, but "
+                f"code={o.code} with {n} seats and byzantine={o.byzantine} does not ensure this; give code=deterministic, an odd "
+                f"number of 'seats', at least {MIN_PARTITIONS}, and byzantine=(seats - 1)/2"
             )
         if not codes.can_close(clients, n, o.byzantine, f):
             tolerated = (codes.assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
@@ -278,7 +281,7 @@ class Election(Vote):
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Return the guarantee of the run as text. `clients`: the cohort size, 0 if it is not known."""
+        """Return what the run guarantees against Byzantine clients, as text. `clients`: the cohort size, or 0 if it is unknown."""
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [
@@ -371,7 +374,10 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The quorum of the run, raised to the number of answers that a vote needs. Fast Byzantine clients could fill a smaller quorum."""
+        """The quorum of the run, raised to the number of answers that a certainly correct result needs.
+
+        Fast Byzantine clients could fill a smaller quorum.
+        """
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -387,7 +393,7 @@ class Election(Vote):
         return RoundCompletion(raised, self.config.timeout_s)
 
     def row(self, client: int) -> CodeRow:
-        """Return the row that a client counts in this round."""
+        """Return the row of the allocation matrix whose partitions a client counts in this round."""
         seat = self.seats.of(client)
         numbers = np.flatnonzero(self.code[seat]).tolist()
         return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
@@ -411,7 +417,7 @@ class Election(Vote):
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
         if not frame:
-            raise FrameError("the frame is empty; an honest client always has signs to send")
+            raise FrameError("the frame is empty, but every honest client sends signs")
         if self.sealed:
             self.sealed.check_frame(phase.name, client, frame)
 
@@ -442,13 +448,13 @@ class Election(Vote):
 
     @property
     def _too_few_ballots(self) -> str:
-        """The reason why the ballots of a sealed round are too few for a vote; "" if they suffice, and before they are received."""
+        """The reason why a sealed round has too few ballots for a vote; "" if it has enough, or has not received them yet."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
         return self.sealed.too_few({a.client for a in self._results[BALLOTS].accepted})
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
-        """Return the reason why the votes of these clients are too few for a result, "" if they suffice."""
+        """Return the reason why these votes are too few for a certainly correct result; "" if they suffice."""
         voters = {client for members in self.seats.members for client in members}
         m, f = len(self.proven_byzantine), self.f
         absent = len(voters - {a.client for a in voted} - self.proven_byzantine)
@@ -469,7 +475,10 @@ class Election(Vote):
         return self.convicted | ({a.client: reason for a in remaining} if reason else {})
 
     def _refusal(self, accepted: Sequence[AcceptedUpdate]) -> str:
-        """Return the reason why the votes of these clients do not move the model, "" if they do. Warn if the round fails or m > f."""
+        """Return the reason why these votes do not move the model; "" if they do.
+
+        Warn if the round fails, or if more than f clients are proven Byzantine.
+        """
         m, f = len(self.proven_byzantine), self.f
         if m > f:
             clients = f"{m} clients were" if m > 1 else "1 client was"

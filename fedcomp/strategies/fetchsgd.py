@@ -11,18 +11,18 @@ ICML 2020, algorithm 1.
     error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0
 
 S(x) is the count sketch of x, and S_u, S_e are sketches on the server. λ is the learning rate of the round divided by that of the run.
-Updates contain λ, but S_u and S_e do not: they hold gradients times the run's rate. The final update is multiplied by the λ of its round,
-as in the authors' code. So schedules and warm-ups do not mix rates in a sketch.
+Updates are proportional to λ, but S_u and S_e are not: both hold gradients times the run's rate. The final update is multiplied by the λ of
+its round, as in the authors' code. So S_u and S_e never mix learning rates of different rounds.
 
-C is the downlink codec, without a memory: with `subtract`, its error stays in S_e. The paper subtracts gradients; here, clients send
-updates, which are added. η is the server's learning rate (`server_lr`). The round loop applies η once, to Δ, as in the authors' code. Since
-η is constant, this equals the paper's η S_u. Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018. The
-authors' code implements `zero`, which also deletes what other coordinates added to these cells; S_e stays bounded. With large sketches,
-whose estimates contract the error, both options reach the same accuracy (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 %
-each). With smaller sketches only `zero` learns (3 × 1308 cells: 89.6 % with `zero`, 10 % with `subtract`), so it is the default.
+C is the downlink codec, which has no memory. With error=subtract, the error of C stays in S_e. The paper subtracts gradients; here, clients
+send updates, which are added. η is the server's learning rate (`server_lr`). The round loop applies η once, to Δ, as in the authors' code.
+The paper multiplies S_u by η, which is equivalent. Removing the sent coordinates from S_u is the momentum masking of Lin et al. 2018. The
+authors' code implements error=zero, which also deletes the values of other coordinates in the zeroed cells; S_e stays bounded. With large
+sketches, `subtract` and `zero` reach the same accuracy (MNIST, 5 × 3000 cells for 7,850 coordinates, 200 rounds: 91.4 % each). With smaller
+sketches only `zero` learns (3 × 1308 cells: 89.6 % with `zero`, 10 % with `subtract`), so `zero` is the default.
 
-All frames of a run use the same hash functions and sketch the whole model. `@layer` is refused, since k applies to the whole model. The
-strategy's `density` determines k; the density of the uplink codec has no effect.
+All frames of a run use the same hash functions and sketch the whole model. The scope `@layer` is refused, since k applies to the whole
+model. The strategy's `density` determines k; the density of the uplink codec has no effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class FetchSGDOptions:
 
 
 def sketch_seed(run_seed: int) -> int:
-    """Return the seed of all sketches of a run."""
+    """Return the seed that all sketches of a run share."""
     return seeds.key(run_seed, "sketch")
 
 
@@ -102,13 +102,13 @@ class FetchSGD(Average):
             )
         if self.uplink.density not in (Sketch.density, self.options.density):
             raise ConfigError(
-                f"--strategy {self.name} has density={self.options.density:g}, and its --uplink density={self.uplink.density:g}; "
+                f"--strategy {self.name} has density={self.options.density:g}, but --uplink has density={self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
         if spec.parse(self.config.downlink_memory).parts[0].name != NoMemory.name:
             raise ConfigError(
                 f"--strategy {self.name} keeps the unsent error in its sketch, and memory '{self.config.downlink_memory}' "
-                "would keep the same error again; leave --downlink-memory out, or give none"
+                "would keep the same error again; leave --downlink-memory out, or set it to none"
             )
 
     @classmethod
@@ -142,7 +142,7 @@ class FetchSGD(Average):
                 momentum += total.cells
             error = self.error + momentum
         if not kernels.all_finite(error):
-            raise NonFiniteError("the sum of the sketches is not finite")
+            raise NonFiniteError("the sum of the sketches contains NaN or infinity; lower --lr")
         self._next = momentum, error
         estimates = SketchUpdate(into.numel(), error, self.seed, self.uplink.count(into.numel()))
         estimates.add_to(into, self.schedule.rate(updates.round))
@@ -184,14 +184,14 @@ class FetchSGD(Average):
         return update
 
     def _without(self, cells: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return cells minus the sketch of a sparse vector."""
+        """Return a sketch's cells minus the sketch of a sparse vector."""
         with np.errstate(over="ignore"):
             rest = cells - count_sketch.sketch_at(positions, values, *self.shape, self.seed)
         return rest.clip(-count_sketch.LARGEST, count_sketch.LARGEST)
 
     def _stored(self, data: bytes | None) -> np.ndarray:
-        """Return cells from a checkpoint. Raises ValueError or TypeError for other bytes."""
+        """Return a sketch's cells from the bytes in a checkpoint. Raises ValueError or TypeError for invalid bytes."""
         cells = np.frombuffer(data, FLOAT).reshape(self.shape).copy()
         if not kernels.all_finite(cells):
-            raise ValueError("a sketch of the checkpoint is not finite")
+            raise ValueError("a sketch of the checkpoint contains NaN or infinity")
         return cells

@@ -7,8 +7,8 @@ Weiszfeld).
 
 x_i are the n updates, at most f of them Byzantine; n > 2f is required. z is a weighted mean of the updates, so a step needs only their
 inner products and takes n² operations. The paper starts from a point in the convex hull of the updates. Here, z is in the convex hull after
-the first step. The paper stops when the sum of the distances hardly changes. With distant Byzantine vectors, this sum hardly changes from
-the first step on. So the iteration here stops at a small norm of the gradient, to which each vector contributes at most 1.
+the first step. The paper stops when the sum of the distances hardly changes. With distant Byzantine vectors, the sum hardly changes from
+the first step on. So the iteration here stops when the norm of the gradient is small. Each vector contributes at most 1 to the gradient.
 """
 
 from dataclasses import dataclass

@@ -7,9 +7,9 @@ networks. ICDCS 2019.
 
 The default downlink, `topk:density=1`, sends the k coordinates without loss, as float32.
 
-C(a_i) is the decoded update of client i, and w_i its weight as in `average`. k is determined by the uplink's density, or by the largest
-frame of the round if a schedule makes frames denser. The paper selects pair by pair in a tree of workers. A server sees the whole sum and
-selects once. The returned values are sent as a frame, whose bytes are counted.
+C(a_i) is the decoded update of client i, and w_i its weight as in `average`. The uplink's density determines k, or the largest frame of the
+round if a schedule makes frames denser. In the paper, workers select pair by pair in a tree. Here, the server sees the whole sum and
+selects once. Values are returned to a client as a frame, whose bytes are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,12 +41,12 @@ class GTopK(Average):
         self._selected = np.empty(0, np.int64)  # positions in the last aggregate
         if getattr(self.uplink.unscoped, "values", "") == "2bit":
             raise ConfigError(
-                f"--uplink {self.uplink}: --strategy gtopk returns dropped values, and values=2bit would change them again; "
+                f"--uplink {self.uplink}: --strategy gtopk returns dropped values in frames, and values=2bit would round them again; "
                 "use values=fp16"
             )
         if self.counterpart is not None or self.config.memory == NoMemory.name:
             raise ConfigError(
-                f"--strategy gtopk returns dropped values to the client, and memory '{self.config.memory}' cannot add them again; "
+                f"--strategy gtopk returns dropped values to the client, and memory '{self.config.memory}' cannot keep them; "
                 "use --memory residual"
             )
 
@@ -73,7 +73,7 @@ class GTopK(Average):
         return at_density(self.uplink, 1.0).encode(dropped, layout=self.layout)
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
-        """Return the positions of the k largest coordinates of the mean; of each tensor if the uplink is @layer."""
+        """Return the positions of the k largest coordinates of the mean, or of each of its tensors if the uplink has scope @layer."""
         positions = [np.empty(0, np.int64)]
         for span in codecs.spans(self.uplink, self.layout):
             k = self.uplink.unscoped.count(span.stop - span.start)

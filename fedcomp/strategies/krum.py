@@ -6,8 +6,8 @@ Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byz
     krum         y = x_i with the smallest s(i)
     multi-krum   y = the mean of the `keep` vectors with the smallest s(i); `keep` is n − f by default, and at most n − f
 
-x_i are the n updates, at most f of them Byzantine, and y is the result. Both rules need n > 2f + 2. Ties are broken by the smaller client
-id.
+x_i are the n updates, at most f of them Byzantine, and y is the result. Both rules need n > 2f + 2. Of equal scores, that of the smaller
+client id comes first.
 """
 
 import math
@@ -35,7 +35,7 @@ class Krum(ByDistance):
         return weights
 
     def keep(self, vectors: int) -> int:
-        """Return the number of vectors to average."""
+        """Return how many of the vectors are averaged."""
         return 1
 
 
@@ -63,7 +63,7 @@ class MultiKrum(Krum):
 
 
 def scores(products: np.ndarray, f: int) -> np.ndarray:
-    """Return the score s(i) of every vector, float64 [n], given inner products [n, n]."""
+    """Return the score s(i) of every vector, float64 [n], given the vectors' inner products [n, n]."""
     n = len(products)
     distances = squared_distances(products)
     np.fill_diagonal(distances, np.inf)

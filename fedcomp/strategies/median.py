@@ -5,13 +5,13 @@ Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards
     median         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two
     trimmed mean   y_i = the mean of these values without the f largest and the f smallest
 
-With n clients, at most f of them Byzantine, both rules need n > 2f. Then y_i lies within the range of honest values. The paper trims a
-fraction β ≥ f/n on each side.
+With n clients, at most f of them Byzantine, both rules need n > 2f. Then y_i lies within the range of the honest clients' values. The paper
+trims a fraction β ≥ f/n on each side.
 
-If most clients do not send a coordinate, its median is 0. With sparse uplinks, most values that clients send are therefore lost: their
-memories count them as accepted and do not send them again. The default uplink is dense, unless each update is averaged with its nearest
-neighbours before the rule (option `mix`). Accuracy in % on the task digits (10 clients, all in every round, partition dirichlet:0.3, 50
-rounds, downlink fp16, f=2, one seed):
+If most clients do not send a coordinate, its median is 0. With sparse uplinks, most values that clients send are therefore lost: the
+clients' memories count these values as accepted and do not send them again. The default uplink is dense, unless each update is averaged
+with its nearest neighbours before the rule (option `mix`). Accuracy in % on the task digits (10 clients, all in every round, partition
+dirichlet:0.3, 50 rounds, downlink fp16, f=2, one seed):
 
                      stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
     average            91.1      92.8             92.5              93.1
@@ -41,7 +41,7 @@ class Median(ByCoordinate):
 
 
 class TrimmedMean(Median):
-    """The coordinate-wise mean without the f largest and smallest values."""
+    """The mean of each coordinate without its f largest and f smallest values."""
 
     name: ClassVar[str] = "trimmed-mean"
 

@@ -1,4 +1,4 @@
-"""Server optimizers: the step of the model from the averaged update of a round.
+"""Server optimizers, which turn the averaged update of a round into a step of the model.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. Δ is the
 round's averaged update, x the model, η is `--server-lr`, and x ← x + η·step:
@@ -8,8 +8,8 @@ round's averaged update, x the model, η is `--server-lr`, and x ← x + η·ste
     yogi    m as for adam;              v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ)
 
 m starts from 0, and v from τ², as in the paper. There is no bias correction. Nesterov's momentum on the averaged update of many local steps
-is the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. A step can be dense although the
-averaged update is sparse; the downlink codec compresses it like any other.
+is the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. The downlink codec compresses the
+step, which can be dense although the averaged update is sparse.
 
 A round that does not move the model leaves m and v unchanged.
 """
@@ -52,7 +52,7 @@ class AdaptiveOptions:
 
 
 class Optimizer(ABC):
-    """An optimizer whose state is vectors [numel], float32, on the CPU."""
+    """A server optimizer, whose state consists of vectors, float32 [numel], on the CPU."""
 
     name: ClassVar[str]
     Options: ClassVar[type]
@@ -66,12 +66,12 @@ class Optimizer(ABC):
 
     @property
     def is_identity(self) -> bool:
-        """Whether every step equals the update."""
+        """Whether every step equals the averaged update."""
         return False
 
     @abstractmethod
     def step(self, update: Tensor) -> Tensor:
-        """Return the step of a round from its averaged update [numel], which may be modified. `commit` stores the new state."""
+        """Return the step of a round from its averaged update [numel], which may be modified in place. `commit` stores the new state."""
 
     def commit(self) -> None:
         """Store the state of the last step, after the model has moved."""
@@ -123,7 +123,9 @@ class Adam(Optimizer):
             m.add_(self.state[FIRST], alpha=o.beta1)
         v = self.second(self.state.get(SECOND, torch.tensor(o.tau**2)), update * update)
         if not all_finite(v.numpy()):  # else v would stay infinite, and all later steps would be 0
-            raise NonFiniteError("the squares of the averaged update exceed the range of float32")
+            raise NonFiniteError(
+                "the squares of the averaged update exceed the range of float32; lower --lr"
+            )
         self._next = {FIRST: m, SECOND: v}
         return m / v.sqrt().add_(o.tau)
 

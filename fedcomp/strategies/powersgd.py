@@ -11,10 +11,10 @@ Both exchanges are linear, so the update is one step of power iteration on the m
 in its memory `lowrank`. Tensors that are not matrices, and matrices that are not larger than their factors, are averaged uncompressed in
 the second phase. Only updates that are accepted in the second phase move the model.
 
-The default downlink, `identity`, does not compress the update again.
+The default downlink, `identity`, sends the update uncompressed.
 
-The paper has no server. Here, Q and P̂ are announcements, and their bytes are counted for every client. A client that is lost between the
-phases has contributed to P̂; it rolls back its whole update.
+Unlike in the paper, a server announces Q and P̂, and their bytes are counted for every client. A client that is lost between the phases has
+contributed to P̂, but rolls back its whole update.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +84,7 @@ class PowerSGD(Average):
         super()._check_settings()
         if self.uplink != Factors(self.options.rank):
             raise ConfigError(
-                f"--strategy {self.name} sends factors of rank {self.options.rank}, not {self.uplink}; "
+                f"--strategy {self.name} sends factors of rank {self.options.rank}, not --uplink {self.uplink}; "
                 f"leave --uplink out, or give {Factors(self.options.rank)}"
             )
 
@@ -132,14 +132,14 @@ class PowerSGD(Average):
             raise ValueError(str(error)) from error
 
     def _orthonormal(self, accepted: Sequence[AcceptedUpdate]) -> bytes:
-        """Return P̂ of every matrix, given the clients' Pᵢ."""
+        """Return P̂ of every matrix: an orthonormal basis of the mean of the clients' Pᵢ."""
         mean = self._mean(accepted, self.left_numel).tobytes()
         factors = read_arrays(mean, self.factor_layout.left_shapes)
         bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
         return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
 
     def _mean(self, accepted: Sequence[AcceptedUpdate], numbers: int) -> np.ndarray:
-        """Return the weighted mean of the updates of a phase, float32 [numbers]."""
+        """Return the weighted mean of the accepted updates of a phase, float32 [numbers]."""
         total = torch.zeros(numbers, dtype=torch.float32)
         for update, weight in self.weighted_updates(accepted):
             update.add_to(total, weight)

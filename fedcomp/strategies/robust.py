@@ -1,21 +1,21 @@
 """Base classes of robust aggregation rules, which replace the mean and tolerate f Byzantine clients in a round.
 
 A rule reads updates of any codec in blocks of coordinates. All clients have the same weight. The update of a client that sent no frame is
-zero. An update that a rule ignores counts as accepted, so its client does not send it again. The vectors of a rule are the updates accepted
-in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates for absent clients. f is the largest number of
-vectors that are from Byzantine clients.
+zero. An update that a rule ignores counts as accepted, so its client does not send it again. The input vectors of a rule are the updates
+accepted in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates for absent clients. At most f vectors are
+from Byzantine clients.
 
-A rule needs a minimum number of vectors, which depends on f. Cohorts that are too small are refused before round 1. A client whose frame
-cannot be read is rejected and counts as one of the f, so the rule then tolerates f − 1 other Byzantine clients. A round with too few
-accepted updates does not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+A run whose cohorts are too small for the rule is refused before round 1. A client whose frame cannot be read is rejected and counts as
+Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does not move the model: its
+clients are rejected at the stage `aggregate`, and their memories roll back.
 
 In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and a CHUNK of this block in float64. The codec
 determines the size of an update in RAM: sparse and low-bit updates stay compressed; updates of `qsgd`, `terngrad`, `natural`, `adaptive`
 and `fp16` are dense from the start; a sketch that is read at density 1 becomes dense at the first read. Distances are computed from inner
-products, which are summed in float64 by CHUNK, independently of BLOCK. The error of a squared distance is about 10⁻¹⁶ of the squared
-lengths of its two vectors, which is smaller than float32 rounding.
+products, which are summed in float64 over CHUNK coordinates at a time, independently of BLOCK. The error of a squared distance is about
+10⁻¹⁶ of the squared lengths of its two vectors.
 
-With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less than the updates.
+With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than single updates.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
 heterogeneity. AISTATS 2023, algorithm 2.
@@ -26,8 +26,8 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
 
     y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer
 
-Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. Of two equal distances, that
-to the smaller client id counts as smaller. With both options, the averages of the buckets are mixed.
+Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. If two vectors are equally
+near, that of the smaller client id counts as nearer. With both options, buckets are averaged first, and their averages are then mixed.
 """
 
 import math
@@ -62,7 +62,7 @@ class RobustOptions:
 
 
 class Robust(RoundStrategy):
-    """A rule for vectors of which at most f are arbitrary."""
+    """A robust aggregation rule, which tolerates up to f arbitrary vectors (clients' updates)."""
 
     options: RobustOptions
     Options: ClassVar[type] = RobustOptions
@@ -76,7 +76,7 @@ class Robust(RoundStrategy):
 
     @property
     def f(self) -> int:
-        """Largest number of arbitrary vectors: the option f minus the clients proven Byzantine and rejected in this round."""
+        """Largest number of arbitrary vectors to tolerate: the option f minus the clients proven Byzantine and rejected in this round."""
         return max(0, self.options.f - len(self._proven))
 
     def min_vectors(self) -> int:
@@ -90,16 +90,16 @@ class Robust(RoundStrategy):
         return (vectors - 1) * self.options.buckets + 1
 
     def _check_cohort(self, clients: int) -> None:
-        """Raise ConfigError if rounds of this many clients never move the model."""
+        """Raise ConfigError if rounds of this many clients are too small to ever move the model."""
         if clients < self.min_cohort:
             raise ConfigError(
-                f"--strategy {self.name} needs {self._needed()}, and a cohort has {clients}; "
+                f"--strategy {self.name} needs {self._needed()}, but a cohort has {clients}; "
                 "give a larger --participation, more --clients, or a smaller f"
             )
         if (quorum := quorum_size(self.config.quorum, clients)) < self.min_cohort:
             raise ConfigError(
-                f"--strategy {self.name} needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
-                f"at {quorum}; give a larger --quorum, or a smaller f"
+                f"--strategy {self.name} needs {self._needed()}, but with --quorum {self.config.quorum:g} a round ends "
+                f"after {quorum} answers; give a larger --quorum, or a smaller f"
             )
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
@@ -113,7 +113,7 @@ class Robust(RoundStrategy):
         return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return the matrix A [k, vectors], float64, by which the vectors are multiplied before the rule; None = the identity.
+        """Return the matrix A, float64 [k, vectors], that buckets and mixes the vectors before the rule. None leaves them unchanged.
 
         `products`: inner products of the vectors, which mixing needs.
         """
@@ -155,14 +155,17 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances. It reads the vectors twice."""
+    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances.
+
+    A rule by distance reads the vectors twice.
+    """
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
         """Return the weight of every vector, float64 [k], given all inner products [k, k]. The `server_vectors` come last."""
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return vectors of the server to add to those of the clients, without mixing."""
+        """Return vectors that the server adds to those of the clients. They are not mixed."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -180,7 +183,7 @@ class ByDistance(Robust):
 
 
 def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return A x for a block x [m, width], float32 [k, width], summed in float64."""
+    """Return the product of a matrix A (`mixture`) and a block of values [m, width]: float32 [k, width], summed in float64."""
     out = np.empty((len(mixture), values.shape[1]), np.float32)
     for start in range(0, values.shape[1], CHUNK):
         part = slice(start, start + CHUNK)
@@ -189,7 +192,7 @@ def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
-    """Return A [⌈vectors / size⌉, vectors]. Each row is the mean of up to `size` vectors."""
+    """Return the matrix A of bucketing, [⌈vectors / size⌉, vectors]. Each row averages up to `size` vectors."""
     order = seeds.generator(seed, "buckets", round).permutation(vectors)
     matrix = np.zeros((-(-vectors // size), vectors))
     for j, row in enumerate(matrix):
@@ -199,7 +202,7 @@ def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
 
 
 def nearest(distances: np.ndarray, f: int) -> np.ndarray:
-    """Return A [m, m]. Row i is the mean of the m − f vectors nearest to vector i, given (squared) distances [m, m]."""
+    """Return the matrix A of mixing, [m, m]. Row i averages the m − f vectors nearest to vector i, given (squared) distances [m, m]."""
     m = len(distances)
     matrix = np.zeros((m, m))
     for i, row in enumerate(distances):
@@ -209,7 +212,7 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
 
 
 class UpdateMatrix:
-    """m updates as the rows of a matrix [m, numel]. None is a row of zeros. Infinite values become the largest float32."""
+    """m updates as the rows of a matrix [m, numel]. An update None is a row of zeros. Infinite values become the largest float32."""
 
     block: ClassVar[int] = BLOCK
 
@@ -220,7 +223,7 @@ class UpdateMatrix:
         return len(self.updates)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (slice of the coordinates, values [m, width] float32) in order. The next block overwrites the values."""
+        """Yield (slice of the coordinates, values [m, width] float32) in order. Each block overwrites the values of the previous block."""
         buffer = np.empty(len(self) * min(self.block, self.numel), np.float32)
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)
@@ -266,6 +269,6 @@ def squared_distances(products: np.ndarray) -> np.ndarray:
 
 
 def distances_to_mean(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return ‖xᵢ − Σ wⱼ xⱼ‖ of every row, float64 [m], from inner products."""
+    """Return the distance of every row to the weighted mean, ‖xᵢ − Σ wⱼ xⱼ‖, float64 [m], from inner products."""
     projections = products @ weights
     return np.sqrt((products.diagonal() - 2 * projections + weights @ projections).clip(0))

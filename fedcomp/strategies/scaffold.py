@@ -5,11 +5,11 @@ option II. Client i takes K steps y ← y − η(g − c_i + c) from the model x
 
     Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i
 
-with sums over the cohort S, of N clients in all. Clients send both differences as one vector [Δw; Δv_i], and the global state is [w; v].
-Both are twice as long as the model: w are the weights, and v = u·c is the control variate in the unit of updates, where u is the run's
-learning rate times its local steps. So both halves have values of similar size, and use the same codec and memory. Unsent parts of Δv_i
-stay in the residuals, so c is the mean of all c_i minus these residuals. The client state is v_i = u·c_i. The traffic is that of a model
-twice as large.
+The sums are over the cohort S, and N is the number of all clients. Clients send the differences of weights and control variate as one
+vector [Δw; Δv_i], and the global state is [w; v]. Here, w are the weights, and v = u·c is the control variate in the unit of updates, where
+u is the run's learning rate times its local steps. So both halves of a vector have values of similar size, and use the same codec and
+memory. Unsent parts of Δv_i stay in the residuals, so c is the mean of all c_i minus these residuals. The client state is v_i = u·c_i. The
+traffic is that of a model twice as large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ class Scaffold(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return defaults with scope @layer, so that each tensor of each half has its own selection and scale."""
+        """Return default codecs with scope @layer, so that each tensor of weights or control variates has its own selection and scale."""
         links = {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
         return links | {"memory": Residual.name}
 

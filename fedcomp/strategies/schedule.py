@@ -28,7 +28,7 @@ DENSITY_SCHEDULE = "--density-schedule"
 
 
 class Schedule:
-    """The ClientRoundConfig of each round and client.
+    """The settings (ClientRoundConfig) of each client in each round.
 
     Raises SpecError or ConfigError for an invalid schedule, and for a density schedule if the codec has no density.
     """
@@ -66,7 +66,10 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return the settings of a cohort, by client. `bandwidths`: by client, in bytes/s; clients that are not in it get the mean."""
+        """Return the settings of each client of a cohort. `bandwidths`: client → bytes/s.
+
+        With a budget in bytes, clients without a bandwidth get the mean.
+        """
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -84,11 +87,14 @@ class Schedule:
         return grown * scheduled.at(round) / scheduled.default if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
-        """Return the `local_steps` or the `batch_size` of a round, 0 without a schedule. `name`: one of these two."""
+        """Return the scheduled value of `name`, "local_steps" or "batch_size", in a round; 0 without a schedule."""
         return int(self.local[name].at(round)) if name in self.local else 0
 
     def densities(self, rounds: int) -> set[float]:
-        """Return densities that the schedule reaches within `rounds`, including the smallest and the largest; empty without a schedule."""
+        """Return densities that a density schedule reaches within `rounds`, including smallest and largest.
+
+        Without a schedule, the set is empty.
+        """
         return set() if self.density is None else self.density.values(rounds)
 
     def _density(self, round: int) -> float:
@@ -132,7 +138,7 @@ class Schedule:
             enough = f"{math.ceil(number)}{unit}"
             raise ConfigError(
                 f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {budgets[slowest]} bytes in "
-                f"that time and needs {smallest}; give at least {enough}"
+                f"that time, but its smallest frame has {smallest}; give at least {enough}"
             )
         return budgets
 
@@ -156,7 +162,7 @@ class Schedule:
         longest = longest_frame(at_density(self.codec, density), self.layout)
         if longest is None:
             raise ConfigError(
-                f"--budget needs a codec whose frames have a largest size, and those of {self.codec} have none; use --uplink stc"
+                f"--budget needs a codec whose frames have a largest size, but frames of {self.codec} have none; use --uplink stc"
             )
         return longest
 
@@ -167,6 +173,6 @@ def _check_density(codec: Codec, option: str) -> None:
         at_density(codec, FIRST_DENSITY)
     except ConfigError:
         raise ConfigError(
-            f"{option} changes the density of the uplink, and {codec} has none; leave {option} out, "
+            f"{option} changes the density of the uplink, but {codec} has no density; leave {option} out, "
             "or use --uplink stc"
         ) from None

@@ -1,8 +1,8 @@
 """Elections with sealed ballots, which the server forwards but cannot read.
 
-The vote is that of election.py with form=ballots (Sohn et al., NeurIPS 2020). The code must be deterministic with b = (n − 1)/2. Then every
-row contains all partitions, and honest votes reveal no more than the result. docs/explanation/elections.md specifies the protocol, and
-privacy/ballots.py has the cryptography.
+Voters vote as in election.py with form=ballots (Sohn et al., NeurIPS 2020). The code must be `deterministic` with b = (n − 1)/2 for n
+seats. Then every voter counts all partitions, and honest votes reveal no more than the result. docs/explanation/elections.md specifies the
+protocol, and privacy/ballots.py has the cryptography.
 
 Glossary:
 
@@ -17,16 +17,17 @@ Glossary:
 
 The phases of a round:
 
-    cards     Clients train. Each voter sends a card for every sender of its row. It makes no card for a sender whose announced public key
-              differs from the key that the voter knows; the server then excludes the voter or the sender from the round.
+    cards     Clients train. Each voter sends a card (one-time public key) for every sender of its row, except for senders whose
+              announced public key differs from the key that the voter knows. If keys differ, the server excludes the
+              voter or the sender from the round.
     ballots   Each sender seals its ballot for the voters whose cards the server forwards.
     tally     Each voter opens the ballots of its row, votes on them, and complains about those that do not open. The server judges the
               complaints.
     recount   Only if a complaint is proven: a second vote without the ballots of the convicted senders.
 
-Both sides check every signature. Every row must contain every client once, because a vote would reveal a ballot with a larger weight. A
-client answers each phase of a round only once, even if the server asks again: votes on several sets of ballots would reveal the ballots,
-and a sender that signed two ballots for one slot would count as Byzantine.
+Server and clients check every signature. Every row must contain every client once, because a vote would reveal a ballot with a larger
+weight. A client answers each phase of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the
+ballots, and a sender that signed two ballots for one slot would count as Byzantine.
 """
 
 import re
@@ -93,14 +94,14 @@ ANSWERED = "answered/"  # prefix of a mark for each answered phase
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
     """Return the terms of a round: a digest, 32 hexadecimal digits, of everything that determines how clients train.
 
-    All clients must train with the same terms. Otherwise a server could make the ballots of all clients but one predictable, for example
-    with lr=0, and read the remaining ballot from the votes.
+    All clients must train with the same terms. With different terms, a server could make the ballots of all clients but one predictable,
+    for example with lr=0, and read the remaining ballot from the votes.
     """
     return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
 
 
 def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
-    """Return the reason why the ballots of these senders are too few for a vote of a row, "" if they suffice."""
+    """Return the reason why the ballots of these senders are too few for a vote on the row; "" if they suffice."""
     partitions = sum(not set(part.clients).isdisjoint(senders) for part in row.partitions)
     if partitions >= MIN_PARTITIONS:
         return ""
@@ -121,16 +122,16 @@ class Proof:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Proof":
-        """Return the proof in `data`. Raises ProtocolError if it is cut off."""
+        """Return the proof in `data`. Raises ProtocolError if `data` is too short."""
         if len(data) < PROOF.size:
-            raise ProtocolError("a proof against a client is cut off")
+            raise ProtocolError("the server's proof against a client is cut off and proves nothing")
         voter, card, private = PROOF.unpack_from(data)
         return cls(voter, card, private, data[PROOF.size :])
 
     def is_valid(
         self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
     ) -> bool:
-        """Return whether the ballot does not open with the card. `voter`, `sender`: their public keys.
+        """Return whether the proof is correct: the ballot does not open with the card. `voter`, `sender`: public keys.
 
         Raises ProtocolError for a card or a ballot that was not signed for this slot.
         """
@@ -141,46 +142,49 @@ class Proof:
 
 
 def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
-    """Return the bytes with which a vote starts. `complaints`: by sender, the private key of the voter's card."""
+    """Return the bytes of a voter's complaints, which precede its vote. `complaints`: sender → private key of the voter's card."""
     return COUNT.pack(len(complaints)) + b"".join(
         COMPLAINT.pack(sender, private) for sender, private in complaints.items()
     )
 
 
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
-    """Split an answer into its complaints, (sender, private key of the voter's card), and the frame of the vote. Raises FrameError."""
+    """Split a voter's answer into complaints, pairs (sender, private key of the voter's card), and the vote's frame. Raises FrameError."""
     if len(frame) < COUNT.size:
-        raise FrameError("a vote is cut off")
+        raise FrameError("a vote is cut off before its complaints")
     (count,) = COUNT.unpack_from(frame)
     end = COUNT.size + count * COMPLAINT.size
     if len(frame) < end:
-        raise FrameError("the complaints of a vote are cut off")
+        raise FrameError("a vote is cut off within its complaints")
     return list(COMPLAINT.iter_unpack(frame[COUNT.size : end])), frame[end:]
 
 
 def attempt_of(announced: Mapping[str, bytes]) -> bytes:
-    """Return the announced attempt [16 bytes]. Raises ProtocolError."""
+    """Return the 16 bytes of the attempt, the random name of a server start, from announcements. Raises ProtocolError."""
     attempt = announced.get(ATTEMPT, b"")
     if not re.fullmatch(rb"[0-9a-f]{32}", attempt):
         raise ProtocolError(
-            "the name of the attempt is not 32 hexadecimal digits; both sides need the same version of fedcomp"
+            "the announced name of the attempt is not 32 hexadecimal digits; server and client need the same version of fedcomp"
         )
     return bytes.fromhex(attempt.decode())
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client in an announced name: `prefix` and a decimal number without leading zeros. Raises ProtocolError for other names."""
+    """Return the client id in the name of an announcement, which is `prefix` and a number without leading zeros.
+
+    Raises ProtocolError for other names.
+    """
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
-            f"the server announces the name {ascii(name)[:60]}, which is not that of a client"
+            f"the server's announcement has the name {ascii(name)[:60]}, which is not that of a client, a decimal number"
         )
     return int(text)
 
 
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the announced row. Raises ProtocolError unless it has an odd number of partitions and contains this client.
+    """Return the announced row. Raises ProtocolError unless the row contains this client and an odd number of partitions, at least three.
 
-    The sizes of the partitions must differ by at most one client. Otherwise senders in small partitions would have a larger weight.
+    The sizes of the partitions must differ by at most one client, since senders in small partitions would have a larger weight.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
@@ -193,8 +197,8 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
         or row.client not in row.senders
     ):
         raise ProtocolError(
-            f"the row of the code does not count all clients equally in an odd number of at least {MIN_PARTITIONS} partitions; "
-            "a vote on it would reveal ballots"
+            f"the announced row does not count all clients equally in an odd number of at least {MIN_PARTITIONS} partitions; "
+            "a vote on this row would reveal ballots"
         )
     return row
 
@@ -215,8 +219,8 @@ class SealedElectionClient(ClientAlgorithm):
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
         """Return whether the assignment belongs to the first phase of a round.
 
-        In addition to the errors of the base class, raises ProtocolError if the announced terms differ from those of the assignment, and if
-        the client has already signed this round in the announced attempt.
+        Also raises ProtocolError if the announced terms differ from those of the assignment, and if the client has already signed this
+        round in the announced attempt.
         """
         if not super().starts_round(assignment, state):
             return False
@@ -224,7 +228,8 @@ class SealedElectionClient(ClientAlgorithm):
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
         if announced.get(TERMS) != terms.encode():
             raise ProtocolError(
-                "the server makes this client train with another model or other options than it announces to all clients"
+                "the server makes this client train with another model or other options than it announces to all clients, "
+                "which could reveal ballots"
             )
         if state is not None:
             _check_attempt(state, attempt_of(announced), a.round)
@@ -243,7 +248,7 @@ class SealedElectionClient(ClientAlgorithm):
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vote of the tally or the recount; None to send a ballot, or complaints without a vote."""
+        """Return the vote in phase `tally` or `recount`. Return None in phase `ballots`, and for complaints without a vote."""
         self._start_phase(values, context)
         if context.phase == BALLOTS:
             return None
@@ -275,20 +280,20 @@ class SealedElectionClient(ClientAlgorithm):
         return complaints + (memory.propose(update, seed=seed, context=context) or b"")
 
     def slot(self, context: Context, sender: int) -> Slot:
-        """Return the slot of a sender's ballot in this round."""
+        """Return the slot (identity) of a sender's ballot in this round."""
         attempt = attempt_of(context.announced).hex()
         terms = context.announced.get(TERMS, b"").decode("ascii", "replace")
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Mark a phase after the first one as answered.
+        """Mark a phase, other than the first, as answered.
 
         Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was already answered.
-        (If an assignment is repeated before the next phase, the session repeats the stored answer without calling this method.)
+        A repeated assignment does not reach this method, since the session repeats the stored answer.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
-                f"the server asks for phase '{context.phase}' of another attempt than that in which this client started the round"
+                f"the server asks for phase '{context.phase}' of another attempt (server start) than the one that began this round"
             )
         if values.get(TERMS) != context.announced.get(TERMS):
             raise ProtocolError(
@@ -303,7 +308,7 @@ class SealedElectionClient(ClientAlgorithm):
     def _cards(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
-        """Store the ballot and the private keys of the cards. Return one card for each sender of the row, ascending."""
+        """Store this client's ballot and the private keys of its cards. Return one card for each sender of the row, ascending."""
         assert update is not None  # the first phase has an update
         (error,) = nonfinite_errors(update[None], memory.layout, "the update")
         if error is not None:
@@ -340,13 +345,13 @@ class SealedElectionClient(ClientAlgorithm):
                 continue
             if (voter := client_number(name)) not in row.senders:
                 raise ProtocolError(
-                    f"the server asks for a ballot sealed for client {voter}, which is not in the row that it announced"
+                    f"the server asks for a ballot sealed for client {voter}, which is not in the announced row"
                 )
             voters[voter] = card_key(card, slot, voter, _verifier(values, voter, context))
         return seal(_value(values, BITS, context), slot, voters, signer)
 
     def _open_ballots(self, memory: Memory, values: Values, context: Context) -> None:
-        """Store the announced ballots that open, and complaints about those that do not."""
+        """Store the announced ballots that this voter can open (decrypt), and complaints about those that it cannot."""
         row, complaints = _row(values, context), {}
         for sender in row.senders:
             if (name := str(sender)) not in context.announced:
@@ -371,7 +376,7 @@ class SealedElectionClient(ClientAlgorithm):
             verify = _verifier(values, sender, context)
             if not proof.is_valid(self.slot(context, sender), verifier(key), verify):
                 raise ProtocolError(
-                    f"the server excludes client {sender} with an invalid proof against that client"
+                    f"the server excludes client {sender} with an invalid proof of a bad ballot"
                 )
             values.pop(f"{BALLOT_OF}{sender}", None)
 
@@ -388,7 +393,10 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 
 
 def signed_attempts(state: RoundState | None) -> list[bytes]:
-    """Return the attempts of the run in which a client has signed, the newest last. It signs each round of an attempt once."""
+    """Return the attempts (server starts) of the run in which a client has signed, the newest last.
+
+    Each round of an attempt is signed once.
+    """
     known = state.values.get(ATTEMPTS, b"") if state else b""
     return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
 
@@ -403,7 +411,7 @@ def pack_signed(state: RoundState | None) -> bytes:
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return the round state of a client that returns to a run. It holds only the round and the attempts of the record."""
+    """Return a client's round state when it returns to a run. The state holds only the round and the attempts of the record."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
@@ -412,22 +420,22 @@ def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
     known = signed_attempts(state)
     if known and known[-1] == attempt and round <= state.round:
         raise ProtocolError(
-            f"the server asks for round {round} of an attempt, but this client has already signed round {state.round} of it"
+            f"the server asks for round {round}, but since the server's start (attempt) this client has already signed round {state.round}"
         )
     if attempt in known[:-1]:
         raise ProtocolError(
-            "the server repeats an earlier attempt of this run; a new attempt needs a new name"
+            "the server repeats the name of an earlier attempt of this run; each start of the server needs a new name"
         )
     if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
         raise ProtocolError(
-            f"this is attempt {len(known) + 1} of the run, but at most {MAX_ATTEMPTS} are allowed; give the run a new name"
+            f"this is attempt {len(known) + 1} of the run (server start), but at most {MAX_ATTEMPTS} are allowed; give the run a new name"
         )
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
     """Return the bits of a ballot, with padding set to zero. Raises UnopenableBallot for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
-        raise UnopenableBallot(f"a ballot of {len(packed)} bytes is not for {numel} coordinates")
+        raise UnopenableBallot(f"a ballot of {len(packed)} bytes does not fit {numel} coordinates")
     mask = 0xFF << -numel % 8
     return packed[:-1] + bytes(last & mask for last in packed[-1:])
 
@@ -498,10 +506,10 @@ class SealedRound:
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the clients to exclude because some voters do not know the announced key of a sender, with the reasons.
+        """Return the clients to exclude if some voters do not know the announced key of a sender: client → reason.
 
-        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. Otherwise the
-        voters that do not know the key are excluded.
+        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. If at most
+        `f` voters do not know the key, these voters are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
@@ -524,7 +532,7 @@ class SealedRound:
         return too_few_ballots(row, set(senders) - self.proofs.keys())
 
     def check_frame(self, phase: str, client: int, frame: bytes) -> None:
-        """Store the cards or the ballot in a frame. Raises FrameError for a frame that no honest client sends."""
+        """Check a client's frame, and store its cards or ballot. Raises FrameError for a frame that no honest client sends."""
         try:
             if phase == CARDS:
                 self._store_cards(client, frame)
@@ -536,7 +544,7 @@ class SealedRound:
             raise FrameError(str(error)) from error
 
     def judge(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Return the convicted clients, with the reasons: senders of ballots that do not open, and voters with unjustified complaints."""
+        """Return the convicted clients, with reasons: senders of ballots that do not open, and voters that complained without cause."""
         convicted: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]
@@ -559,7 +567,7 @@ class SealedRound:
         return convicted
 
     def _proof(self, voter: int, sender: int, private: bytes) -> Proof | None:
-        """Return the proof that follows from a complaint, None if the complaint is not justified."""
+        """Return the proof that follows from a complaint; None if the complaint is not justified."""
         card, ballot = self.cards.get((voter, sender)), self.ballots.get(sender)
         if not card or not ballot:
             return None
@@ -568,7 +576,7 @@ class SealedRound:
         return proof if proof.is_valid(self._slot(sender), *keys) else None
 
     def _cards_for(self, sender: int) -> list[tuple[int, bytes]]:
-        """Return the cards to forward to a sender: (voter, card)."""
+        """Return the cards to forward to a sender, as pairs (voter, card)."""
         return [
             (voter, card)
             for (voter, other), card in self.cards.items()
@@ -579,7 +587,7 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(
-                f"a frame of {len(frame)} bytes does not hold the cards for {len(senders)} ballots"
+                f"a frame of {len(frame)} bytes does not have the size of {len(senders)} cards, one for each sender"
             )
         parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
         cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}
@@ -591,10 +599,14 @@ class SealedRound:
     def _store_ballot(self, sender: int, frame: bytes) -> None:
         sealed = SealedBallot.read(frame, self._slot(sender), verifier(self.key(sender)))
         if sealed.size != (self.numel + 7) // 8:
-            raise FrameError(f"a ballot of {sealed.size} bytes is not for {self.numel} coordinates")
+            raise FrameError(
+                f"a ballot of {sealed.size} bytes does not fit {self.numel} coordinates"
+            )
         forwarded = {voter: card[:KEY] for voter, card in self._cards_for(sender)}
         if {voter: public for voter, (public, _) in sealed.wraps.items()} != forwarded:
-            raise FrameError("the ballot is not sealed for exactly the cards that were forwarded")
+            raise FrameError(
+                "the ballot is not sealed for exactly the voters whose cards the server forwarded"
+            )
         self.ballots[sender] = frame
 
     def _slot(self, sender: int) -> Slot:

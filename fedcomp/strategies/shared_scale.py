@@ -8,7 +8,7 @@ scaler sharing.
 
 Ternary values of one scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip and increases the
 variance, since s is the largest scale. A client that reports a huge scale makes all nonzero values rare and large. With the codec's scope
-@layer, as in the paper, each tensor has a scale. The default downlink, `identity`, does not compress the update again.
+@layer, as in the paper, each tensor has a scale. The default downlink, `identity`, sends the update uncompressed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ UPDATE = "update"  # name of the update in RoundState.values
 
 
 class SharedScaleClient(ClientAlgorithm):
-    """Client half: send the scale of the update in the first phase, and the update in the shared scale in the second."""
+    """Client half: send the scale of the update in the first phase, and the ternary update with the shared scale in the second."""
 
     one_by_one: ClassVar[bool] = True
 
@@ -71,13 +71,13 @@ class SharedScaleClient(ClientAlgorithm):
 
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
-    """Return the scale of each section of x [numel]: one, or one per tensor for a codec @layer."""
+    """Return the scales of x [numel]: one per tensor for a codec with scope @layer, else one for the whole vector."""
     spans = codecs.spans(ternary, layout or Layout.flat(x.numel()))
     return [ternary.unscoped.scale(x[span]) for span in spans]
 
 
 class SharedScale(Average):
-    """The weighted mean of ternary updates in the shared scale."""
+    """The weighted mean of ternary updates that have a shared scale."""
 
     name: ClassVar[str] = "shared-scale"
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (TernGrad,)
@@ -126,7 +126,7 @@ class SharedScale(Average):
         return Aggregation()
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
-        """Return the update if all its values are 0 or ± the announced scales, else an error."""
+        """Return the update if all its values are 0 or ± the announced scale of their tensor, else an error."""
         if isinstance(update, FrameError):
             return update
         for span, scale in zip(self.spans, self.scales, strict=True):

@@ -5,14 +5,14 @@ Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distr
     phase sketch   client i sends the sketch S(vᵢ);  the server announces the candidates: the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ
     phase values   client i sends vᵢ at the candidates;  the update is the k largest values of the weighted mean at the candidates, else 0
 
-Momentum and the unsent vector vᵢ stay in the clients' memory `sketched`. `returned_frame` tells this memory which candidates were dropped.
-The frame marks the dropped ones among the P·k candidates, is the same for all clients, and takes about 3.3 bits per kept coordinate for
-P = 4. The memory cannot learn this from the broadcast: the downlink may drop coordinates, and an absent client may get the model without
-the broadcast of its round.
+Momentum and the unsent vector vᵢ stay in the clients' memory `sketched`. The frame of `returned_frame` tells this memory which of the P·k
+candidates were dropped. This frame is the same for all clients, and takes about 3.3 bits per kept coordinate for P = 4. The memory cannot
+learn the dropped candidates from the broadcast: the downlink may drop coordinates, and an absent client may get the model without the
+broadcast of its round.
 
-k and P are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a sketch, and a number of
-candidates in proportion to its size. The default downlink, `topk` with this k, sends the update without loss. Unlike in the paper, the
-counted bytes include positions: those of the candidates, of the dropped candidates, and of the broadcast.
+k (`density`) and P (`candidates`) are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a
+sketch, and a number of candidates in proportion to its size. The default downlink, `topk` with this k, sends the update without loss.
+Unlike in the paper, the counted bytes include positions: those of the candidates, of the dropped candidates, and of the broadcast.
 """
 
 import math
@@ -81,7 +81,7 @@ class SketchedSGD(Average):
         own, uplink_density = self.options.density, self.uplink.density
         if uplink_density not in (Sketch.density, own):
             raise ConfigError(
-                f"--strategy {self.name} has density={own:g}, and its --uplink density={uplink_density:g}; "
+                f"--strategy {self.name} has density={own:g}, but --uplink has density={uplink_density:g}; "
                 f"give --strategy {self.name}:density={uplink_density:g}"
             )
 
@@ -126,7 +126,7 @@ class SketchedSGD(Average):
         return self._returned if accepted.update is not None else b""
 
     def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
-        """Return the positions of the largest estimates of the weighted mean."""
+        """Return the candidates: the positions of the largest estimates of the weighted mean."""
         mean = torch.zeros(self.layout.numel, dtype=torch.float32)
         weighted = self.weighted_updates(accepted)
         # Weights are halved so that the sum cannot overflow.
@@ -135,7 +135,7 @@ class SketchedSGD(Average):
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:
-    """Return a frame that marks these positions among numel coordinates."""
+    """Return a frame that marks `positions` among `numel` coordinates."""
     marked = torch.zeros(numel, dtype=torch.float32)
     marked[torch.from_numpy(positions)] = 1
     return MARKS.encode(marked)

@@ -8,10 +8,10 @@ Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication e
     momentum on the client   x_i is replaced by the momentum of the memory `signum` (the papers' Signum)
     weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without it (ICLR 2019, algorithm 1)
 
-x_i is the update of client i. η is `lr`, the learning rate of local SGD, since a vote has no length of its own. The sign of a zero of x_i
-is random, keyed by the client, so that the signs of different clients cancel. Ties are broken at random, keyed by (seed, round,
-coordinate). In even cohorts, these random signs cost 2 to 3 points of accuracy compared with no step in coordinates with a tie, so cohorts
-should be odd. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and
+x_i is the update of client i. η is `lr`, the learning rate of local SGD, since a vote has no length of its own. A zero in x_i gets a random
+sign, keyed by the client, so that the random signs of different clients cancel. Ties are broken at random, keyed by (seed, round,
+coordinate). Cohorts should be odd: in even cohorts, breaking ties at random costs 2 to 3 points of accuracy compared with no step in tied
+coordinates. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and
 the vote ignores the scales of `efsign`. The default downlink, `efsign`, sends ±η without loss.
 
 The suspicion of a client is the fraction of all its votes so far that lost by a margin of at least half of the voters.
@@ -117,7 +117,7 @@ class Vote(RoundStrategy):
     def _tally(
         self, ballots: Mapping[int, np.ndarray | bytes], updates: RoundUpdates
     ) -> np.ndarray:
-        """Return the packed majority of `ballots`, packed signs by client. Count the votes of each client that lost by a wide margin."""
+        """Return the packed majority of `ballots`, client → packed signs. For each client, count its votes that lost by a wide margin."""
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
         _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
@@ -129,11 +129,11 @@ class Vote(RoundStrategy):
         return result
 
     def _is_judged(self, client: int) -> bool:
-        """Return whether the votes of this client count for its suspicion."""
+        """Return whether the votes of this client count for its suspicion (fraction of lost votes)."""
         return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
-        """Write the step for a packed majority to `into` [numel]."""
+        """Write the step of the model for a packed majority to `into` [numel]."""
         numel, lr = self.layout.numel, self.config.lr * self.schedule.rate(updates.round)
         largest = max(map(abs, updates.weights.aminmax())) if numel else 0.0
         if not float(largest) + lr * self.config.server_lr <= LARGEST:
@@ -176,9 +176,9 @@ class Vote(RoundStrategy):
 
 
 def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
-    """Return the majority, ±1 [n], of ±1 votes [voters, n], as a tensor or an array of the type of `votes`.
+    """Return the majority, ±1 [n], of ±1 votes [voters, n]: a tensor or an array, with the type of `votes`.
 
-    Ties are broken at random, keyed by (seed, coordinate). Raises ConfigError for votes of another shape, or other than ±1.
+    Ties are broken at random, keyed by (seed, coordinate). Raises ConfigError for votes of another shape, and for values other than ±1.
     """
     cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
     if cast.ndim != 2 or len(cast) == 0:
@@ -195,7 +195,7 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
 
 
 def even_cohort(clients: int) -> str:
-    """Return a warning about an even cohort of a majority vote, "" for an odd or unknown (0) number of clients."""
+    """Return a warning that majority votes of an even cohort have ties; "" for an odd or unknown (0) number of clients."""
     if clients % 2 or not clients:
         return ""
     return (

@@ -29,7 +29,7 @@ _TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
 
 
 def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
-    """Return all named tasks, including those of other packages: name → function that makes the Task from the data folder or None."""
+    """Return all named tasks, including those of other packages: name → function from the data folder or None to the Task."""
     return {name: partial(load, name) for name in _TASKS}
 
 
@@ -37,7 +37,7 @@ OBJECT = "object:"  # prefix of the task's name in a run's options if the task w
 
 
 def load(name: str, data: Path | None = None) -> Task:
-    """Return the task that `--task` names. The task's data is read on first use, and a missing data folder is an error only then.
+    """Return the task that `--task` names. The task's data is read on first use, so a missing data folder is an error only then.
 
     Raises TaskError for an unknown name, for a file without the task, and for a task that was given as a Python object.
     """

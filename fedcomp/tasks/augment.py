@@ -1,7 +1,7 @@
 """Augmentation: random changes of training examples.
 
-The random numbers depend only on (seed, round, client) and are drawn on the CPU, so that a client trains on the same examples in every
-engine and on every device. Each example has its own random numbers, so that the examples of many clients can be augmented at once.
+The random numbers depend only on (seed, round, client) and are drawn on the CPU, so that a client trains on the same examples with every
+training engine and on every device. Each example has its own random numbers, so that the examples of many clients can be augmented at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ class Augmentation:
     """The augmentation of a task's examples.
 
     `draw(generator, count)` returns the random numbers for `count` examples, an array [count, ...]. `apply(inputs, drawn)` returns the
-    augmented inputs, with the shape and dtype of `inputs` [b, ...]. `drawn` [b, ...] holds the random numbers of each example, on the same
-    device. `apply` must not change its arguments.
+    augmented inputs, with the shape and dtype of `inputs` [b, ...]. `drawn` [b, ...] holds the random numbers of each example, on the
+    device of `inputs`. `apply` must not change its arguments.
     """
 
     draw: Callable[[np.random.Generator, int], np.ndarray]

@@ -48,29 +48,30 @@ class Task:
             test=(points[:400], inside[:400]),
         )
 
-    `model()` returns a module with the same parameters on every call. It may draw from the global generators of torch, numpy and random,
-    which fedcomp seeds, so that server and clients build the same initial weights. `model` may also be a module. The initial model is then
-    a copy of this module with its current weights.
+    `model()` returns a module with the same parameters on every call. `model()` may draw from the global generators of torch, numpy and
+    random, which fedcomp seeds, so that server and clients build the same initial weights. `model` may also be a module. The initial model
+    is then a copy of this module with its current weights.
 
-    `train` and `test` are a fedcomp Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset (both
-    are read batch by batch), a list or dict with one of these for each client, or a function that returns one of these. `test` may be
-    None: the model can then be evaluated on clients only (--evaluate clients). If a batch is a tuple, its inputs are passed to the model
-    by position; if it is a dict, by keyword. `target` is the key of the targets in a dict. `collate(items) → batch` is the `collate_fn` of
-    `torch.utils.data.DataLoader`.
+    `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data means a fedcomp
+    Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. `test`
+    may be None: the model can then be evaluated on clients only (--evaluate clients). If a batch is a tuple, its inputs are passed to the
+    model by position; if it is a dict, by keyword. `target` is the key of the targets in a dict. `collate(items) → batch` is the
+    `collate_fn` of `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
-    model's output if there is one, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive
-    the logits as outputs. `accuracy(outputs, targets)` returns a fraction in 0..1; `accuracy` is None for a regression. `metrics` maps
-    names to functions that compute further metrics. Each of these functions is called once per evaluation, with the outputs and targets of
-    the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
+    model's output, if any, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive the logits
+    as outputs. `accuracy(outputs, targets)` returns a fraction in 0..1; `accuracy` is None for a regression. `metrics` maps names to
+    functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and targets of the whole
+    test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
-    training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. Both return a dict of numbers with
-    at least "loss". The number "examples" of `train_fn` is the weight of the update if updates are weighted by examples. Other numbers
-    are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
+    training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. `train_fn` and `evaluate_fn`
+    return a dict of numbers with at least the key "loss". If updates are weighted by examples, the weight is the number "examples" that
+    `train_fn` returns. Other numbers in the returned dict are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients,
+    `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
-    be called with the arguments above.
+    be called with the arguments shown above.
     """
 
     name: str
@@ -116,8 +117,8 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        The entries of a dict are keyword arguments. The targets are also passed if the task has no loss of its own and `forward` has an
-        argument with the name of the targets, so that the model can compute `.loss`.
+        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss` and `forward` has an argument with
+        the key of the targets, the targets are passed too, so that the model can compute `.loss`.
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
@@ -129,13 +130,13 @@ class Task:
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the loss of a batch: by the task's `loss`, `.loss` of the outputs, or the cross-entropy."""
+        """Return the loss of a batch: by the task's `loss`, else `.loss` of the outputs, else the cross-entropy."""
         if self.returns_loss(outputs):
             return outputs.loss
         return self.criterion(predictions(outputs), targets)
 
     def returns_loss(self, outputs: Any) -> bool:
-        """Return whether the loss is `.loss` of a model's outputs."""
+        """Return whether the model computes the loss, as the attribute `.loss` of its outputs."""
         return self.loss is None and getattr(outputs, "loss", None) is not None
 
     @property
@@ -145,7 +146,7 @@ class Task:
 
 
 def predictions(outputs: Any) -> Any:
-    """Return `.logits` of a model's outputs if they have it, else the outputs."""
+    """Return the attribute `.logits` of a model's outputs if they have one, else the outputs."""
     return getattr(outputs, "logits", outputs)
 
 
@@ -157,7 +158,7 @@ def forward_takes(model: Any, name: str) -> bool:
 
 
 def _accepts(function: Callable[..., Any], count: int) -> bool:
-    """Return whether a function accepts `count` positional arguments. Return True if its signature is unknown."""
+    """Return whether a function accepts `count` positional arguments. Return True if the function's signature is unknown."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except ValueError:  # a built-in function without a signature
@@ -173,7 +174,7 @@ def _signature(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
-    """Return a decorator that registers a function as `--task NAME`. The function makes the Task from the data folder or None."""
+    """Return a decorator that registers a function as `--task NAME`. The function takes the data folder or None and returns the Task."""
 
     def register(function: TaskFunction) -> TaskFunction:
         vars(function)["name"] = name
@@ -185,7 +186,7 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
 def initial_model(task: Task, seed: int) -> nn.Module:
     """Return the task's model with its initial weights, on the CPU. The weights are the same on the server and on all clients.
 
-    The states of the global generators do not change.
+    The states of the global random generators do not change.
     """
     from ..seeds import key
 
@@ -211,10 +212,10 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files `find(folder / name)`, or `find(folder)` if the first call finds none.
+    """Return the files that `find` finds in `folder / name`, or else in `folder`.
 
-    Raises DataError, which names --data, if there are no files or they cannot be read. `missing`: names of the files, for this error.
-    `contents`: description of a complete folder, for this error.
+    Raises DataError, which names --data, if there are no files or they cannot be read. In the error, `missing` names the files, and
+    `contents` describes a complete folder.
     """
     if folder is None:
         raise DataError(
@@ -222,7 +223,9 @@ def find_files(
         )
     try:
         if not folder.is_dir():
-            raise DataError(f"--data {folder} is not a folder; give one that contains {contents}")
+            raise DataError(
+                f"--data {folder} is not a folder; give a folder that contains {contents}"
+            )
         for place in (folder / name, folder):
             if files := find(place):
                 return files

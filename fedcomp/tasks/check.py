@@ -42,12 +42,13 @@ def check(
     test: Examples | None = None,
     augment: bool = False,
 ) -> Layout:
-    """Check model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1. Return the layout of the model.
+    """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1.
 
-    A metric that fails on two examples is called again on the whole test set. `train` and `test`: the data; None: the task's own. If there
-    is no test data, pass the training data as `test`. Raises TaskError, which names the task, the value that its code returned and the
-    expected value. Raises ConfigError if `augment` is True and the task has no augmentation. A FedcompError that the task's code raises,
-    such as DataError, is passed on unchanged. The state of torch's global generator does not change.
+    Return the layout of the model. A metric that fails on two examples is called again on the whole test set. `train` and `test` replace
+    the task's data unless they are None. If there is no test data, pass the training data as `test`. If a check fails, raises TaskError,
+    which names the task, the value that its code returned and the expected value. Raises ConfigError if `augment` is True and the task has
+    no augmentation. A FedcompError that the task's code raises, such as DataError, is passed on unchanged. The state of torch's global
+    generator does not change.
     """
     if augment and task.augment is None:
         raise ConfigError(
@@ -70,7 +71,7 @@ def check(
 
 
 def layout_of(task: Task) -> Layout:
-    """Return the layout of a task's model, without its data. Raises TaskError for a model that cannot be trained."""
+    """Return the layout of a task's model, without reading its data. Raises TaskError for a model that cannot be trained."""
     with torch.random.fork_rng(devices=[]):
         return Layout.of(_model(task))
 
@@ -78,7 +79,7 @@ def layout_of(task: Task) -> Layout:
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
     """Return the names of buffers that training changes and that are not recalibrated, such as those of spectral normalization.
 
-    Buffers are not sent. In the server's model, these buffers therefore have their initial values. Leaves `model` in eval mode.
+    Buffers are not sent, so the server's model keeps the initial values of buffers that training changes. Leaves `model` in eval mode.
     """
     layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
@@ -95,7 +96,7 @@ def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]
 
 
 def data_of(task: Task, split: str) -> Examples:
-    """Return the task's "train" or "test" data. Raises TaskError if there is none, or if it cannot be read or is not valid."""
+    """Return the task's "train" or "test" data. Raises TaskError if this data is missing, cannot be read or is not valid."""
     data = data_or_none(task, split)
     if data is None and split == "test":
         raise TaskError(
@@ -138,7 +139,7 @@ def _model(task: Task) -> nn.Module:
 
 
 def _have_same_constants(model: nn.Module, other: nn.Module, layout: Layout) -> bool:
-    """Return whether buffers and frozen parameters, which are never sent, are bit-identical."""
+    """Return whether two models have equal buffers and frozen parameters, which are never sent."""
     trained = {entry.name for entry in layout}
     first, second = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
     return first.keys() == second.keys() and all(
@@ -176,7 +177,7 @@ def _check_data(task: Task, split: str, data: Any) -> Examples:
 
 
 def _named_inputs(inputs: Any) -> dict[str, Any]:
-    """Return suffix → input. The suffix names the input in messages, such as "[0]"; it is "" for a single input."""
+    """Return suffix → input. The suffix, such as "[0]", names the input in messages; a single input has the suffix ""."""
     if isinstance(inputs, dict):
         return {f"[{name!r}]": value for name, value in inputs.items()}
     if isinstance(inputs, tuple):
@@ -270,7 +271,7 @@ def _all_outputs(task: Task, model: nn.Module, data: Examples) -> tuple[Any, Any
 def _number(
     task: Task, call: str, function: MetricFunction, outputs: Any, targets: Any, expected: str
 ) -> float:
-    """Return the result of a function as a float. Raises TaskError if it is not one real number."""
+    """Return the result of a metric function as a float. Raises TaskError if the result is not one real number."""
     value = _call(task, call, lambda: function(outputs, targets))
     is_complex = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
     _require(task, not is_complex, call, "a complex number", expected)
@@ -285,8 +286,8 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     shapes = ", ".join(map(_describe, tensors(batch.inputs)))
     if unknown := _unknown_keywords(task, model, batch):
         raise TaskError(
-            f"task '{task.name}': forward of the model has no argument '{unknown[0]}', a key of the batch; rename or drop this key, or, if "
-            f"it holds the targets, give Task(target='{unknown[0]}')"
+            f"task '{task.name}': the batch has a key '{unknown[0]}', but the model's forward has no such argument; rename or drop this "
+            f"key, or, if it holds the targets, give Task(target='{unknown[0]}')"
         )
     outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch))
     predicted = predictions(outputs)
@@ -307,7 +308,7 @@ def _unknown_keywords(task: Task, model: nn.Module, batch: Batch) -> list[str]:
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
-    """Raise TaskError if a label is not the index of an output. With such a label, the cross-entropy would fail in the first round."""
+    """Raise TaskError if a label is not the index of an output. Other labels would make the cross-entropy fail in the first round."""
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets

@@ -112,7 +112,7 @@ def network() -> nn.Module:
 
 @builtin_task("cifar10-vgg11s")
 def vgg11s(data: Path | None) -> Task:
-    """Return the task of VGG11*. Each channel is standardised by its mean and standard deviation."""
+    """Return the task of VGG11*, a narrower VGG11, on CIFAR-10. Each channel is standardised by its mean and standard deviation."""
     read = images(data).per_channel
     return Task(
         "cifar10-vgg11s",
@@ -125,7 +125,7 @@ def vgg11s(data: Path | None) -> Task:
 
 @builtin_task("cifar10-resnet18")
 def resnet18(data: Path | None) -> Task:
-    """Return the task of ResNet-18 with GroupNorm. Each channel is standardised by its mean and standard deviation."""
+    """Return the task of ResNet-18 with GroupNorm on CIFAR-10. Each channel is standardised by its mean and standard deviation."""
     read = images(data).per_channel
     return Task(
         "cifar10-resnet18",

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
         return self._mapped(lambda t: t.to(device))
 
     def split(self, size: int) -> list["Batch"]:
-        """Return batches of `size` examples. The last one may be smaller."""
+        """Return batches of `size` examples. The last batch may be smaller."""
         return [self._part(slice(at, at + size)) for at in range(0, len(self), size)]
 
     def _part(self, rows: slice) -> "Batch":
@@ -52,9 +52,9 @@ class Batch(NamedTuple):
 class Data:
     """Examples in memory.
 
-    `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` are [N, ...]; partitions by class
-    require int64 [N]. `groups` [N] holds the group of each example, such as a user id; the partition `natural` makes one client of each
-    group. `n_clients` is the number of clients if the data was given for each client separately, and 0 if it was given as a whole.
+    `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` is a tensor [N, ...]; partitions
+    by class need int64 [N]. `groups` [N] holds the group of each example, such as a user id; the partition `natural` makes one client of
+    each group. `n_clients` is the number of clients if the data was given for each client separately, and 0 if it was given as a whole.
     """
 
     inputs: Inputs
@@ -76,7 +76,7 @@ class Data:
 
     @property
     def single_input(self) -> Tensor:
-        """The inputs of data with a single input."""
+        """The inputs, which are one tensor."""
         assert isinstance(self.inputs, Tensor)
         return self.inputs
 
@@ -108,7 +108,7 @@ class Data:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
             raise ConfigError(
-                f"--partition natural:column={name}: the task's data has no column '{name}'; give a key of its inputs"
+                f"--partition natural:column={name}: the task's data has no column '{name}'; give a key of the data's inputs"
             )
         return self.inputs[name].cpu().numpy()
 
@@ -121,7 +121,7 @@ class Data:
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the data, compared when a run is resumed: shapes of the inputs, and 16 hex digits of the targets."""
+        """Fingerprint of the data, compared when a run is resumed: shapes of the inputs, and 16 hex digits of a hash of the targets."""
         shapes = map_tensors(self.inputs, lambda t: list(t.shape))
         content = self.targets.cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return f"{shapes} {hashlib.sha256(content).hexdigest()[:16]}"
@@ -209,7 +209,7 @@ class LazyData:
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the data, compared when a run is resumed: its length, and the fingerprint of a Hugging Face Dataset."""
+        """Fingerprint of the data, compared when a run is resumed: the length, and the fingerprint if it is a Hugging Face Dataset."""
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
 
     @staticmethod
@@ -223,8 +223,8 @@ Examples = Data | LazyData
 class DataSource:
     """The `train` or `test` of a Task: data in one of DATA_FORMS, or a function that returns such data.
 
-    Calling a DataSource returns the data as Data or LazyData. A value that is not in one of these forms is returned unchanged, and the
-    check of the task reports it.
+    Calling a DataSource returns the data as Data or LazyData. Values in other forms are returned unchanged, and the check of the task
+    reports them.
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class DataSource:
 def data_from(
     value: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
 ) -> Any:
-    """Convert one of DATA_FORMS to Data or LazyData. Any other value is returned unchanged.
+    """Convert data in one of DATA_FORMS to Data or LazyData. Any other value is returned unchanged.
 
-    float64 arrays become tensors of torch's default type, and integer arrays int64 tensors, as layers and losses require. If the data is a
-    dict or list with the data of each client, it is concatenated, and the keys of the dict or the positions in the list become the groups.
-    Raises ValueError for a client without examples.
+    float64 arrays become tensors of torch's default type, and integer arrays int64 tensors, as layers and losses require. A dict or list
+    with the data of each client is concatenated, and the keys of the dict or the positions in the list become the groups. Raises ValueError
+    for a client without examples.
     """
     if isinstance(value, Data | LazyData):
         return value
@@ -271,7 +271,7 @@ def data_from(
 
 
 def as_batch(collated: Any, target: str = TARGET) -> Batch:
-    """Convert the result of a collate function to a Batch. Raises ValueError unless it is a tuple, a list or a dict."""
+    """Convert the result of a collate function to a Batch. Raises ValueError unless the result is a tuple, a list or a dict."""
     if isinstance(collated, Batch):
         return collated
     if isinstance(collated, Mapping):
@@ -283,7 +283,8 @@ def as_batch(collated: Any, target: str = TARGET) -> Batch:
             return Batch(dict(inputs), targets)
         return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, targets)
     raise ValueError(
-        f"a batch is a {type(collated).__name__}; return items that are pairs (input, target), tuples or dicts, or give the task a collate"
+        f"a batch is a {type(collated).__name__}; items of the dataset must be pairs (input, target), tuples or dicts, or give the task a "
+        "collate function"
     )
 
 
@@ -321,7 +322,7 @@ def concatenate_nested(parts: Sequence[Any]) -> Any:
     if first is None:
         return None
     raise TypeError(
-        f"metrics need outputs and targets that are tensors, not {type(first).__name__}"
+        f"metrics need outputs and targets that are tensors, not {type(first).__name__}; return tensors, or tuples or dicts of tensors"
     )
 
 
@@ -338,9 +339,9 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
-    """Return a text such as "NaN or infinity in 7 of 400 examples", about the examples `rows` or all examples.
+    """Return a text such as "NaN or infinity in 7 of 400 examples", about the examples `rows`, or about all if `rows` is None.
 
-    Return "" if all values are finite. LazyData is not examined: the result is "".
+    Return "" if all values are finite, and for LazyData, which is not examined.
     """
     if not isinstance(data, Data):
         return ""
@@ -367,12 +368,15 @@ class _Pairs(Dataset[Any]):
 
 
 def _concatenate(parts: dict[Any, Any]) -> Any:
-    """Concatenate the data of clients. `parts`: client → data. If one value is not data, return this value, for the check of the task."""
+    """Concatenate the data of clients.
+
+    `parts`: client → data. If a value is not data, return this value, which the check of the task then reports.
+    """
     by_client = list(parts.values())
     if not by_client or not all(isinstance(part, Data | LazyData) for part in by_client):
         return next((part for part in by_client if not isinstance(part, Data | LazyData)), parts)
     if empty := [name for name, part in parts.items() if not len(part)]:
-        raise ValueError(f"client {empty[0]!r} has no examples; leave it out")
+        raise ValueError(f"client {empty[0]!r} has no examples; leave the client out")
     groups = np.repeat(np.array(list(parts)), [len(part) for part in by_client])
     if all(isinstance(part, Data) and part.has_single_input for part in by_client):
         return Data(
@@ -400,7 +404,7 @@ def _slices(count: int, size: int) -> list[slice]:
 
 
 def _is_hugging_face(value: Any) -> bool:
-    """Return whether an object is a Hugging Face Dataset, by its attributes; the library is not imported."""
+    """Return whether an object has the attributes of a Hugging Face Dataset, without importing the library."""
     return all(hasattr(value, name) for name in ("column_names", "with_format", "select"))
 
 
@@ -428,7 +432,7 @@ def _stack_column(name: str, column: Any) -> Tensor:
         return default_collate(list(map(torch.as_tensor, column)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"column '{name}' cannot be stacked ({str(error).splitlines()[0]}); drop it, or give the task a collate"
+            f"column '{name}' cannot be stacked ({str(error).splitlines()[0]}); drop the column, or give the task a collate function"
         ) from error
 
 

@@ -48,14 +48,14 @@ def network() -> nn.Module:
 
 @builtin_task("mnist-logreg")
 def logreg(data: Path | None) -> Task:
-    """Return the task of logistic regression. Each pixel is standardised by its own mean and standard deviation."""
+    """Return the task of logistic regression on MNIST. Each pixel is standardised by its own mean and standard deviation."""
     read = images(data).per_pixel
     return Task("mnist-logreg", linear, partial(read, "train"), partial(read, "test"))
 
 
 @builtin_task("mnist-logreg-global")
 def logreg_global(data: Path | None) -> Task:
-    """Return the task of logistic regression. All pixels are standardised by one mean and standard deviation."""
+    """Return the task of logistic regression on MNIST. All pixels are standardised by one mean and standard deviation."""
     read = images(data).per_dataset
     return Task("mnist-logreg-global", linear, partial(read, "train"), partial(read, "test"))
 

@@ -5,9 +5,9 @@ DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself; 
 image: struct<bytes: binary, path: string>         a PNG or JPEG file; the column is `img` in cifar10
 label: int64                                       0..9
 
-The cache is a folder of .npy files: FEDCOMP_CACHE if it is set, else ~/.cache/fedcomp. The name of a cached file contains a hash of the
-paths, sizes and modification times of its source files, so that changed sources are decoded again. If the folder cannot be written, the
-arrays are decoded in every run.
+The cache is a folder of .npy files: the environment variable FEDCOMP_CACHE if it is set, else ~/.cache/fedcomp. The name of a cached file
+contains a hash of the paths, sizes and modification times of its source files, so that changed sources are decoded again. If the cache
+folder cannot be written, the arrays are decoded in every run.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ Arrays = tuple[np.ndarray, ...]
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the cache; None without FEDCOMP_CACHE and without a home directory."""
+    """Return the folder of the cache; None if FEDCOMP_CACHE is not set and there is no home directory."""
     try:
         return Path(
             os.environ.get("FEDCOMP_CACHE") or Path.home() / ".cache" / "fedcomp"
@@ -47,9 +47,9 @@ def cached_arrays(
     decode: Callable[[], Arrays],
     is_valid: Callable[[Arrays], bool],
 ) -> Arrays:
-    """Return the arrays of `decode()`, one per name, from the cache if it has them and `is_valid` accepts them, else by a call of `decode`.
+    """Return the arrays of `decode()`, one per name. `decode` is called only if the cache has no arrays that `is_valid` accepts.
 
-    Arrays from the cache are mapped read-only from disk. `key`: the options of `decode`, which are part of the hash in the names of the
+    Arrays from the cache are mapped read-only from disk. `key` states the options of `decode` and enters the hash in the names of the
     cached files.
     """
     folder = cache_folder()
@@ -139,7 +139,7 @@ class ImageDataset:
             ) from error
 
     def data_folder(self) -> Path:
-        """Return the folder that contains the files."""
+        """Return the folder that contains the parquet files."""
         return self._files("train")[0].parent
 
     def per_pixel(self, split: str) -> Data:
@@ -201,7 +201,7 @@ class ImageDataset:
         return images, labels
 
     def _columns(self, file: Path) -> tuple[list[bytes | None], np.ndarray]:
-        """Return the encoded images and the labels of a file. Raises DataError if they do not have the schema."""
+        """Return the encoded images and the labels of a file. Raises DataError if the file does not have the schema of the data set."""
         try:
             import pyarrow as pa
             from pyarrow import compute, parquet
@@ -254,7 +254,7 @@ class ImageDataset:
                 columns = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
                 raise DataError(
                     f"--data {file}: {self.dataset} needs a column {name} ({kind}), but the columns are {columns}; "
-                    f"give the hub's {self.dataset} as parquet"
+                    f"give {self.dataset} from the Hugging Face hub as parquet"
                 )
 
     def _image(self, data: bytes | None, where: str) -> np.ndarray:
@@ -278,7 +278,7 @@ class ImageDataset:
                 f"{where} cannot be decoded as PNG or JPEG; replace the file with a complete copy"
             ) from error
         raise DataError(
-            f"{where} has {size} pixels, but {self.dataset} needs {width} x {height}; give the hub's {self.dataset}"
+            f"{where} has {size} pixels, but {self.dataset} needs {width} x {height}; give {self.dataset} from the Hugging Face hub"
         )
 
 
@@ -298,9 +298,9 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The axes remain, with length 1.
+    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes remain, with length 1.
 
-    The sums are sums of integers, so that their order has no effect.
+    Pixels are summed as integers, so that the order of summation has no effect.
     """
     total: Any = 0
     squares: Any = 0

@@ -1,4 +1,4 @@
-"""Partitions of the training examples among the clients: `iid`, `classes:2`, `shards:2`, `dirichlet:0.1`, `natural`.
+"""Partitions of the training examples among the clients, such as `iid`, `classes:2`, `shards:2`, `dirichlet:0.1` and `natural`.
 
 Each partitioner assigns every example to exactly one client.
 """
@@ -20,7 +20,7 @@ class Partitioner(Protocol):
     """The interface of partitioners, which assign examples to clients."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the client (0..clients-1) of each example, [N]. Raises ConfigError if the data cannot be partitioned in this way."""
+        """Return the client (0..clients-1) of each example, [N]. Raises ConfigError if the partitioner does not suit the data."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class IID:
 
 @dataclass(frozen=True)
 class Classes:
-    """Give each client examples of exactly N = `per_client` random classes, about as many of each class.
+    """Give each client examples of exactly N = `per_client` random classes, about equally many of each class.
 
     Similar to Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining examples. Here each class is
-    split into near-equal parts. There are clients × N parts, and larger classes are split into more parts, so that all parts have similar
-    sizes. A client takes one part of each of the N classes with the most remaining parts. If a class has too few examples, some clients
-    have fewer than N classes. Raises ConfigError if clients × N is less than the number of classes.
+    split into near-equal parts, clients × N in all. Larger classes have more parts, so that all parts have similar sizes. A client takes
+    one part of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N
+    classes. Raises ConfigError if clients × N is less than the number of classes.
     """
 
     per_client: int
@@ -150,10 +150,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """Partition by the groups of the data. Group g in sorted order, counted from 0, belongs to client g mod clients.
+    """Partition by the groups of the data. Groups are sorted and numbered from 0; group g belongs to client g mod clients.
 
-    `column`: the column with the group of each example, such as a user id. None: the groups are `Data.groups`, or the clients if the data
-    is a list or dict with the data of each client.
+    `column`: the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`, or the
+    clients if the data is a list or dict with the data of each client.
     """
 
     column: str | None = None
@@ -168,7 +168,7 @@ class Natural:
         if len(column) != len(data):
             raise ConfigError(
                 f"--partition natural needs a group for each of the {len(data)} examples, but the task's data has "
-                f"{len(column)} groups; make groups as long as inputs"
+                f"{len(column)} groups; give one group per example"
             )
         names, groups = np.unique(column, return_inverse=True)
         if clients > len(names):
@@ -194,7 +194,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if the data was given for each client, but the options divide it in another way; otherwise ""."""
+    """Return a warning if the data was given separately for each client, but the options divide it in another way; otherwise ""."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""
@@ -231,7 +231,7 @@ def hold_out(
     """Split the examples of each client. Return the training examples and the evaluation examples of each client, as increasing indices.
 
     Of a client's n examples, `fraction` × n are held out for evaluation, rounded to at least 1 and at most n − 1. If n is 1, the example is
-    not held out. The draw depends on (seed, "holdout", position of the client in `shards`).
+    not held out. The random choice depends on (seed, "holdout", position of the client in `shards`).
     """
     training, held_out = [], []
     generators = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])
@@ -271,7 +271,7 @@ def partition_test_data(
 
 
 def _classes(data: Examples, spec: str) -> np.ndarray:
-    """Return the class of each example as 0..classes-1, [N]. Raises ConfigError for targets that are not classes."""
+    """Return the class of each example as a number 0..classes-1, [N]. Raises ConfigError for targets that are not classes."""
     targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
@@ -288,9 +288,9 @@ def _slices(size: int, count: int) -> np.ndarray:
 
 
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
-    """Distribute `total` parts over classes in proportion to the classes' sizes, by Webster's method. Return the parts of each: [classes].
+    """Return how many of `total` parts each class gets, [classes], in proportion to its size, by Webster's method.
 
-    Each class has at least one part, and at most `max_parts` or its size. If these limits require it, the sum is less than `total`.
+    Each class has at least one part, at most `max_parts`, and at most one part per example, even if the sum is then less than `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

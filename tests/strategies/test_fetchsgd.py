@@ -356,14 +356,18 @@ def test_the_restored_state_equals_the_saved_one():
         (
             "fetchsgd",
             {"uplink": "sketch:density=5%"},
-            "has density=0.01, and its --uplink density=0.05; give --strategy fetchsgd:density=0.05",
+            "has density=0.01, but --uplink has density=0.05; give --strategy fetchsgd:density=0.05",
         ),
         (
             "fetchsgd",
             {"memory": "residual"},
             "does not work with memory 'residual'; leave --memory out, or give none",
         ),
-        ("fetchsgd", {"downlink_memory": "residual"}, "leave --downlink-memory out, or give none"),
+        (
+            "fetchsgd",
+            {"downlink_memory": "residual"},
+            "leave --downlink-memory out, or set it to none",
+        ),
         (
             "fetchsgd",
             {"density_warmup": 3},

@@ -362,10 +362,10 @@ def test_unset_uplink_and_memory_get_the_defaults_of_the_strategy(tmp_path):
     [
         (
             {"uplink": "topk"},
-            "--strategy powersgd sends factors of rank 1, not topk:density=0.01,values=fp32; leave --uplink out, or give "
-            "powersgd:rank=1",
+            "--strategy powersgd sends factors of rank 1, not --uplink topk:density=0.01,values=fp32; leave --uplink out, or "
+            "give powersgd:rank=1",
         ),
-        ({"uplink": "powersgd:rank=2"}, "sends factors of rank 1, not powersgd:rank=2"),
+        ({"uplink": "powersgd:rank=2"}, "sends factors of rank 1, not --uplink powersgd:rank=2"),
         (
             {"memory": "none"},
             "does not work with memory 'none'; leave --memory out, or give lowrank",

@@ -73,7 +73,7 @@ def test_a_quorum_that_is_too_small_is_refused(name):
     rule(f"{name}:1", 3, quorum=0.5, participation=1.0, clients=2 * least)
     with pytest.raises(
         ConfigError,
-        match=f"needs {least} clients .* with --quorum 0.5 a round closes at {least - 1}; give a larger",
+        match=f"needs {least} clients .* with --quorum 0.5 a round ends after {least - 1} answers; give a larger",
     ):
         rule(f"{name}:1", 3, quorum=0.5, participation=1.0, clients=2 * least - 2)
 

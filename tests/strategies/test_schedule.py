@@ -131,12 +131,12 @@ def test_budgets_are_proportional_to_bandwidths_with_the_mean_for_unknown_ones()
         (
             "identity",
             {"budget_bytes": 100},
-            "--budget changes the density of the uplink, and identity has none; leave --budget out",
+            "--budget changes the density of the uplink, but identity has no density; leave --budget out",
         ),
         (
             "fp16",
             {"density_warmup": 2},
-            "--density-warmup changes the density of the uplink, and fp16 has none",
+            "--density-warmup changes the density of the uplink, but fp16 has no density",
         ),
         (
             "stc",

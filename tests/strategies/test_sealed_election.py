@@ -532,9 +532,7 @@ def keys_of(report: Report) -> list[bytes]:
     ("byzantine=0,seats=1,form=ballots", 5),
 ])  # fmt: skip
 def test_codes_whose_votes_reveal_ballots_are_refused(options, clients):
-    with pytest.raises(
-        UserError, match=r"give code=deterministic.* with byzantine=\(seats - 1\)/2"
-    ):
+    with pytest.raises(UserError, match=r"give code=deterministic.* and byzantine=\(seats - 1\)/2"):
         made(f"election:{options},sealed=true", clients)
 
 

@@ -178,7 +178,7 @@ def test_a_restarted_client_knows_which_phases_it_answered(opened):
 def test_a_ballot_is_sealed_only_for_voters_in_the_announced_row(opened):
     clients, cards = opened
     foreign = Card.make(slot(A, 1, 0), 9, RING.signer(9))
-    with pytest.raises(ProtocolError, match="for client 9, which is not in the row"):
+    with pytest.raises(ProtocolError, match="for client 9, which is not in the announced row"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL} | {"9": foreign.data})
 
 
@@ -201,7 +201,7 @@ def test_a_voter_reveals_no_key_for_a_ballot_sealed_for_another_card(opened):
 def test_a_row_with_unequal_weights_is_refused(parts):
     client = One(0)
     row = CodeRow(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
-    with pytest.raises(ProtocolError, match="row of the code"):
+    with pytest.raises(ProtocolError, match="announced row"):
         client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
@@ -209,7 +209,7 @@ def test_a_row_with_unequal_weights_is_refused(parts):
 def test_partitions_must_have_the_numbers_of_the_code(numbers):
     """The random signs of a missing ballot depend on the number: a server that chooses the number would choose the signs."""
     row = CodeRow(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
-    with pytest.raises(ProtocolError, match="row of the code"):
+    with pytest.raises(ProtocolError, match="announced row"):
         One(0).ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 

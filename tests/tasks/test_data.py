@@ -76,13 +76,16 @@ def test_all_forms_of_data_give_the_same_batches(given):
         ((X, ["a"] * 6), r"train\(\) failed: .*TypeError"),
         (
             Pairs(lambda x, y: {"x": x}),
-            r"forward of the model has no argument 'x', a key of the batch; .* give Task\(target='x'\)",
+            r"the batch has a key 'x', but the model's forward has no such argument; .* give Task\(target='x'\)",
         ),
         (
             Pairs(lambda x, y: (x[: y + 1], y)),
             r"the first examples of train failed: .*stack expects each tensor to be equal size",
         ),
-        ({"anna": (X, Y), "bert": (X[:0], Y[:0])}, r"client 'bert' has no examples; leave it out"),
+        (
+            {"anna": (X, Y), "bert": (X[:0], Y[:0])},
+            r"client 'bert' has no examples; leave the client out",
+        ),
         (Subset(Pairs(), []), r"train\(\).inputs gave|no examples"),
     ],
 )
