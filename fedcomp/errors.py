@@ -37,7 +37,7 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string. If `flag` and `spec` are not "", the message begins with them: the option and its value."""
+    """An invalid spec string. The message begins with `flag` (the option) and `spec` (its value) if they are set."""
 
     flag = spec = ""
 
@@ -51,7 +51,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """A memory that does not suit its codec. In the message, `{memory}` and `{uplink}` are replaced by the names of the options."""
+    """A memory (error feedback) that does not suit its codec. `{memory}` and `{uplink}` in the message become the options' names."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -76,7 +76,7 @@ class KeysError(UserError):
 
 
 class OutOfMemoryError(UserError):
-    """The device is out of memory. The message names flags that reduce its use."""
+    """The device is out of memory. The message names flags that reduce memory use."""
 
 
 class UnreachableError(UserError):
@@ -101,7 +101,7 @@ class MissingExtraError(FedcompError):
 
 
 class FrameError(FedcompError):
-    """Bytes that are not a complete, valid frame of this codec and size."""
+    """Bytes that are not a complete, valid frame (encoded vector) of the expected codec and size."""
 
     exit_status = 3
 
@@ -152,7 +152,7 @@ SYNONYMS = {  # our name → names in other libraries
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to `name`: a synonym, a similar name, or a name that starts with `name`; None if there is none."""
+    """Return the known name closest to `name` (a synonym, a similar name, or a name that starts with `name`), or None."""
     known = sorted(known)
     spelled = name.lower().replace("-", "_")
     for ours, theirs in SYNONYMS.items():

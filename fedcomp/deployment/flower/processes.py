@@ -1,4 +1,4 @@
-"""Flower's commands, run as child processes. On Linux, they are killed when this process ends."""
+"""Flower's commands, run as child processes. On Linux, the child processes are killed when this process ends."""
 
 import ctypes
 import os
@@ -27,7 +27,7 @@ def script(name: str) -> str:
     command = str(path) if path.exists() else shutil.which(name)
     if command is None:
         raise FedcompError(
-            f"the command {name} is not installed for {sys.executable}; install flwr there"
+            f"the command {name} is not installed for {sys.executable}; install flwr for that Python"
         )
     return command
 
@@ -62,7 +62,7 @@ def help_of(name: str, home: Path) -> str:
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
-    """Return the options for a SuperLink that clients reach at this address, and the address of its Control API.
+    """Return the command-line options for a SuperLink that clients reach at `host:port`, and the address of its Control API.
 
     Older versions of Flower have one port for each API. Newer versions have a single port for all APIs.
     """
@@ -82,7 +82,7 @@ def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tupl
 
 
 def supernode_options(home: Path) -> list[str]:
-    """Return the options for a SuperNode whose own port is a free port on loopback."""
+    """Return the command-line options with which a SuperNode listens on a free loopback port."""
     address = f"{LOOPBACK}:{free_port()}"
     if "--clientappio-api-address" in help_of("flower-supernode", home):
         return ["--clientappio-api-address", address]
