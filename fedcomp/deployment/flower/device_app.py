@@ -61,7 +61,9 @@ def train(message: Message, context: Context) -> Message:
             client.join(Invitation.unpack(stored[INVITATION]))
             report = client.answer(assignment)
             if report is None:
-                raise UserError(f"the server's assignment is for client {assignment.client}, not for this client")
+                raise UserError(
+                    f"the server's assignment is for client {assignment.client}, not for this client"
+                )
         except FedcompError as error:
             report = failure(assignment, "encode", str(error))
         _log_message(folder, log_messages.answered(assignment, report, downlink_bytes))
