@@ -19,8 +19,8 @@ WAIT_S = 0.2  # time between two checks whether `end` was called
 class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
-    `patience_s`: how long to try to reach the server, None for no limit. `stay`: wait for the next run when a run is over. `retry_s`: the
-    pauses between attempts to reach the server; further attempts use the last pause. When clients can connect, `opened` is called in the
+    `patience_s`: how long to try to reach the server, None for no limit. `stay`: wait for the next run when a run is over. `retry_s`:
+    pauses between these attempts; further attempts use the last pause. When clients can connect, `opened` is called in the
     I/O thread with the port number.
     """
 
@@ -50,7 +50,7 @@ class RelayProcess:
         self._ended = True
 
     def run(self) -> None:
-        """Relay messages until the run is over or `end` is called; with `stay`, also in the runs that follow.
+        """Relay messages until the run is over, or in later runs too if `stay` is True.
 
         Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached within `patience_s`.
         """
@@ -82,7 +82,7 @@ class RelayProcess:
             self._messages.put(None)
 
     async def _serve_once(self) -> bool:
-        """Relay messages until the run is over or the connection to the server is lost. Return whether the relay must reconnect."""
+        """Relay messages until the run is over or the server is lost. Return whether the relay must reconnect."""
         where = self.target.address, self.address, self.port, self.target.credentials
         warn = functools.partial(self._report, event="warning")
         relay = Relay(*where, opened=self._opened, changed=self._changed, warn=warn)

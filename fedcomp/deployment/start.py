@@ -286,7 +286,7 @@ class Deployment:
         )
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
-        """Return the server's settings for relays. With --relays, a relay adds up its clients' encoded updates; else it forwards each."""
+        """Return the settings for relays. With --relays, a relay adds up its clients' encoded updates; else it forwards each."""
         adding, layout = ("", ""), self.strategy.layout
         if self.config.relays:
             shapes = json.dumps({entry.name: entry.shape for entry in layout})
@@ -388,7 +388,7 @@ class Deployment:
 
 
 def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:
-    """Raise ConfigError if the server's port cannot be opened or is also the metrics port. Called before the run writes any file."""
+    """Raise ConfigError if the server's port cannot be opened or is also the metrics port."""
     if endpoint.port and config.metrics_port == endpoint.port:
         raise ConfigError(
             f"--metrics-port and --port are both {endpoint.port}; give --metrics-port another port, or 0 for any free port"

@@ -136,8 +136,7 @@ class NotebookDisplay(ProgressDisplay):
     """A display that shows the run as a picture in a notebook.
 
     `display(bundle, raw=True, display_id=True)` shows a bundle (texts by MIME type) and returns a handle that can update the bundle. The
-    default is `IPython.display.display`. A bundle contains the picture as HTML, and a line of text for front ends without HTML. The text of
-    the picture has the colour of the notebook's text.
+    default is `IPython.display.display`. A bundle contains the picture as HTML, and a line of text for front ends without HTML.
     """
 
     def __init__(

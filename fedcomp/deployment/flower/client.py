@@ -24,7 +24,7 @@ TRUST_WARNING = (
 
 
 class FlowerClient:
-    """A client in a SuperNode that keeps its files in the state folder `path`. `log_message` is called with each log message.
+    """A client in a SuperNode, with its files in the state folder `path`. `log_message` is called with each log message.
 
     `options`: the client's options for the ClientApp in device_app.py, with absolute paths.
     """
@@ -48,9 +48,9 @@ class FlowerClient:
         self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:
-        """Run the SuperNode until the federated run is over; with `stay`, also for the runs that follow.
+        """Run the SuperNode until the federated run is over, or for later runs too if `stay` is True.
 
-        Raises UserError if the client cannot take part, or cannot reach the server within `patience_s` seconds.
+        Raises UserError if the client cannot take part or cannot reach the server within `patience_s`.
         """
         lock = StateFolder(self.home)
         try:

@@ -141,7 +141,7 @@ class SuperLink:
         self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:
-        """Return whether all processes that this object started are still running."""
+        """Return whether all started processes are still running."""
         return all(process.poll() is None for process in self._started)
 
     def stop(self) -> None:
@@ -152,7 +152,7 @@ class SuperLink:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def failure(self, sentence: str, remedy: str = "") -> FedcompError:
-        """Return an error for a failure of Flower. The error names Flower's log, and `stop` will keep the log."""
+        """Return an error that names Flower's log, and make `stop` keep the log."""
         self._failed = True
         return FedcompError(f"{sentence}; {self.log} has the log{remedy}")
 
