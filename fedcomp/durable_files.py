@@ -26,7 +26,7 @@ def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. When the `with` block ends, the file there atomically replaces the one at `path`."""
+    """Yield a temporary path. When the `with` block ends, the temporary file atomically replaces `path`."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # left by a process that was killed
     yield temporary

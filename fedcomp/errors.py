@@ -1,21 +1,21 @@
 """The errors that fedcomp raises, and the exit status of the command line for each.
 
     FedcompError                    1
-    ├── UserError                   2   a mistake of the user; one sentence that names the fix
-    │   ├── SpecError                   an unknown name or option in `stc:density=1%`
-    │   ├── ConfigError                 a value out of range, or options that exclude each other
-    │   │   └── MismatchError               a memory that does not suit its codec
-    │   ├── DataError                   a missing or malformed data set
-    │   ├── TaskError                   a task file that does not import or breaks its contract
-    │   ├── RunFolderError              a run folder that exists already, is not writable, or belongs to another configuration
-    │   ├── KeysError                   a key, certificate or registry that is missing, malformed or expired, or exists already
-    │   ├── OutOfMemoryError            the device is out of memory; names flags that reduce its use
-    │   └── UnreachableError            a server that does not answer, or whose certificate is not valid for its address
-    ├── MissingExtraError           2   an optional dependency is absent; names the extra to install
-    ├── FrameError                  3   bytes that are not a complete, valid frame of this codec and size
-    ├── NonFiniteError              4   NaN or infinity where a finite number is needed
-    ├── ProtocolError               5   a message that violates the protocol
-    └── CheckpointError             6   a checkpoint that cannot be read or written
+    ├── UserError                   2
+    │   ├── SpecError
+    │   ├── ConfigError
+    │   │   └── MismatchError
+    │   ├── DataError
+    │   ├── TaskError
+    │   ├── RunFolderError
+    │   ├── KeysError
+    │   ├── OutOfMemoryError
+    │   └── UnreachableError
+    ├── MissingExtraError           2
+    ├── FrameError                  3
+    ├── NonFiniteError              4
+    ├── ProtocolError               5
+    └── CheckpointError             6
 
 Ctrl-C exits with 130.
 """

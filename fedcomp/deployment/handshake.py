@@ -208,7 +208,7 @@ def _new_session(
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
-    """Return the task's test data if this machine has it and it can be divided among the clients by its groups, else None."""
+    """Return the task's test data if this machine has it and can divide it among the clients, else None."""
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None

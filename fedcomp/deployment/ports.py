@@ -7,7 +7,7 @@ from ..errors import ConfigError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at the host's first IPv4 address, or else its first IPv6 address. `::` means all addresses of both kinds.
+    """Return a listening socket at the host's first IPv4 address, or else its first IPv6 address; `::` means all addresses.
 
     Raises ConfigError if the port cannot be opened.
     """

@@ -20,7 +20,7 @@ class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
     `patience_s`: how long to try to reach the server, None for no limit. `stay`: wait for the next run when a run is over. `retry_s`:
-    pauses between these attempts; further attempts use the last pause. When clients can connect, `opened` is called in the
+    pauses between attempts to connect; the last pause is repeated. When clients can connect, `opened` is called in the
     I/O thread with the port number.
     """
 

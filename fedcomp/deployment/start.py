@@ -117,8 +117,8 @@ def serve(
 class Deployment:
     """A deployed run. The constructor checks the options and reports errors as early as possible.
 
-    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`. It returns
-    a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
+    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`.
+    `make_transport` returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
     """
 
     def __init__(

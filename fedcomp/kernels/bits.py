@@ -38,7 +38,7 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
 
 
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
-    """Return the bits in `data` as a bool array [count]. Raises FrameError for another length or padding that is not zero."""
+    """Return the bits in `data` as a bool array [count]. Raises FrameError if `data` has the wrong length or padding."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
 
 
@@ -71,7 +71,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Return the values, float32, of bits start..stop-1. In column i mod c, a bit i of 1 means high[column], and 0 means low[column].
+    """Return the values, float32, of bits start..stop-1. Bit i, in column j = i mod c, means high[j] if it is 1, else low[j].
 
     `high`, `low`: float32 [c], c ≥ 1.
     """

@@ -35,7 +35,7 @@ def encode(symbols, frequencies, bits, states, words):
 
 @compiled
 def decode(words, states, table, frequencies, bits, symbols):
-    """Fill `symbols`. `table`: the symbol for each value of a state mod 2^bits. Return the number of words read, or -1 if too few."""
+    """Fill `symbols`. `table`: the symbol for each state mod 2^bits. Return the number of words read, or -1 if there are too few."""
     firsts = frequencies.cumsum() - frequencies
     mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0
     for i in range(uint64(symbols.size)):

@@ -4,10 +4,10 @@ Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2
 
     S[r, h_r(i)] += s_r(i)·x_i       estimate of x_i: the median over r of s_r(i)·S[r, h_r(i)]
 
-Row r of the table S adds coordinate i, with the sign s_r(i), to the cell (bucket) h_r(i). Both are computed from word i of the random
-stream STREAM + r of the seed (kernels/philox.py): the bucket is ⌊word·columns/2³²⌋, and the lowest bit of the word is the sign. The number
-of rows is odd, so the median is the value of one row. Vectors are copied to the CPU and summed in float32, in order. Vectors of HALVED or
-more elements are summed in two halves. Sparse vectors are summed in float64.
+Row r of the table S adds coordinate i, with the sign s_r(i), to the cell (bucket) h_r(i). Word i of the random stream STREAM + r
+(kernels/philox.py) gives the bucket, ⌊word·columns/2³²⌋, and the sign, which is the word's lowest bit. The number of rows is odd, so the
+median is the value of one row. Vectors are copied to the CPU and summed in float32, in order. Vectors of HALVED or more elements are summed
+in two halves. Sparse vectors are summed in float64.
 """
 
 import numpy as np

@@ -11,9 +11,9 @@ W·D/√d is a rotation; the factor 1/√d is left to the scales of the codecs. 
 a + b and a − b, with strides d/2, …, 2, 1. Every machine computes the float32 sums of a butterfly in the same order, so the results have
 the same bits. Sums over the coordinates of a block are computed in integers.
 
-A vector is divided into blocks of 2¹⁴ coordinates. The rest is divided into smaller blocks, the largest first, whose sizes are powers of
-two and at least 8. The last block is padded with at most 32 zeros. Error bounds for a rotation of d coordinates hold for each block, with
-the block's norm and size. Error bounds that decrease with d are weak for the small blocks at the end of a vector.
+A vector is divided into blocks of 2¹⁴ coordinates. The rest of the vector is divided into smaller blocks, the largest first, whose sizes
+are powers of two and at least 8. The last block is padded with at most 32 zeros. Error bounds for a rotation of d coordinates hold for each
+block, with the block's norm and size. Error bounds that decrease with d are weak for the small blocks at the end of a vector.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @lru_cache(256)
 def edges(numel: int) -> np.ndarray:
-    """Return the start of each block of a vector [numel] and the end of the last block: int64. Do not modify the result: it is cached."""
+    """Return the start of each block of a vector [numel] and the end of the last block: int64. Do not modify this cached result."""
     whole, rest = divmod(numel, BLOCK)
     sizes = [BLOCK] * whole
     while rest > 0:
@@ -132,6 +132,6 @@ def rotate_back(
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the sign bits of coordinates start..stop-1 (multiples of 8). The lowest bit of a byte is that of its first coordinate."""
+    """Return the sign bits of coordinates start..stop-1 (multiples of 8). The first coordinate has the lowest bit."""
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

@@ -52,7 +52,7 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 
 
 def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
-    """Call work(*call) for every element of `calls`, on as many threads as torch uses, including this one. Return the results in order."""
+    """Call work(*call) for each of `calls`, on as many threads as torch uses, including the calling thread. Return the results in order."""
     results: list[Any] = [None] * len(calls)
     waiting = iter(list(enumerate(calls)))  # each call goes to the next free thread
 

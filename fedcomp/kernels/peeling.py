@@ -7,11 +7,11 @@ integer from all cells of the key leaves other cells with a single key, and so o
 many keys, peeling recovers all integers if there are more than 1.222 cells per key with 3 rows, 1.295 with 4, or 1.425 with 5. With fewer
 cells, peeling leaves a large core of keys (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
-The keys that peeling leaves are usually either a few keys that share all their cells, or a core in a table that is too small. These cells
-usually give more equations than unknowns, so the integers are computed by least squares. Conjugate gradients give a solution, which is
+The keys that peeling leaves are usually either a few keys that share all their cells, or a core in a table that is too small. The cells
+of unpeeled keys usually outnumber the keys, so the integers are computed by least squares. Conjugate gradients give a solution, which is
 rounded to integers, and then the residual is solved in the same way. To find out which integers the equations determine, the same system
-is solved for known random integers. A key counts as determined if the solution contains its random integer, and its cells are zero after
-subtraction. Other keys get the shortest least-squares solution or an approximation of it, with a squared error of at most that of zeros.
+is solved for known random integers. A key counts as determined if the key's random integer is recovered, and the key's cells are zero
+after subtraction. Undetermined keys get the shortest least-squares solution or an approximation, with at most the squared error of zeros.
 
 Time is O(keys · rows): the more keys remain, the fewer steps of conjugate gradients are made.
 """
@@ -78,7 +78,7 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers of peeled keys (0 for others), int64 [k], and which were peeled, bool [k]. Subtract them from the table."""
+    """Return the integers of peeled keys (0 for others), int64 [k], and which were peeled, bool [k]. Subtract the integers."""
     from . import peeling_loops
 
     values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)

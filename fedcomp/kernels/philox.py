@@ -2,8 +2,8 @@
 
 Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Philox4x32 with ten rounds.
 
-Word i of a seed and a stream is word i mod 4 of a block. The block has the seed as key, and (low word of ⌊i/4⌋, high word of ⌊i/4⌋, stream,
-0) as counter. Each use of a seed has its own stream: values are rounded with stream 0, and the signs of zeros are drawn with stream 1.
+Word i of a seed and a stream is word i mod 4 of the block with the seed as key, and (low word of ⌊i/4⌋, high word of ⌊i/4⌋, stream, 0) as
+counter. Each use of a seed has its own stream: values are rounded with stream 0, and the signs of zeros are drawn with stream 1.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
 
 
 def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
-    """Draw `count` of numel positions without replacement, 0 ≤ count ≤ numel. Return them as int64, ascending.
+    """Draw `count` of numel positions without replacement, 0 ≤ count ≤ numel. Return the positions, int64, ascending.
 
     A seed and a stream determine a sequence of positions: each is 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. The first
     `count` distinct positions of the sequence are the sample. If count > numel/2, the complement of the sample is drawn instead.

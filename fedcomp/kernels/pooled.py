@@ -1,7 +1,7 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
 In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. With 2×2
-patches, that is at most a quarter of the outputs. The loops process only these nonzero gradients, each with one input patch and one kernel.
+patches, at most a quarter of the gradients are nonzero. The loops process only nonzero gradients, each with one input patch and one kernel.
 """
 
 import numpy as np

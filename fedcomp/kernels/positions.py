@@ -1,6 +1,6 @@
 """Codes of strictly increasing positions (the indices of a sparse vector). The encoder chooses the shortest of several forms.
 
-    Forms 0..40: the Rice code (kernels/rice.py) with the form as parameter. With parameter 0, it is a bitmap up to the last position.
+    Forms 0..40: the Rice code (kernels/rice.py) with the form as parameter. Form 0 is a bitmap up to the last position.
     Form 41: the Rice code in blocks.
     Forms 42..62: the Rice code of the complement (the coordinates not sent) with parameter form − 42; empty if all are sent.
     Form 63: the Rice code of the complement in blocks.
@@ -14,8 +14,8 @@ coordinates, so dense ranges of the vector have more blocks. A code in blocks ha
     with b* from kernels/rice.py.
 
 The form is sent separately from the code. Among codes of equal length, the encoder chooses the one with the smallest form, then s, w and
-offsets. Blocks are tried from 32 positions on. They are used if they save more than 1/64 of the bytes, since codes without blocks are
-decoded faster. The complement is tried if more than half of the coordinates are sent. `unpack` accepts every form, not only the shortest.
+offsets. Blocks are used from 32 positions on if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
+complement is tried if more than half of the coordinates are sent. `unpack` accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def pack_rows(
 def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray:
     """Decode `count` ≥ 1 positions below numel: int64. Time and memory are O(numel).
 
-    Raises FrameError unless `data` is exactly one code of this form for this many positions.
+    Raises FrameError unless `data` is exactly a code of `count` positions in form `form`.
     """
     (row,) = unpack_rows([data], [count], [form], numel)
     if isinstance(row, FrameError):
@@ -208,7 +208,7 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 
 
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """Return the Rice parameter of a block with offset 0. Most offsets of `width` bits give one below b*, since most gaps are small."""
+    """Return the Rice parameter of a block with offset 0. Most offsets of `width` bits give a value below b, since most gaps are small."""
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
 
@@ -253,7 +253,7 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return s, w and the Rice parameters of rows with the same b* and u. Rows in which blocks save too little get 0, 0 and `each`.
+    """Return s, w and the Rice parameters of rows with the same b* and u. Rows in which blocks save too little get 0, 0, `each`.
 
     `limit` [m]: bytes of each row's code without blocks.
     """

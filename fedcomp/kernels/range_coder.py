@@ -12,11 +12,11 @@ first, and starts with all states at 2²¹:
 
 Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read.
 
-    Head: B in one byte, then the number of distinct symbols as uint16, plus 2¹⁵ unless the symbols are 0, 1, 2 and so on.
+    Head: one byte for B, then the number of distinct symbols as uint16, plus 2¹⁵ unless the symbols are 0, 1, 2 and so on.
     Symbols: the distinct symbols, omitted if they are 0, 1, 2 and so on.
-    Lengths: for each f_s > 0, its length in bits minus the length of the f_s before (0 for the first). This difference c is written as 2c
-    if c ≥ 0, else as −2c − 1; these numbers are coded as the gaps minus one of increasing positions.
-    Low bits: for each f_s, the bits below the leading one, the most significant first. Zeros are added up to a whole byte.
+    Lengths: for each f_s > 0, the change c of the length in bits (from 0 for the first), as 2c if c ≥ 0, else as −2c − 1; coded as the gaps
+    minus one of increasing positions.
+    Low bits: for each f_s, the bits below the leading one, the most significant first, padded with zeros.
     Sizes: for each chunk of 2²² symbols except the last, its number of words as uint32.
     Chunks: 8 states of 7 bytes each (1 state for fewer than 2¹⁴ symbols), then words of 4 bytes each.
 
@@ -151,7 +151,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 
 
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
-    """Return the frequencies [size], B and the number of bytes read. The caller must check that the symbols have these frequencies."""
+    """Return the frequencies [size], B and the number of bytes read. The caller must check the frequencies of the decoded symbols."""
     _expect(len(data) >= HEAD.size, "a code is cut short in its head")
     bits, used = HEAD.unpack_from(data)
     frequencies, at = np.zeros(size, np.int64), HEAD.size

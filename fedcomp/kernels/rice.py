@@ -162,7 +162,7 @@ def unpack_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of m codes, row after row, and whether each code is valid, bool [m]. Positions of invalid codes are undefined.
 
-    `raw`: the codes, from `padded`. Code i consists of the bits starts[i]..ends[i]−1, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows
+    `raw`: the bytes from `padded`. Code i consists of the bits starts[i]..ends[i]−1, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows
     consist of blocks of positions with the same b; `parameters` and `lengths` list b and the length of every block.
     """
     total = sum(counts.tolist())

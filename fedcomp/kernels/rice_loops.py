@@ -90,7 +90,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @numba.njit(nogil=True, inline="always")
 def _put(out, at, width, value):
-    """Write the lowest `width` bits of a number to zero bits from bit `at` on. Return the index of the next bit."""
+    """Write the lowest `width` bits of a number to `out`, which is zero from bit `at` on. Return the index of the next bit."""
     while width > 0:
         room = 8 - (at & 7)
         step = min(room, width)

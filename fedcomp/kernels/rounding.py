@@ -79,9 +79,9 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
-    """Round x to levels, to the nearest one or stochastically. Return their indices, uint8 [n]. `levels`: at most 256, float32, ascending.
+    """Return the index of the level to which each x is rounded, nearest or stochastically: uint8 [n].
 
-    Values below the first level or above the last one are rounded to that level.
+    `levels`: at most 256, float32, ascending. Values below the first level or above the last one are rounded to that level.
     """
     wide = levels.astype(np.float64)
     ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]

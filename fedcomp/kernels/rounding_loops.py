@@ -59,7 +59,7 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first, width, table):
-    """Add x·factor to bins: counts to table[0], and the lowest `width` bits of the keys to table[1]. Bin 0 has `first` = key >> width."""
+    """Add x·factor to bins: counts to table[0], and the lowest `width` bits of the keys to table[1]. `first` is key >> width of bin 0."""
     low_bits = (int64(1) << width) - 1
     for i in range(uint64(x.size)):
         bits = int64(float32(x[i] * factor).view(int32))

@@ -172,7 +172,7 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
     """Return the positions, ascending, of the k largest keys above 0, given a vector's bits [n].
 
-    For a large vector, a sample excludes most elements from the search. If it leaves too few or too many, all elements are searched.
+    For a large vector, a sample excludes most elements from the search. If the sample is misleading, all elements are searched.
     """
     from . import select_loops
 

@@ -163,14 +163,14 @@ def is_relay(certificate: x509.Certificate) -> bool:
 
 
 def parse_certificate(text: bytes | str) -> x509.Certificate:
-    """Parse a PEM text with exactly one certificate. Raises ValueError for anything else."""
+    """Parse a PEM text, or raise ValueError unless it has exactly one certificate."""
     raw = text.encode() if isinstance(text, str) else text
     (certificate,) = x509.load_pem_x509_certificates(raw)
     return certificate
 
 
 def parse_private_key(text: bytes) -> PrivateKey:
-    """Parse an EC P-384 private key from its PEM. Raises ValueError for anything else."""
+    """Parse an EC P-384 private key from its PEM, or raise ValueError."""
     try:
         key = load_pem_private_key(text, None)
     except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key has a password

@@ -246,7 +246,7 @@ class _Probe:
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
         """Return the error for a server that closed the connection after it received the client's certificate.
 
-        A gRPC server gives no reason. Other servers send a TLS alert with the reason.
+        A gRPC server gives no reason for the closing. Other servers send a TLS alert with the reason.
         """
         try:
             enrolment.refuse_expired()
@@ -294,7 +294,7 @@ def _readable(text: str) -> int:
 
 
 def _name_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument with which `fedcomp keys renew` renews a server's or relay's certificate ("relay-ID", as it has no id)."""
+    """Return the argument for `fedcomp keys renew`: "server" or "relay-ID", since a relay's certificate does not contain the id."""
     return "relay-ID" if certificate and is_relay(certificate) else "server"
 
 

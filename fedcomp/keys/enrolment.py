@@ -56,9 +56,9 @@ def format_time(time: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Return the start of an error message about a certificate that is not valid at `now`, or "" if it is valid.
+    """Return the start of an error message that says when a certificate ended or begins, or "" if it is valid at `now`.
 
-    The start says when the certificate ended or begins. The caller adds what to do if the clock is right.
+    The caller adds what to do if the clock is right.
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
@@ -68,7 +68,7 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
 
 
 def parse_time(text: Any) -> datetime:
-    """Parse the output of `format_time`, or any ISO 8601 time with an offset from UTC. Raises ValueError for anything else."""
+    """Parse the output of `format_time`, or any ISO 8601 time with an offset from UTC, or raise ValueError."""
     time = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
     if time.tzinfo is None:
         raise ValueError("no offset from UTC")
@@ -76,7 +76,7 @@ def parse_time(text: Any) -> datetime:
 
 
 def parse_public_key(text: str) -> ec.EllipticCurvePublicKey:
-    """Parse an EC P-384 public key from its OpenSSH line. Raises ValueError for anything else."""
+    """Parse an EC P-384 public key from its OpenSSH line, or raise ValueError."""
     try:
         key = serialization.load_ssh_public_key(text.strip().encode())
     except (TypeError, UnsupportedAlgorithm) as error:
@@ -130,7 +130,7 @@ class TomlTable:
             raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
 
     def take(self, name: str, read: Callable[[Any], T], expected: str) -> T:
-        """Return the field `name`, parsed by `read`. Raises KeysError if it is missing or invalid; the message says what is `expected`."""
+        """Return the field `name`, parsed by `read`. Raises KeysError if the field is missing or is not `expected`."""
         if name not in self.table:
             raise KeysError(f"{self.where}: '{name}' is missing; {self.remedy}")
         try:

@@ -46,7 +46,7 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """Repeats the calls recorded in a file on `callback`. `summary`: the summary of the run; None before the run has finished."""
+    """A reader that repeats on `callback` the calls in a file. `summary`: the summary of the run; None before the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback

@@ -64,7 +64,7 @@ def help_of(name: str, home: Path) -> str:
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
     """Return the command-line options for a SuperLink that clients reach at `host:port`, and the address of its Control API.
 
-    Older versions of Flower have one port for each API. Newer versions have a single port for all APIs.
+    Older versions of Flower have one port for each API, newer versions have one port for all APIs.
     """
     help_text, control = help_of("flower-superlink", home), (host, port)
     if "--serverappio-api-address" in help_text:
@@ -90,7 +90,7 @@ def supernode_options(home: Path) -> list[str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a Flower command in its own session, so that the terminal's Ctrl-C does not reach it. Append its output to `log`.
+    """Start a Flower command in its own session, so that the terminal's Ctrl-C does not reach it. Append the output to `log`.
 
     On Linux, the started process is killed when this process ends.
     """

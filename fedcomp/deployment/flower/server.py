@@ -92,7 +92,7 @@ def serve(
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp. They turn off outputs that only this process writes, such as the JSON log."""
+    """Return the settings of the ServerApp. The settings turn off outputs that only this process writes, such as the JSON log."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
@@ -145,7 +145,7 @@ class SuperLink:
         return all(process.poll() is None for process in self._started)
 
     def stop(self) -> None:
-        """End all processes. Remove the folder with their log, unless Flower has failed."""
+        """End all processes. Remove the folder with the log, unless Flower has failed."""
         for process in self._started[::-1]:
             processes.end(process)
         if not self._failed:
