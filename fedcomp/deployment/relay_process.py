@@ -50,7 +50,7 @@ class RelayProcess:
         self._ended = True
 
     def run(self) -> None:
-        """Relay messages until the run is over, or in later runs too if `stay` is True.
+        """Relay messages until the run is over, and in later runs too if `stay` is True.
 
         Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached within `patience_s`.
         """

@@ -7,7 +7,7 @@ integer from all cells of the key leaves other cells with a single key, and so o
 many keys, peeling recovers all integers if there are more than 1.222 cells per key with 3 rows, 1.295 with 4, or 1.425 with 5. With fewer
 cells, peeling leaves a large core of keys (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
-The keys that peeling leaves are usually either a few keys that share all their cells, or a core in a table that is too small. The cells
+The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. The cells
 of unpeeled keys usually outnumber the keys, so the integers are computed by least squares. Conjugate gradients give a solution, which is
 rounded to integers, and then the residual is solved in the same way. To find out which integers the equations determine, the same system
 is solved for known random integers. A key counts as determined if the key's random integer is recovered, and the key's cells are zero

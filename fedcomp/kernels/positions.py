@@ -15,7 +15,7 @@ coordinates, so dense ranges of the vector have more blocks. A code in blocks ha
 
 The form is sent separately from the code. Among codes of equal length, the encoder chooses the one with the smallest form, then s, w and
 offsets. Blocks are used from 32 positions on if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
-complement is tried if more than half of the coordinates are sent. `unpack` accepts every form, not only the shortest.
+complement is tried if fewer coordinates are missing than sent. `unpack` accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence

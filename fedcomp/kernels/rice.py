@@ -56,7 +56,7 @@ def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
 
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
-    """Return the parameter from b* − 2 to b* + 2 with the shortest code, or the smallest of several."""
+    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code, or the smallest of equally good ones."""
     return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 

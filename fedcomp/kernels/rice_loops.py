@@ -124,7 +124,7 @@ def pack(rest, each, counts, starts, fields, widths, values, out):
 
 @compiled
 def best_parameter(rest, low, high):
-    """Return the parameter from low to high with a row's shortest code, the smallest of several."""
+    """Return the parameter from low to high that gives a row's shortest code, or the smallest of equally good ones."""
     for b in range(low, high):  # the length of the code is convex in b
         saved = 0
         for i in range(rest.size):

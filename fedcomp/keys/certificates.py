@@ -176,7 +176,7 @@ def parse_private_key(text: bytes) -> PrivateKey:
     except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key has a password
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
-        raise ValueError("the key is not an EC P-384 key")
+        raise ValueError("the key must be an EC P-384 key")
     return key
 
 

@@ -82,7 +82,7 @@ def parse_public_key(text: str) -> ec.EllipticCurvePublicKey:
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVE):
-        raise ValueError("the key is not an EC P-384 key")
+        raise ValueError("the key must be an EC P-384 key")
     return key
 
 

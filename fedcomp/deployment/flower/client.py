@@ -48,7 +48,7 @@ class FlowerClient:
         self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:
-        """Run the SuperNode until the federated run is over, or for later runs too if `stay` is True.
+        """Run the SuperNode until the federated run is over, and for later runs too if `stay` is True.
 
         Raises UserError if the client cannot take part or cannot reach the server within `patience_s`.
         """
