@@ -253,9 +253,9 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return s, w and the Rice parameters of rows with the same b* and u. Rows in which blocks save too little get 0, 0, `each`.
+    """Return s, w and the Rice parameters of rows with the same b* and u.
 
-    `limit` [m]: bytes of each row's code without blocks.
+    Rows in which blocks save too little get s = w = 0 and their parameters in `each`. `limit` [m]: bytes of each row's code without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
