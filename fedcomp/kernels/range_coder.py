@@ -130,7 +130,7 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
-    """Return the bytes from the head to the end of the low bits, the frequency of each symbol [size], and B. B is 0 if only one symbol occurs."""
+    """Return the bytes up to and with the low bits, the frequency of each symbol [size], and B. B is 0 if only one symbol occurs."""
     total, present = int(counts.sum()), np.flatnonzero(counts)
     if present.size == 1:
         return HEAD.pack(0, present[0]), (counts > 0).astype(np.int64), 0
