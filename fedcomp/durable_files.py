@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
-    """Write the parts in `data` to a new file and flush the file to the disk. Its permissions are never wider than `mode`.
+    """Write the parts in `data` to a new file and flush it to the disk. The file's permissions are never wider than `mode`.
 
     Raises FileExistsError if the path exists.
     """
@@ -26,7 +26,7 @@ def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Replace a file atomically by the one that the body writes at the given temporary path."""
+    """Yield a temporary path. When the `with` block ends, the temporary file atomically replaces `path`."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # left by a process that was killed
     yield temporary

@@ -1,21 +1,21 @@
 """The errors that fedcomp raises, and the exit status of the command line for each.
 
     FedcompError                    1
-    ├── UserError                   2   a mistake of the user; one sentence that names the fix
-    │   ├── SpecError                   an unknown name or option in `stc:density=1%`
-    │   ├── ConfigError                 a value out of range, or options that exclude each other
-    │   │   └── MismatchError               a memory that does not suit its codec
-    │   ├── DataError                   a missing or malformed data set
-    │   ├── TaskError                   a task file that does not import or breaks its contract
-    │   ├── RunFolderError              a run folder that exists already, is not writable, or belongs to another configuration
-    │   ├── KeysError                   a key, certificate or registry that is missing, malformed or expired, or exists already
-    │   ├── OutOfMemoryError            the device is out of memory; names flags that reduce its use
-    │   └── UnreachableError            a server that does not answer, or whose certificate is not valid for its address
-    ├── MissingExtraError           2   an optional dependency is absent; names the extra to install
-    ├── FrameError                  3   bytes that are not a complete, valid frame of this codec and size
-    ├── NonFiniteError              4   NaN or infinity where a finite number is needed
-    ├── ProtocolError               5   a message that violates the protocol
-    └── CheckpointError             6   a checkpoint that cannot be read or written
+    ├── UserError                   2
+    │   ├── SpecError
+    │   ├── ConfigError
+    │   │   └── MismatchError
+    │   ├── DataError
+    │   ├── TaskError
+    │   ├── RunFolderError
+    │   ├── KeysError
+    │   ├── OutOfMemoryError
+    │   └── UnreachableError
+    ├── MissingExtraError           2
+    ├── FrameError                  3
+    ├── NonFiniteError              4
+    ├── ProtocolError               5
+    └── CheckpointError             6
 
 Ctrl-C exits with 130.
 """
@@ -37,7 +37,7 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    """An invalid spec string. If `flag` and `spec` are not "", the message begins with them: the option and its value."""
+    """An invalid spec string. The message begins with `flag` (the option) and `spec` (its value) if they are set."""
 
     flag = spec = ""
 
@@ -51,7 +51,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """A memory that does not suit its codec. In the message, `{memory}` and `{uplink}` are replaced by the names of the options."""
+    """A memory (error feedback) that does not suit its codec. `{memory}` and `{uplink}` in the message become the options' names."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -76,7 +76,7 @@ class KeysError(UserError):
 
 
 class OutOfMemoryError(UserError):
-    """The device is out of memory. The message names flags that reduce its use."""
+    """The device is out of memory. The message names flags that reduce memory use."""
 
 
 class UnreachableError(UserError):
@@ -101,7 +101,7 @@ class MissingExtraError(FedcompError):
 
 
 class FrameError(FedcompError):
-    """Bytes that are not a complete, valid frame of this codec and size."""
+    """Bytes that are not a complete, valid frame (encoded vector) of the expected codec and size."""
 
     exit_status = 3
 
@@ -152,7 +152,7 @@ SYNONYMS = {  # our name → names in other libraries
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to `name`: a synonym, a similar name, or a name that starts with `name`; None if there is none."""
+    """Return the known name closest to `name` (a synonym, a similar name, or a name that starts with `name`), or None."""
     known = sorted(known)
     spelled = name.lower().replace("-", "_")
     for ours, theirs in SYNONYMS.items():

@@ -8,7 +8,7 @@ NOTHING = "–"  # not measured, or not defined
 
 
 def human_bytes(count: int) -> str:
-    """Return three digits and a decimal unit, 1 kB = 1000 B: `999 B`, `1.23 kB`, `45.6 MB`, `1000 EB`."""
+    """Format a size with three digits and a decimal unit (1 kB = 1000 B), such as `999 B`, `1.23 kB`, `45.6 MB` or `1000 EB`."""
     value, unit = float(count), 0
     while value >= (1000 if unit == 0 else 999.5) and unit < len(UNITS) - 1:
         value, unit = value / 1000, unit + 1
@@ -16,29 +16,29 @@ def human_bytes(count: int) -> str:
 
 
 def ratio(dense: int, sent: int) -> str:
-    """Return `dense / sent` as text such as `×398`; a dash if either is 0."""
+    """Format the compression ratio `dense / sent`, such as `×398`, or as a dash if either number is 0."""
     return f"×{three_digits(dense / sent)}" if sent and dense else NOTHING
 
 
 def percent(fraction: float | None) -> str:
-    """Format a fraction as a percentage: `81.20 %`."""
+    """Format a fraction as a percentage, such as `81.20 %`."""
     return NOTHING if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def decimal(value: float | None) -> str:
-    """Format a loss: four decimals, or a power of ten from 1000 on."""
+    """Format a loss with four decimals, or in scientific notation from 1000 on."""
     if value is None:
         return NOTHING
     return f"{value:.4f}" if abs(value) < 1000 or not math.isfinite(value) else f"{value:.2e}"
 
 
 def metric(name: str, value: float | None) -> str:
-    """Format a metric: an accuracy as a percentage."""
+    """Format an accuracy as a percentage, and any other metric as `decimal` does."""
     return percent(value) if name in ("accuracy", "train_accuracy") else decimal(value)
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: `0.84 s`, `12.3 s`, `4 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
+    """Format a duration, such as `0.84 s`, `12.3 s`, `4 min 05 s`, `2 h 07 min` or `3 d 04 h`."""
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
     whole = round(seconds)
@@ -58,12 +58,12 @@ def three_digits(value: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text with spaces for control characters and line breaks, so that text from a client cannot control the terminal."""
+    """Replace control characters and line breaks with spaces, so that a text from a client cannot control the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def named_clients(clients: Iterable[int]) -> str:
-    """Return a list of ids in ranges: `client 3`, `clients 0 to 49`, `clients 0, 3 to 5`."""
+    """Format client ids as ranges, such as `client 3`, `clients 0 to 49` or `clients 0, 3 to 5`."""
     ids = sorted(set(clients))
     ranges: list[list[int]] = []
     for one in ids:

@@ -1,7 +1,7 @@
 """The handshake by which a client joins a run: the client checks the options in the server's invitation and makes its session.
 
-An invitation holds names and numbers. The client executes nothing that it receives: spec strings name code that is already installed on
-its machine.
+An invitation contains names and numbers, but no code. The client executes nothing that it receives: spec strings name code that is
+already installed on its machine.
 """
 
 import functools
@@ -60,7 +60,7 @@ def pack_options(config: RunConfig) -> str:
 
 
 def unpack_options(invitation: Invitation) -> RunConfig:
-    """Check and return the options of an invitation. Raises ProtocolError if they cannot be read, and ConfigError for invalid values."""
+    """Check and return the options of an invitation. Raises ProtocolError for unreadable options, and ConfigError for invalid values."""
     try:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(CLIENT_OPTIONS):
@@ -75,7 +75,7 @@ def unpack_options(invitation: Invitation) -> RunConfig:
 class SharedObjects:
     """Objects that the clients of one process share: the data, the engine with its model, and the session of a run.
 
-    Clients that sign ballots do not share a session. Hold `lock` while you use these objects.
+    Clients that sign sealed ballots (encrypted votes) do not share a session. Hold `lock` while you use these objects.
     """
 
     def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
@@ -83,7 +83,7 @@ class SharedObjects:
         self._objects: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     def get_or_make(self, name: str, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """Return the object last made under a name if it was made for the same key, else make a new one."""
+        """Return the object stored under `name` if it was made for the same `key`, else make and store a new one."""
         if name not in self._objects or self._objects[name][0] != key:
             self._objects[name] = key, make()
         return self._objects[name][1]
@@ -107,7 +107,7 @@ class ClientSetup:
 
 @dataclass(frozen=True)
 class HostedSession:
-    """A session, with the states and the examples of its clients by logical id."""
+    """A client session, with the states and the example indices of its clients by logical id."""
 
     session: ClientSession
     states: HostedStates
@@ -121,9 +121,9 @@ def session_for(
     key: ec.EllipticCurvePrivateKey | None = None,
     log: SignatureLog | None = None,
 ) -> tuple[int, ClientSession]:
-    """Return the client's logical id and its session, in which the client has the state of a new client.
+    """Return the client's logical id and its session. The client starts in the session with the state of a new client.
 
-    `key`: the private key with which the client signs sealed ballots. `log`: the log that records its signatures. Raises UserError or
+    `key`: the private key with which the client signs sealed ballots. `log`: records the signatures made with `key`. Raises UserError or
     ProtocolError if the invitation does not fit the client.
     """
     config = unpack_options(invitation)
@@ -208,7 +208,7 @@ def _new_session(
 
 
 def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
-    """Return the task's test data if it is on this machine and its groups assign the examples to clients, else None."""
+    """Return the task's test data if this machine has it and can divide it among the clients, else None."""
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None

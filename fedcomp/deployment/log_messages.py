@@ -1,4 +1,4 @@
-"""The messages that a client prints about its work, with the values that the JSON log contains."""
+"""The log messages of a client about its work, each with the values that the JSON log contains."""
 
 from collections.abc import Sequence
 

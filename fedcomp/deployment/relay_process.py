@@ -19,9 +19,9 @@ WAIT_S = 0.2  # time between two checks whether `end` was called
 class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
-    `patience_s`: how long to try to reach the server; None: without limit. `stay`: wait for the next run when a run is over. `retry_s`:
-    pauses between attempts; the last pause is repeated. `opened` is called in the I/O thread with the number of the port when clients can
-    connect.
+    `patience_s`: how long to try to reach the server, None for no limit. `stay`: wait for the next run when a run is over. `retry_s`:
+    pauses between attempts to connect; the last pause is repeated. When clients can connect, `opened` is called in the
+    I/O thread with the port number.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class RelayProcess:
         self._ended = False
 
     def end(self) -> None:
-        """Make `run` return within WAIT_S. May be called from another thread."""
+        """Make `run` return within WAIT_S seconds. This method may be called from another thread."""
         self._ended = True
 
     def run(self) -> None:
-        """Serve until the run is over.
+        """Relay messages until the run is over, and in later runs too if `stay` is True.
 
-        Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached in time.
+        Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached within `patience_s`.
         """
         listen(self.address, self.port).close()
         with IoTasks() as io:
@@ -82,7 +82,7 @@ class RelayProcess:
             self._messages.put(None)
 
     async def _serve_once(self) -> bool:
-        """Serve until the run is over or the server is lost. Return whether to connect again."""
+        """Relay messages until the run is over or the server is lost. Return whether the relay must reconnect."""
         where = self.target.address, self.address, self.port, self.target.credentials
         warn = functools.partial(self._report, event="warning")
         relay = Relay(*where, opened=self._opened, changed=self._changed, warn=warn)
@@ -101,7 +101,7 @@ class RelayProcess:
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Return the error, or a more precise one about the network. Raises the error if another attempt would fail in the same way."""
+        """Return the error, or a more precise one if the network failed. Raises the error if reconnecting cannot help."""
         if error.cause == "network":
             try:
                 await asyncio.to_thread(self.target.check)

@@ -1,4 +1,4 @@
-"""A deployed run, from its options to its summary. The rounds run in this process, by default over the gRPC transport."""
+"""A deployed run, from its options to its summary. The server runs the rounds in this process, by default over the gRPC transport."""
 
 import dataclasses
 import json
@@ -81,7 +81,7 @@ MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The port of a server. `keys`: the folder that `fedcomp keys init` made; None = no TLS, and anyone may take part."""
+    """A server's host, port and keys. `keys`: the folder that `fedcomp keys init` made, or None for no TLS and clients without keys."""
 
     port: int = 8080  # 0 = any free port
     host: str = ""  # "" = loopback without keys, else all addresses of this machine
@@ -92,7 +92,7 @@ class Endpoint:
         return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
 
     def credentials(self) -> Credentials | None:
-        """Return the server's certificate and key, and the CA of its clients. Raises KeysError."""
+        """Return the server's certificate and key, and the CA certificate for checking clients. Raises KeysError."""
         if self.keys is None:
             return None
         certificate, key = serving_files(self.keys)
@@ -108,17 +108,17 @@ def serve(
 ) -> Summary:
     """Run the server of a deployment. If `config.resume` is set, continue the run in `config.out`. Return the content of summary.json.
 
-    The first round waits for all `config.clients`. `opened(port)` is called when clients can connect. Raises UserError for invalid
-    options before anything is written. A run that is interrupted at any moment can be resumed.
+    The first round waits until all `config.clients` clients have joined. `opened(port)` is called when clients can connect. Raises
+    UserError for invalid options before anything is written. A run that is interrupted at any moment can be resumed.
     """
     return Deployment(config, endpoint, callback or Callback()).run(opened)
 
 
 class Deployment:
-    """A deployed run. The constructor checks the options, in an order that reports errors as early as possible.
+    """A deployed run. The constructor checks the options and reports errors as early as possible.
 
-    `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`; returns a
-    transport whose port is already open. By default a GrpcTransport opens the port of `endpoint`.
+    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`.
+    `make_transport` returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Deployment:
         self.folder.write_config(self.config, values)
 
     def _transport(self, initial_version: str) -> GrpcTransport:
-        """Return the transport, not yet open. `initial_version`: the model version from which the run started."""
+        """Return the transport, which `run` opens. `initial_version`: the model version from which the run started."""
         config = client_config(self.config, self.strategy)
         options = pack_options(dataclasses.replace(config, uplink=str(self.strategy.uplink)))
         invitation = Invitation(self.name, -1, options, self.model_fingerprint, initial_version)
@@ -286,7 +286,7 @@ class Deployment:
         )
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
-        """Return the terms for relays. With --relays, relays add the frames of their clients, otherwise they forward each frame."""
+        """Return the settings for relays. With --relays, a relay adds up its clients' encoded updates; else it forwards each."""
         adding, layout = ("", ""), self.strategy.layout
         if self.config.relays:
             shapes = json.dumps({entry.name: entry.shape for entry in layout})
@@ -342,7 +342,7 @@ class Deployment:
             self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
-        """Record a client that joined or reconnected. Report its model version to the round loop, which may not know it."""
+        """Record a client that joined or reconnected. Report the client's model version to the round loop, which may not know it."""
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
@@ -388,7 +388,7 @@ class Deployment:
 
 
 def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:
-    """Raise ConfigError if the port cannot be opened. Called before anything is written."""
+    """Raise ConfigError if the server's port cannot be opened or is also the metrics port."""
     if endpoint.port and config.metrics_port == endpoint.port:
         raise ConfigError(
             f"--metrics-port and --port are both {endpoint.port}; give --metrics-port another port, or 0 for any free port"

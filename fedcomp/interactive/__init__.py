@@ -1,4 +1,4 @@
-"""Simulations from Python: one function call, in scripts and in notebooks."""
+"""Simulations that a Python script or notebook starts by one function call."""
 
 from .call import simulate
 

@@ -45,20 +45,19 @@ def simulate(
         run = fedcomp.simulate("digits", clients=50, rounds=10, uplink="stc:density=1%", out="runs/first")
         run = fedcomp.simulate(out="runs/first", resume=True, rounds=20)  # ten more rounds
 
-    `task` is a Task, a built-in name, or path/file.py:name. None means digits, or the task of the resumed run. A run with a Task object
+    `task` is a Task, a built-in name, or path/file.py:name; None means digits, or the task of the resumed run. A run with a Task object
     trains in this process, so the engines `processes` and `ray` are refused.
 
-    `options` are the fields of RunConfig by name, which are also the options of `fedcomp sim`: `local_steps` is `--local-steps`. A value is
-    a Python object, such as a number, a codec, a Path or a torch.device, or a string as on the command line, such as "1/400". None means
-    the default, or the value of the resumed run. `optimizer` may also be a function, like `Task.optimizer`. If `out` is not given, the run
-    folder is a new folder in `runs`.
+    `options` are the fields of RunConfig by name, which are also the options of `fedcomp sim` (`local_steps` is `--local-steps`). An option
+    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". An option of None means
+    the default, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like `Task.optimizer`. If `out` is
+    not given, the run folder is a new folder in `runs`.
 
-    `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback, which replaces the
-    display.
+    `progress` is None for a display that suits the terminal, log or notebook; False for no display; or a Callback to use instead.
 
     The function may be called in a running event loop and in any thread. Calls from several threads run one after the other, because a run
     seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty, and
-    other FedcompErrors for failures. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
+    other FedcompErrors if the run fails. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
     """
     if callable(options.get("optimizer")):
         task = _with_optimizer(task, options.pop("optimizer"))
@@ -74,9 +73,9 @@ def simulate(
 
 
 def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig:
-    """Return the options of a run. None means the default, or the value of the resumed run.
+    """Return the RunConfig of a run. An option of None means the default, or the value of the resumed run.
 
-    Raises ConfigError for invalid values, and for unknown options, for which the message suggests the closest name.
+    Raises ConfigError for invalid values and unknown options. For an unknown option, the message suggests the closest name.
     """
     known = {f.name for f in dataclasses.fields(RunConfig)} - {"task"}
     if unknown := [name for name in options if name not in known]:
@@ -97,11 +96,11 @@ def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig
 
 
 def _converted(name: str, value: Any) -> Any:
-    """Return a value converted to the type of its field, if possible. RunConfig raises ConfigError for values of other types."""
+    """Return an option's value converted to the type of its RunConfig field, if possible. RunConfig refuses values of other types."""
     if isinstance(value, list | tuple):
         if name not in LIST_OPTIONS:
             raise ConfigError(
-                f"{name} has {len(value)} values, but a run has one; call simulate once for each"
+                f"{name} has {len(value)} values, but a run has one; call simulate once for each value"
             )
         return ",".join(str(_converted(name, item)) for item in value)
     kind = option_type(name)
@@ -123,7 +122,7 @@ def _converted(name: str, value: Any) -> Any:
 def _with_optimizer(task: str | Task | None, optimizer: Any) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(
-            "optimizer is a function; give it to the task: Task(…, optimizer=function)"
+            "optimizer is a function; give it to the task: simulate(Task(…, optimizer=function))"
         )
     return dataclasses.replace(task, optimizer=optimizer)
 

@@ -31,7 +31,7 @@ MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays, which records the progress of a run and shows nothing."""
+    """Base class of the displays: records the progress of a run and shows nothing."""
 
     _has_rejections = False
 
@@ -95,7 +95,7 @@ class LogDisplay(ProgressDisplay):
 
 
 class TerminalDisplay(ProgressDisplay):
-    """A progress bar on the terminal of standard error, below the warnings."""
+    """A progress bar in the terminal, on standard error, with the warnings above it."""
 
     def __init__(self, console: Console | None = None):
         super().__init__()
@@ -135,9 +135,8 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """A display that shows the run as a picture in a notebook.
 
-    `display(bundle, raw=True, display_id=True)` shows a bundle and returns a handle, through which the bundle can be updated. The default
-    is `IPython.display.display`. A bundle contains the picture as HTML, and a line of text for front ends that do not show HTML. The text
-    of the picture has the colour of the notebook's text.
+    `display(bundle, raw=True, display_id=True)` shows a bundle (texts by MIME type) and returns a handle that can update the bundle. The
+    default is `IPython.display.display`. A bundle contains the picture as HTML, and a line of text for front ends without HTML.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class NotebookDisplay(ProgressDisplay):
         self._next_s = self.clock() + UPDATE_S
 
     def html(self) -> str:
-        """Return the picture as HTML."""
+        """Return the picture of the run as HTML."""
         if not self.has_started:
             return f"<div>{escape(self._final_text or self.progress_text())}</div>"
         h, done = self.header, self.last_round
@@ -256,7 +255,7 @@ class NotebookDisplay(ProgressDisplay):
 
 @contextmanager
 def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, ProgressDisplay]]:
-    """Enter the display of a run. Yield the callback for the run, and the display. Raises ConfigError for an invalid `progress`."""
+    """Open the display of a run. Yield the callback for the run, and the display. Raises ConfigError for an invalid `progress`."""
     if progress is None or progress is True:
         progress = default_display()
     if progress is False:
@@ -274,7 +273,7 @@ def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, P
 
 
 def default_display() -> ProgressDisplay:
-    """Return the display for a notebook, a terminal, or a log."""
+    """Return the display that suits this process: for a notebook, for a terminal, or for a log."""
     if in_notebook():
         return NotebookDisplay()
     terminal = os.environ.get("TERM", "") not in ("", "dumb", "unknown")

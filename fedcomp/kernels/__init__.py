@@ -1,7 +1,7 @@
-"""Array operations, in numpy on the CPU and in torch on other devices. Where these would be too slow, loops are compiled by numba.
+"""Array operations, in numpy on the CPU and in torch on other devices. Loops for which numpy is too slow are compiled by numba.
 
-Results have the same bits on every machine and device and with any number of threads, except those of training (pooled.py, regression.py),
-which can differ between machines. The first call of a loop imports numba.
+Results have the same bits on every machine and device and with any number of threads. Only results of training (pooled.py, regression.py)
+can differ between machines. The first call of a compiled loop imports numba.
 """
 
 from . import bits, rice

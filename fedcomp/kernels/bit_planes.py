@@ -1,7 +1,7 @@
 """Small integers as bit planes: the first plane has the lowest bit of every integer, the second plane the next bit, and so on.
 
-A byte of a plane has the bits of eight integers, the first in the most significant bit. The number of packed integers is a multiple of 8,
-so planes have no padding. Integers are counted and compared by logic operations on whole planes, many integers at a time.
+A byte of a plane has the bits of eight integers, with the first integer in the most significant bit. The number of packed integers is a
+multiple of 8, so planes have no padding. Integers are counted and compared by logic operations on whole planes, many integers at a time.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ PIECE = 1 << 17  # integers that are packed at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """Return the planes of integers [N], uint8, below 2^width."""
+    """Return the bit planes of integers [N], uint8 and below 2^width, as bytes."""
     planes = np.empty((width, codes.size // 8), np.uint8)
 
     def work(start: int, stop: int) -> None:
@@ -29,7 +29,7 @@ def pack(codes: np.ndarray, width: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """Return the planes [width, count/8] of integers below `size`, as a view of `data`.
+    """Return `data` as the bit planes [width, count/8] of `count` integers below `size`, without a copy.
 
     Raises FrameError if `data` has another length or an integer is not below `size`.
     """
@@ -45,7 +45,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Return table[i] for each integer i from index start to stop-1, both multiples of 8. `table`: float32 [2^width]."""
+    """Return table[i] for the integers i at indices start..stop-1. `start` and `stop` are multiples of 8. `table`: float32 [2^width]."""
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
     codes = bits[0]
     for bit, plane in enumerate(bits[1:], 1):
@@ -54,10 +54,10 @@ def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.nda
 
 
 def count(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Count the ones in each column of rows of packed bits. Return the planes of the counts. Memory: at most three rows per plane.
+    """Count the ones in each column of rows of packed bits. Return the counts as bit planes. Memory holds at most three rows per plane.
 
-    A full adder replaces three rows of a plane by one row of this plane and a carry, a row of the next plane, in five operations (Harley &
-    Seal; Warren: Hacker's Delight, 2nd ed. 2013, §5–2).
+    In five operations, a full adder replaces three rows of a plane by one row of that plane and a carry row of the next plane (Harley &
+    Seal; Warren, Hacker's Delight, 2nd ed. 2013, §5–2).
     """
     waiting: list[list[np.ndarray]] = []
     for row in rows:
@@ -90,7 +90,7 @@ def _full_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, 
 
 
 def at_least(planes: list[np.ndarray], number: int) -> np.ndarray:
-    """Return packed flags of the integers that are at least `number`. Bits are compared from the highest."""
+    """Return packed flags: 1 for each integer that is at least `number`. Bits are compared from the highest to the lowest."""
     above = planes[0] ^ planes[0]
     equal = ~above
     if number <= 0:

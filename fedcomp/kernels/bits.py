@@ -18,14 +18,14 @@ SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np
 
 @dataclass
 class Signs:
-    """Values of the same magnitude. Each is one bit, 1 for positive."""
+    """Values of the same magnitude, stored as one bit each: 1 for positive."""
 
     raw: np.ndarray  # uint8 [⌈count/8⌉]
     count: int
     magnitude: float  # a float32 number
 
     def values(self) -> np.ndarray:
-        """Return the values: float32 [count]."""
+        """Return ±magnitude for each bit: float32 [count]."""
         values = SIGNS.take(self.raw, axis=0).reshape(-1)[: self.count]
         values *= np.float32(self.magnitude)
         return values
@@ -38,20 +38,20 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
 
 
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
-    """Return the bits as a bool array [count]. Raises FrameError if `data` has another length or its padding is not zero."""
+    """Return the bits in `data` as a bool array [count]. Raises FrameError if `data` has the wrong length or padding."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:
     """Return a bit for each element of a finite x [n], of any float dtype, on any device: 1 if positive, 0 if negative.
 
-    The bit of a zero is 1 without a seed. With a seed it is random: bit i of the words of the seed (kernels/philox.py).
+    Without a seed, the bit of a zero is 1. With a seed, the bit of a zero at index i is bit i of the seed's random words (philox.py).
     """
     return signs_rows([x], None if seed is None else [seed])[0]
 
 
 def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
-    """Return `signs` of each of m ≥ 1 vectors, each with its seed."""
+    """Return the result of `signs` for each of m ≥ 1 vectors, each with its own seed."""
     row_seeds = [None] * len(rows) if seeds is None else seeds
     X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)
@@ -71,7 +71,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Return the values of bits start..stop-1, float32. Bit i is in column i mod c; its value is high[column] for 1, low[column] for 0.
+    """Return the values, float32, of bits start..stop-1. Bit i, in column j = i mod c, means high[j] if it is 1, else low[j].
 
     `high`, `low`: float32 [c], c ≥ 1.
     """
@@ -81,7 +81,7 @@ def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.nda
 
 
 def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
-    """Return `data` as uint8, without a copy. Raises FrameError unless it consists of `count` bits and zeros as padding."""
+    """Return `data` as a uint8 array, without a copy. Raises FrameError unless `data` has `count` bits and zeros as padding."""
     if count < 0 or len(data) != (count + 7) // 8:
         raise FrameError(
             f"{len(data)} bytes cannot hold {count} signs; the frame is damaged or of another size"
@@ -94,7 +94,7 @@ def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
 
 
 def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the packed bits x >= 0 and x == 0 of the rows of X [m, n]: uint8 [m, ⌈n/8⌉] each."""
+    """Return X >= 0 and X == 0 as packed bits for each row of X [m, n]: uint8 [m, ⌈n/8⌉] each."""
     if X.device.type == "cpu":
         values = X.to(torch.float32).numpy()
         return np.packbits(values >= 0, axis=1), np.packbits(values == 0, axis=1)
@@ -103,13 +103,13 @@ def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack_torch(flags: Tensor) -> Tensor:
-    """Return np.packbits of a bool tensor along its last dimension, on its device."""
+    """Pack a bool tensor along its last dimension, on its device, as np.packbits does."""
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[-1] % 8)).unflatten(-1, (-1, 8))
     weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
     return (padded * weights).sum(-1, dtype=torch.uint8)
 
 
 def _random_bits(seed: int, count: int) -> np.ndarray:
-    """Return the bytes of `count` random bits. The padding is random, too."""
+    """Return the bytes of `count` random bits. The padding of the last byte is random, too."""
     words = philox.words(seed, (count + 31) // 32, stream=ZERO_STREAM)
     return words.astype(WORD, copy=False).view(np.uint8)[: (count + 7) // 8]

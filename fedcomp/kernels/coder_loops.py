@@ -1,6 +1,6 @@
 """Loops of the entropy coder (kernels/range_coder.py), compiled by numba.
 
-Indices are unsigned, as in kernels/loops.py. States are below 2⁵³, so the truncated float64 quotient is exact.
+Coder states are below 2⁵³, so their quotients in float64 are exact when truncated.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ from .range_coder import FLOOR, WORD
 
 @compiled
 def encode(symbols, frequencies, bits, states, words):
-    """Fill `words`, from its end, with the code of `symbols`, and `states` with the states that decoding starts from. Return the index of
-    the first word."""
+    """Encode `symbols`: fill `words` from its end, and `states` with the coder states from which decoding starts. Return the index of the
+    first filled word."""
     firsts = frequencies.cumsum() - frequencies
     divisors = frequencies.astype(np.float64)
     whole, limit, lanes, at = int64(1) << bits, 53 - bits, uint64(states.size - 1), words.size
@@ -35,7 +35,7 @@ def encode(symbols, frequencies, bits, states, words):
 
 @compiled
 def decode(words, states, table, frequencies, bits, symbols):
-    """Fill `symbols`. `table`: the symbol of each slot. Return the number of words read, -1 if there are too few."""
+    """Fill `symbols`. `table`: the symbol for each state mod 2^bits. Return the number of words read, or -1 if there are too few."""
     firsts = frequencies.cumsum() - frequencies
     mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0
     for i in range(uint64(symbols.size)):

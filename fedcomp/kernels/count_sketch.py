@@ -1,13 +1,13 @@
 """Count Sketch: a linear map from vectors to small tables, with estimates of the coordinates.
 
-Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 2002.
+Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
 
     S[r, h_r(i)] += s_r(i)·x_i       estimate of x_i: the median over r of s_r(i)·S[r, h_r(i)]
 
-h_r(i) and s_r(i) are computed from word i of stream STREAM + r of the seed (kernels/philox.py), so they are the same everywhere and need no
-table. The bucket is ⌊word·columns/2³²⌋, and the lowest bit of the word is the sign. The number of rows is odd, so the median is one of
-its arguments. Vectors are copied to the CPU and summed in float32, in order; vectors from HALVED elements on are summed in two halves.
-Values at given positions are summed in float64.
+Row r of the table S adds coordinate i, with the sign s_r(i), to the cell (bucket) h_r(i). Word i of the random stream STREAM + r
+(kernels/philox.py) gives the bucket, ⌊word·columns/2³²⌋, and the sign, which is the word's lowest bit. The number of rows is odd, so the
+median is the value of one row. Vectors are copied to the CPU and summed in float32, in order. Vectors of HALVED or more elements are summed
+in two halves. Sparse vectors are summed in float64.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ LARGEST = np.finfo(np.float32).max
 
 
 def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Return the cells of a finite x [n], of any float dtype, on any device: float32 [rows, columns], clipped to its range."""
+    """Return the sketch of a finite x [n], of any float dtype, on any device: float32 [rows, columns], clipped to float32's range."""
     x = x.detach().cpu()
     middle = x.numel() // 2 // UNIT * UNIT if x.numel() >= HALVED else 0
     spans = [(0, middle), (middle, x.numel())] if middle else [(0, x.numel())]
@@ -42,7 +42,7 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
 def sketch_at(
     positions: np.ndarray, values: np.ndarray, rows: int, columns: int, seed: int
 ) -> np.ndarray:
-    """Return the cells of a sparse vector with values, float32, at positions, int64: float32 [rows, columns]."""
+    """Return the sketch, float32 [rows, columns], of a sparse vector with `values`, float32, at `positions`, int64."""
     cells = np.zeros((rows, columns), np.float64)
     for r, (buckets, negative) in enumerate(buckets_and_signs(positions, rows, columns, seed)):
         np.add.at(cells[r], buckets, np.where(negative, -values, values))
@@ -50,7 +50,7 @@ def sketch_at(
 
 
 def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the estimates of the coordinates start..stop−1, float32, from cells [rows, columns]."""
+    """Return the estimates of the coordinates start..stop−1, float32, from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
     first = start // UNIT * UNIT  # estimates are computed from the start of a block of words
@@ -64,7 +64,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
 
 
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:
-    """Return the estimates of the coordinates at positions, int64 [k]: float32 [k]."""
+    """Return the estimates, float32 [k], of the coordinates at `positions`, int64 [k]."""
     from . import sketch_loops
 
     out = np.empty(positions.size, np.float32)
@@ -75,14 +75,14 @@ def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndar
 def buckets_and_signs(
     positions: np.ndarray, rows: int, columns: int, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return for each row the buckets of positions, int64 [k], and whether their sign is negative, bool [k]."""
+    """Return, for each row of the sketch, the buckets of `positions`, int64 [k], and whether their signs are negative, bool [k]."""
     words = [philox.words_at(seed, positions, STREAM + r) for r in range(rows)]
     buckets = [(own.astype(np.uint64) * np.uint64(columns) >> np.uint64(32)) for own in words]
     return [(at.astype(np.int64), (own & 1).astype(np.bool_)) for at, own in zip(buckets, words)]
 
 
 def _sum(x: Tensor, start: int, stop: int, seed: int, row: int, cells: np.ndarray) -> None:
-    """Add x[start:stop] to the cells [columns] of a row."""
+    """Add x[start:stop] to the cells [columns] of one row of a sketch."""
     from . import sketch_loops
 
     for piece in pieces(x, start, stop):

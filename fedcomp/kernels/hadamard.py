@@ -1,19 +1,19 @@
-"""Randomized Hadamard rotation: every coordinate of a block becomes a sum of all its coordinates with random signs.
+"""Randomized Hadamard rotation: every coordinate of a block becomes a sum, with random signs, of all coordinates of the block.
 
-Ailon, Chazelle: Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform. STOC 2006.
+Ailon, Chazelle, "Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform", STOC 2006.
 
     u = W·D·x·2^−e      inverse: x = D·W·u·2^e/d
 
-These formulas apply to each block of d coordinates. D is diagonal with random signs: coordinate i is negated if bit i mod 32 of word ⌊i/32⌋
-of stream SIGNS (kernels/philox.py) is 1, where bit 0 is the lowest. W is the Walsh–Hadamard matrix of ±1, with W·W = d. The factor 2^−e
-scales the largest magnitude into [½, 1), so no sum overflows, and subnormal numbers keep their bits. W·D/√d is a rotation; the codecs
-include 1/√d in their scales. W is applied by a butterfly, which replaces pairs a, b by a + b and a − b, with strides d/2, …, 2, 1. Every
-machine computes these float32 sums in the same order, so the results have the same bits. Sums over blocks are computed in integers.
+The formulas rotate a block x of d coordinates to u. D is a diagonal matrix of random signs: coordinate i of the vector is negated if bit
+i mod 32 (0 is the lowest) of word ⌊i/32⌋ of the random stream SIGNS (kernels/philox.py) is 1. W is the Walsh–Hadamard matrix of ±1, with
+W·W = d·I. The factor 2^−e scales the block's largest magnitude into [½, 1), so no sum overflows, and subnormal numbers keep their bits.
+W·D/√d is a rotation; the factor 1/√d is left to the scales of the codecs. W is applied in stages (a butterfly), which replace pairs a, b by
+a + b and a − b, with strides d/2, …, 2, 1. Every machine computes the float32 sums of a butterfly in the same order, so the results have
+the same bits. Sums over the coordinates of a block are computed in integers.
 
-Blocks have 2¹⁴ coordinates. The remaining coordinates are divided into blocks whose sizes are powers of two, at least 8, the largest first;
-the last block may be padded with at most 32 zeros. So the rotated vector has at most 32 more coordinates, whereas a single block could
-double the length. Bounds for a rotation of d coordinates hold for each block with its own norm and size d ≤ 2¹⁴. Bounds that decrease with
-d are weak for the last few coordinates of a vector.
+A vector is divided into blocks of 2¹⁴ coordinates. The rest of the vector is divided into smaller blocks, the largest first, whose sizes
+are powers of two and at least 8. The last block is padded with at most 32 zeros. Error bounds for a rotation of d coordinates hold for each
+block, with the block's norm and size. Error bounds that decrease with d are weak for the small blocks at the end of a vector.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @lru_cache(256)
 def edges(numel: int) -> np.ndarray:
-    """Return the starts of the blocks of a vector [numel] and the end of the last: int64, multiples of 8. Do not modify the result."""
+    """Return the start of each block of a vector [numel] and the end of the last block: int64. Do not modify this cached result."""
     whole, rest = divmod(numel, BLOCK)
     sizes = [BLOCK] * whole
     while rest > 0:
@@ -48,9 +48,9 @@ def edges(numel: int) -> np.ndarray:
 
 
 class RotatedBlocks:
-    """The rotation u [N], float32, of the blocks of a vector x [n] from coordinate `start` on, at most CHUNK coordinates.
+    """The rotated blocks u [N], float32, of a vector x [n] from coordinate `start` on, at most CHUNK coordinates.
 
-    Methods return float64 [blocks] unless stated otherwise.
+    Methods return float64 arrays with one value per block, unless stated otherwise.
     """
 
     def __init__(self, x: Tensor, seed: int, start: int):
@@ -76,7 +76,7 @@ class RotatedBlocks:
         return sums / SQUARES
 
     def extremes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the smallest and the largest u of each block."""
+        """Return the smallest and the largest value of u in each block."""
         low, high = (f.reduceat(self.u, self.edges[:-1]) for f in (np.minimum, np.maximum))
         return low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0  # no −0
 
@@ -105,7 +105,7 @@ class RotatedBlocks:
 
 
 def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
-    """Rotate a vector [n] in chunks, on several threads, and call `use` for each chunk."""
+    """Rotate a vector [n] in chunks, on several threads, and call `use` with each rotated chunk."""
     x = x.detach().cpu()
 
     def work(start: int, stop: int) -> None:
@@ -118,10 +118,10 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Return the float32 coordinates of the blocks of a vector [numel] from block `first` on, given u·2^e/d = scale·values + shift/d.
+    """Invert the rotation of the blocks of a vector [numel] from block `first` on, given u·2^e/d = scale·values + shift/d.
 
-    `values`: float32, complete blocks, overwritten. `scale` and `shift`: float64 [blocks]. Coordinates are clipped to the range of
-    float32.
+    `values`: complete blocks, float32, which are overwritten. `scale` and `shift`: float64 [blocks]. Returns float32 coordinates, clipped
+    to the range of float32.
     """
     from . import hadamard_loops
 
@@ -132,6 +132,6 @@ def rotate_back(
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the sign bits of the coordinates start..stop-1, both multiples of 8. The lowest bit of a byte comes first."""
+    """Return the sign bits of coordinates start..stop-1 (multiples of 8). The first coordinate has the lowest bit."""
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

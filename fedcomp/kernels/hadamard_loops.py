@@ -17,7 +17,7 @@ N_WORDS = 1024  # random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one stage of the butterfly over 2h elements. numba would not vectorize it if it were inlined into the loop over groups."""
+    """Compute one butterfly stage over 2h elements, in a function of its own, since numba would not vectorize an inner loop."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -25,7 +25,7 @@ def _stage(v, start, h):
 
 @numba.njit(nogil=True, inline="always")
 def _last_stages(v, i):
-    """Compute the stages of strides 4, 2 and 1 for the eight elements from i on."""
+    """Compute the butterfly stages of strides 4, 2 and 1 for the eight elements from index i on."""
     a, b, c, d = v[i], v[i + uint64(1)], v[i + uint64(2)], v[i + uint64(3)]
     e, f, g, k = v[i + uint64(4)], v[i + uint64(5)], v[i + uint64(6)], v[i + uint64(7)]
     a, e, b, f, c, g, d, k = a + e, a - e, b + f, b - f, c + g, c - g, d + k, d - k
@@ -37,7 +37,7 @@ def _last_stages(v, i):
 
 @compiled
 def butterfly(v, start, size):
-    """Compute all stages, with strides size/2, …, 2, 1, over v[start:start+size], in place. `size`: a power of two, at least 8."""
+    """Compute all butterfly stages, with strides size/2, …, 2, 1, over v[start:start+size] in place. `size`: a power of two, at least 8."""
     start, size = uint64(start), uint64(size)
     span = size
     while span > uint64(8):
@@ -51,7 +51,7 @@ def butterfly(v, start, size):
 
 @compiled
 def rotate(x, signs, edges, exponents, u):
-    """Fill u [N] with the rotated blocks of x [n], float32, which is padded with zeros, and `exponents` with e of each block."""
+    """Fill u [N] with the rotated blocks of x [n], float32, padded with zeros. Fill `exponents` with the exponent e of each block."""
     bits = x.view(np.uint32)
     for block in range(exponents.size):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
@@ -99,7 +99,7 @@ def _flip(value, sign):
 
 @numba.njit(nogil=True, inline="always")
 def _narrow(value):
-    """Return the nearest float32, clipped to the range of float32. −0 becomes 0."""
+    """Return the float32 nearest to a float64 value, clipped to the range of float32. −0 becomes 0."""
     value = value if value < LARGEST else LARGEST
     return float32(value if value > -LARGEST else -LARGEST) + float32(0)
 

@@ -31,9 +31,9 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 
 @functools.cache
 def cache_folder() -> str:
-    """Return the folder for the compiled loops of this version of the code, "" if none is writable. Remove the folders of other versions.
+    """Return the folder for the compiled loops of this version of the code, or "" if none is writable. Delete other versions' folders.
 
-    The name is a digest of all modules of this package, because numba detects a change of a function's own file but not of imported files.
+    The folder's name is a digest of all kernel modules, because numba does not detect changes of the modules that a loop imports.
     """
     package = Path(__file__).parent
     sources = b"".join(file.read_bytes() for file in sorted(package.glob("*.py")))
@@ -52,7 +52,7 @@ def cache_folder() -> str:
 
 @numba.njit(nogil=True, inline="always")
 def add_rows(sums, source, starts, factors, count):
-    """Add Σ_n factors[n] * source[starts[n] + j], n < count, to sums[j] for all j, four n at a time. float32; `starts`: int64."""
+    """Add Σ_n factors[n] * source[starts[n] + j], n < count, to sums[j] for all j, four n at a time. Arrays are float32, `starts` int64."""
     size = sums.size
     whole = count - count % 4
     for n in range(0, whole, 4):
@@ -69,7 +69,7 @@ def add_rows(sums, source, starts, factors, count):
 
 @numba.njit(nogil=True, inline="always")
 def philox(low, high, c0, c1, c2, c3):
-    """Return a block of four words (kernels/philox.py). All arguments and results are uint32."""
+    """Return the four random words of the key (low, high) and the counter (c0..c3). All arguments and results are uint32."""
     for _ in range(10):
         x, y = uint64(c0) * uint64(0xD2511F53), uint64(c2) * uint64(0xCD9E8D57)
         c0 = uint32((y >> uint64(32)) ^ c1 ^ low)
@@ -82,7 +82,7 @@ def philox(low, high, c0, c1, c2, c3):
 
 @numba.njit(nogil=True, inline="always")
 def draw(low, high, stream, start, out):
-    """Fill `out` with the words start..start+out.size-1 of a seed and a stream; `start` and `out.size` are multiples of 4."""
+    """Fill `out` with random words start..start+out.size-1 of a seed and a stream. `start` and `out.size` are multiples of 4."""
     low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
     for j in range(uint64(out.size >> 2)):
         block, at = first + j, j << uint64(2)
@@ -94,7 +94,7 @@ def draw(low, high, stream, start, out):
 
 @numba.njit(nogil=True, inline="always")
 def word_at(low, high, stream, index):
-    """Return word `index`, uint64, of a seed and a stream."""
+    """Return the random word of a seed and a stream at an index, uint64."""
     block, lane = index >> uint64(2), index & uint64(3)
     a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
     a, c = (b, d) if lane & uint64(1) else (a, c)

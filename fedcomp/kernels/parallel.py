@@ -1,6 +1,6 @@
-"""Stacks of vectors, and threads that share large ones on the CPU.
+"""Stacks of vectors, and threads that share the work on large vectors on the CPU.
 
-A stack consists of the rows of a tensor [m, n], or of m separate tensors [n] of one type on one device.
+A stack consists of the rows of a tensor [m, n], or of m separate tensors [n] of the same dtype on the same device.
 """
 
 import functools
@@ -30,19 +30,19 @@ def stacked(rows: Rows) -> Tensor:
 
 
 def are_large(rows: Rows) -> bool:
-    """Return whether each of m ≥ 1 vectors is processed separately, on its own thread."""
+    """Return whether m ≥ 1 vectors are so large that each is processed separately, on its own thread."""
     return rows[0].device.type == "cpu" and rows[0].numel() >= LARGE
 
 
 def split_runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Return m consecutive runs of values as views. `counts` [m]: lengths of the runs. Several times faster than np.split."""
+    """Split values into m consecutive runs (views). `counts` [m]: lengths of the runs. This is several times faster than np.split."""
     return [values[start:stop] for start, stop in pairwise([0, *counts.cumsum().tolist()])]
 
 
 def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> list[Result]:
-    """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses; return the results in order.
+    """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses. Return the results in order.
 
-    Ranges begin at multiples of `unit`. There are at most four per thread, so that a thread on a busy core delays the others little.
+    Ranges begin at multiples of `unit`. There are at most four ranges per thread, so that a thread on a busy core delays the others little.
     """
     parts = min(4 * torch.get_num_threads(), numel >> 20)
     if parts <= 1:
@@ -52,7 +52,7 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 
 
 def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
-    """Call work(*call) for every call, on as many threads as torch uses, including the calling one. Return the results in order."""
+    """Call work(*call) for each of `calls`, on as many threads as torch uses, including the calling thread. Return the results in order."""
     results: list[Any] = [None] * len(calls)
     waiting = iter(list(enumerate(calls)))  # each call goes to the next free thread
 
@@ -77,7 +77,7 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return a thread pool for all calls. Starting a thread takes as long as processing millions of coordinates."""
+    """Return a thread pool that is kept, since starting a thread takes as long as processing millions of coordinates."""
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 
@@ -85,7 +85,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive 
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yield x[start:stop] of a CPU tensor as float32, in one piece if x is float32. Contiguous float32 is not copied."""
+    """Yield x[start:stop] of a CPU tensor as float32, in one piece if x is float32. A contiguous float32 x is not copied."""
     length = max(stop - start, 1) if x.dtype is torch.float32 else PIECE
     for a in range(start, stop, length):
         yield x[a : min(a + length, stop)].to(torch.float32).contiguous().numpy()

@@ -5,15 +5,15 @@
 The keys i are known, the integers q_i are not. A cell that contains a single key determines the integer of this key. Subtracting the
 integer from all cells of the key leaves other cells with a single key, and so on. Recovered integers are exact, mod 2⁶⁴. In the limit of
 many keys, peeling recovers all integers if there are more than 1.222 cells per key with 3 rows, 1.295 with 4, or 1.425 with 5. With fewer
-cells, a large core of keys remains (Molloy: Cores in random hypergraphs and Boolean formulas. 2005).
+cells, peeling leaves a large core of keys (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
-The remaining keys are usually either a few keys that share all their cells, or a core in a table that is too small. They usually have more
-equations than unknowns, so their integers are computed by least squares: by conjugate gradients, rounding to integers, and repetition for
-the residual. To find out which integers the equations determine, the same system is solved for known random integers. A key is determined
-if the solution contains its random integer, and if its cells are zero after subtraction. Keys that are not determined get the shortest
-solution or an approximation of it; its squared error is at most that of zeros.
+The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. The cells
+of unpeeled keys usually outnumber the keys, so the integers are computed by least squares. Conjugate gradients give a solution, which is
+rounded to integers, and then the residual is solved in the same way. To find out which integers the equations determine, the same system
+is solved for known random integers. A key counts as determined if the key's random integer is recovered, and the key's cells are zero
+after subtraction. Undetermined keys get the shortest least-squares solution or an approximation, with at most the squared error of zeros.
 
-Time is O(keys · rows): the number of steps decreases as the number of remaining keys grows.
+Time is O(keys · rows): the more keys remain, the fewer steps of conjugate gradients are made.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class KeyCells(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The integers of k keys."""
+    """The recovered integers of k keys."""
 
     values: np.ndarray  # int64 [k]
     peeled: int  # number of keys recovered by peeling
@@ -46,7 +46,7 @@ class Recovered(NamedTuple):
 
 
 def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyCells:
-    """Return the cells of positions, int64 [k], in the table [rows, columns] with this seed."""
+    """Return the cells of the keys `positions`, int64 [k], in a count sketch [rows, columns] with this seed."""
     cells = np.empty((positions.size, rows), np.int32)
     negative = np.empty((positions.size, rows), np.bool_)
     for start in range(0, positions.size, BLOCK):
@@ -59,14 +59,14 @@ def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyC
 
 
 def sums(where: KeyCells, values: np.ndarray) -> np.ndarray:
-    """Return the sums of integers [k] in each cell of the table: int64 [size], mod 2⁶⁴."""
+    """Return the table whose cells are the signed sums of their keys' integers `values` [k]: int64 [size], mod 2⁶⁴."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table
 
 
 def recover(where: KeyCells, table: np.ndarray) -> Recovered:
-    """Return the integers of keys, given their table, int64 [size]. Subtract the integers from the table in place."""
+    """Recover the integers of keys from their table, int64 [size]. Subtract the integers from the table in place."""
     values, is_peeled = peel(where, table)
     peeled = int(np.count_nonzero(is_peeled))
     if peeled == is_peeled.size:
@@ -78,7 +78,7 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers, int64 [k], 0 if not peeled, and which keys were peeled, bool [k]. Subtract the integers from the table."""
+    """Return the integers of peeled keys (0 for others), int64 [k], and which were peeled, bool [k]. Subtract the integers."""
     from . import peeling_loops
 
     values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
@@ -87,7 +87,7 @@ def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return integers [k] by least squares, and which of them are determined, bool [k]. Subtract the integers from the table."""
+    """Compute integers [k] by least squares, and which of them are determined, bool [k]. Subtract the integers from the table."""
     used, cells = np.unique(where.cells, return_inverse=True)
     dense = KeyCells(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)
     rest = table[used]
@@ -100,7 +100,7 @@ def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
-    """Return integers [k], and subtract them from the table in place."""
+    """Return the least-squares integers [k], and subtract them from the table in place."""
     signs, values = np.where(where.negative, -1.0, 1.0), np.zeros(len(where.cells), np.int64)
     for _ in range(ROUNDS):
         step = np.rint(_least_squares(where, signs, table.astype(np.float64))).astype(np.int64)
@@ -110,7 +110,7 @@ def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the shortest least-squares solution x [k] for a table, float64 [size], or its approximation after some steps of CGLS."""
+    """Return the shortest least-squares solution x [k] for a table, float64 [size], or an approximation by conjugate gradients (CGLS)."""
     x = np.zeros(len(signs))
     slope = _gather(where, signs, table)
     direction, square = slope.copy(), float(slope @ slope)

@@ -8,9 +8,9 @@ from .loops import compiled
 
 @compiled
 def peel(cells, negative, table, values, is_peeled):
-    """Fill `values` and `is_peeled` [k] for keys with these cells [k, rows], and subtract the values from the table.
+    """Peel keys with these cells [k, rows]: fill `values` and `is_peeled` [k], and subtract the values from the table.
 
-    A round peels all keys that are the only key of a cell at the start of the round.
+    Each round peels all keys that are the only key of some cell at the start of the round.
     """
     keys, rows = uint64(cells.shape[0]), uint64(cells.shape[1])
     count, mixed = np.zeros(table.size, np.int32), np.zeros(table.size, np.int32)

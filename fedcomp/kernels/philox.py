@@ -1,9 +1,9 @@
-"""Philox: a counter-based random number generator. Each word is computed independently, and is the same on every device.
+"""Philox: a counter-based random number generator. Each 32-bit word is computed independently, and is the same on every device.
 
-Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011. Philox4x32 with ten rounds.
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Philox4x32 with ten rounds.
 
-Word i of a seed and a stream is word i mod 4 of the block with the counter (low word of ⌊i/4⌋, high word of ⌊i/4⌋, stream, 0) and the seed
-as key. Each use of a seed has its own stream: values are rounded with stream 0, and the signs of zeros are drawn with stream 1.
+Word i of a seed and a stream is word i mod 4 of the block with the seed as key, and (low word of ⌊i/4⌋, high word of ⌊i/4⌋, stream, 0) as
+counter. Each use of a seed has its own stream: values are rounded with stream 0, and the signs of zeros are drawn with stream 1.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ PIECE = 1 << 12  # blocks that are computed at a time, so that they fit in the c
 
 
 def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
-    """Return the words start..start+count-1 of a seed (64 bits) and a stream (32 bits): uint32 [count], uniform."""
+    """Return random words start..start+count-1 of a seed (64 bits) and a stream (32 bits): uint32 [count], uniform."""
     first, last = start // 4, (start + count + 3) // 4  # blocks
     out = np.empty((last - first, 4), np.uint32)
     for block in range(first, last, PIECE):
@@ -26,7 +26,7 @@ def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
 
 
 def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Return the words of a seed and a stream at indices ≥ 0, int64 [m]: uint32 [m]."""
+    """Return the random words, uint32 [m], of a seed and a stream at `indices` ≥ 0, int64 [m]."""
     out = np.empty(indices.size, np.uint32)
     for start in range(0, indices.size, PIECE):
         piece = indices[start : start + PIECE]
@@ -36,7 +36,7 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
 
 
 def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
-    """Return `count` of numel positions, drawn without replacement: int64, ascending; 0 ≤ count ≤ numel.
+    """Draw `count` of numel positions without replacement, 0 ≤ count ≤ numel. Return the positions, int64, ascending.
 
     A seed and a stream determine a sequence of positions: each is 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. The first
     `count` distinct positions of the sequence are the sample. If count > numel/2, the complement of the sample is drawn instead.
@@ -51,7 +51,7 @@ def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def halves(seed: int) -> tuple[int, int]:
-    """Return the low and the high word of a seed."""
+    """Return the low and the high 32-bit word of a seed."""
     return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
 
 
@@ -62,7 +62,7 @@ def _split(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _blocks(
     low: int, high: int, c0: np.ndarray, c1: np.ndarray, c2: int, c3: int = 0
 ) -> np.ndarray:
-    """Return the blocks [m, 4] of counters c0 [m], c1 [m], c2, c3. All are 32 bits wide; c0 and c1 are uint64 arrays."""
+    """Return the random blocks [m, 4] of a key (low, high) and counters (c0 [m], c1 [m], c2, c3). c0 and c1 are 32-bit values in uint64."""
     a, b, c, d = c0, c1, np.full_like(c0, c2), np.full_like(c0, c3)
     shift = np.uint64(32)
     for _ in range(ROUNDS):

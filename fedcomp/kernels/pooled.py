@@ -1,8 +1,7 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
-Each pooling patch has at most one output of the convolution with a nonzero gradient, the maximum, if the ReLU is active there. With patches
-of 2×2, this is at most a quarter of the outputs. The loops process only these outputs, each with one patch of the inputs and one kernel.
-The sums have the same terms as the dense gradient, in another order.
+In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. With 2×2
+patches, at most a quarter of the gradients are nonzero. The loops process only nonzero gradients, each with one input patch and one kernel.
 """
 
 import numpy as np
@@ -41,10 +40,10 @@ def gradients(
     padding: tuple[int, int],
     inputs: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of x [b, c, h, w], None unless `inputs`, and of weight [k, c, i, j]: float32 on the CPU, channels last.
+    """Return the gradients of x [b, c, h, w] (None unless `inputs`) and of `weight` [k, c, i, j]: float32 on the CPU, channels last.
 
-    `slopes` [b, k, oh, ow]: gradients of the maxima, 0 where the ReLU is inactive. `places`, int64 of the same shape: indices of the maxima
-    in a plane of outputs of the convolution. Stride and dilation are 1.
+    `slopes` [b, k, oh, ow]: gradients of the pooled maxima, 0 where the ReLU is inactive. `places`, int64 [b, k, oh, ow]: indices of the
+    maxima in a flat channel of the convolution's output. The convolution's stride and dilation are 1.
     """
     from .pooled_loops import add_to_inputs, add_to_weights
 

@@ -1,7 +1,7 @@
 """Loops of kernels/pooled.py, compiled by numba.
 
-`offsets`, int64: for each output of the convolution, the index at which its input patch starts in a padded example. A line is a row of the
-padded inputs with all channels. `places`, `slopes`: as in kernels/pooled.py.
+`offsets`, int64: for each output of the convolution, the index at which its input patch starts in a padded example. A `line` is the
+size of one row of the padded inputs with all channels. `places` and `slopes` are those of kernels/pooled.py.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from .loops import add_rows, compiled
 
 @compiled(fastmath={"contract"})
 def add_to_weights(x, slopes, places, offsets, weights):
-    """Add the gradients of the weights [k, i, j·c], given slopes [b, o, k] of the outputs at `places` and padded inputs x [b, h, w·c]."""
+    """Add gradients to `weights` [k, i, j·c], given the slopes [b, o, k] of the outputs at `places` and the padded inputs x [b, h, w·c]."""
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
     starts = np.empty((kernels, outputs), np.int64)
     factors, counts = np.empty(starts.shape, np.float32), np.empty(kernels, np.int64)
@@ -32,7 +32,7 @@ def add_to_weights(x, slopes, places, offsets, weights):
 
 @compiled(fastmath={"contract"})
 def add_to_inputs(weights, slopes, places, offsets, x):
-    """Add the gradients of padded inputs x [b, h, w·c], given slopes [b, o, k] of the outputs at `places` and weights [k, i, j·c]."""
+    """Add the inputs' gradients to x [b, h, w·c], given the slopes [b, o, k] of the outputs at `places` and the weights [k, i, j·c]."""
     examples, outputs, kernels = slopes.shape
     (_, rows, row), line = weights.shape, x.shape[2]
     flat, remaining = weights.reshape(-1), np.empty(kernels, np.int64)

@@ -1,21 +1,21 @@
-"""Codes of strictly increasing positions. The encoder chooses the shortest of several forms.
+"""Codes of strictly increasing positions (the indices of a sparse vector). The encoder chooses the shortest of several forms.
 
-    form 0..40    Rice code (kernels/rice.py) with this parameter; with parameter 0 it is a bitmap that ends at the last position
-    form 41       Rice code in blocks
-    form 42..62   Rice code of the complement, the coordinates that are not sent, with parameter form − 42; no bytes if all are sent
-    form 63       Rice code of the complement in blocks
+    Forms 0..40: the Rice code (kernels/rice.py) with the form as parameter. Form 0 is a bitmap up to the last position.
+    Form 41: the Rice code in blocks.
+    Forms 42..62: the Rice code of the complement (the coordinates not sent) with parameter form − 42; empty if all are sent.
+    Form 63: the Rice code of the complement in blocks.
 
-Blocks have different parameters, for a density that changes along the vector. A block is a number of positions, not a range of
-coordinates. So dense ranges have more blocks, empty ranges have none, and no counts are sent.
+Blocks have different Rice parameters, for a density that changes along the vector. A block is a number of positions, not a range of
+coordinates, so dense ranges of the vector have more blocks. A code in blocks has three parts.
 
-    head       one byte: s in the three low bits, w − 2 in the next two
-    offsets    w bits for each block; a block has u·2^s positions, the last may have fewer; u = 4, or 16 from 4096 positions on
-    code       unary stream, low stream and padding of all blocks; the parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
-               with b* from kernels/rice.py
+    Head: one byte, with s in the three low bits and w − 2 in the next two.
+    Offsets: w bits for each block. A block has u·2^s positions (the last may have fewer), where u is 4, or 16 from 4096 positions on.
+    Code: the unary stream, low stream and padding of all blocks. The parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
+    with b* from kernels/rice.py.
 
-The form is sent separately. Among codes of equal length, the encoder chooses the one with the smallest form, then s, w and offsets. Blocks
-are tried from 32 positions on, and used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
-complement is tried if more than half of the coordinates are sent. `unpack` accepts every form, even if it is not the shortest.
+The form is sent separately from the code. Among codes of equal length, the encoder chooses the one with the smallest form, then s, w and
+offsets. Blocks are used from 32 positions on if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
+complement is tried if fewer coordinates are missing than sent. `unpack` accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ GAIN = 6  # blocks must save more than 2^−GAIN of the bytes
 
 
 class Blocks(NamedTuple):
-    """The blocks of all rows: int64 [blocks]."""
+    """The blocks of all rows of positions, one entry per block: int64 [blocks]."""
 
     row: np.ndarray
     number: np.ndarray  # index of the block within its row
@@ -57,7 +57,7 @@ def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, numel: int
 ) -> tuple[list[int], list[bytes]]:
-    """Return the forms and the codes of m rows of positions. `counts` [m]: lengths of the rows in `positions`."""
+    """Return a form and a code for each of m rows of positions, one row per vector. `counts` [m]: lengths of the rows in `positions`."""
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows = split_runs(positions, counts)
@@ -76,9 +76,9 @@ def pack_rows(
 
 
 def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray:
-    """Return the `count` ≥ 1 positions below numel, int64, in a code. Time and memory are O(numel).
+    """Decode `count` ≥ 1 positions below numel: int64. Time and memory are O(numel).
 
-    Raises FrameError unless `data` is exactly one code of this form for this many positions.
+    Raises FrameError unless `data` is exactly a code of `count` positions in form `form`.
     """
     (row,) = unpack_rows([data], [count], [form], numel)
     if isinstance(row, FrameError):
@@ -135,7 +135,7 @@ def _complement(positions: np.ndarray, numel: int) -> np.ndarray:
 def _pack(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[list[int], list[bytes]]:
-    """Implement `pack_rows` in forms 0..41, with parameters of at most `widest` in forms 0..40."""
+    """Implement `pack_rows` for forms 0..41, of which 0..`widest` and 41 are used."""
     (form, size, width, each), lead = _plan(positions, counts, numel, widest), None
     blocked = np.flatnonzero(width)
     if blocked.size:
@@ -167,7 +167,7 @@ def _is_possible(
 def _unpack(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of possible codes, one row after the other, and whether each code is valid, bool [m]."""
+    """Decode codes that `_is_possible` accepts. Return the positions, row after row, and whether each code is valid, bool [m]."""
     raw, sizes = rice.padded(codes), np.array([len(code) for code in codes], np.int64)
     ends = 8 * sizes.cumsum()
     starts, smallest, blocked = ends - 8 * sizes, forms, forms == BLOCKS
@@ -189,12 +189,12 @@ def _unpack(
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Blocks:
-    """Return the blocks of rows with s and w [m]; a row without blocks counts as one block."""
+    """Return the blocks of rows, given s (`size`) and w (`width`) of each row. A row coded without blocks counts as one block."""
     return _divide(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
 
 
 def _divide(counts: np.ndarray, length: np.ndarray) -> Blocks:
-    """Divide rows of the lengths `counts` [m] into blocks of length [m]."""
+    """Divide m rows with `counts` [m] positions into blocks of `length` [m] positions."""
     n_blocks = -(-counts // length)
     row = np.arange(counts.size).repeat(n_blocks)
     number = np.arange(row.size) - (n_blocks.cumsum() - n_blocks)[row]
@@ -208,14 +208,14 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 
 
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """Return the parameter of blocks with offset 0 and `width` bits. Most of the range is below b*, since most gaps are small."""
+    """Return the Rice parameter of a block with offset 0. Most offsets of `width` bits give a value below b, since most gaps are small."""
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
 
 def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the shortest coding of each row: forms 0..41, s and w [m], 0 without blocks, and the parameter of every position."""
+    """Plan each row's shortest code: its form 0..41, s and w (0 without blocks), and the Rice parameter of every position."""
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
     tried = counts >= MIN_BLOCKED_COUNT
@@ -253,9 +253,9 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return s, w and the parameters of rows with the same b* and u; 0, 0 and `each` for rows in which blocks save too little.
+    """Return s, w and the Rice parameters of rows with the same b* and u.
 
-    `limit` [m]: bytes of each row without blocks.
+    Rows in which blocks save too little get s = w = 0 and their parameters in `each`. `limit` [m]: bytes of each row's code without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number

@@ -1,29 +1,31 @@
 """Entropy coding of symbols by their frequencies: interleaved rANS.
 
-Duda: Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of arithmetic coding. 2013
-(arXiv:1311.2540). Giesen: Interleaved entropy coders. 2014 (arXiv:1402.3392).
+Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of arithmetic coding", 2013
+(arXiv:1311.2540), and Giesen, "Interleaved entropy coders", 2014 (arXiv:1402.3392).
 
 f_s is the frequency of symbol s, scaled so that all f_s add up to 2^B, and at least 1 for every symbol that occurs; F_s = f_0 + … +
-f_(s−1). Symbol i of a chunk uses state i mod lanes. Encoding goes from the last symbol to the first, and starts with all states at 2²¹:
+f_(s−1). A chunk of symbols has one coder state per lane, and symbol i uses state i mod lanes. Encoding goes from the last symbol to the
+first, and starts with all states at 2²¹:
 
     output     if state ≥ f_s·2^(53−B): write the low 32 bits of the state as a word, and shift the state right by 32
     state      ← state // f_s · 2^B + F_s + state mod f_s
 
-Decoding inverts each step, from the first symbol to the last. At its end, all states are 2²¹ and all words have been read.
+Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read.
 
-    head      one byte, B; uint16, the number of distinct symbols, plus 2¹⁵ if they are not 0, 1, 2, …
-    symbols   the distinct symbols, omitted if they are 0, 1, 2, …
-    lengths   for each f_s > 0, its length in bits minus the length of the f_s before (0 for the first): 2c if this difference c ≥ 0,
-              else −2c − 1; these numbers are coded as the gaps minus one of increasing positions
-    low bits  of each f_s, the bits below the leading one, the most significant first, padded with zeros
-    sizes     for each chunk of 2²² symbols except the last: its number of words, uint32
-    chunks    8 states (1 if the chunk has fewer than 2¹⁴ symbols), 7 bytes each; words, 4 bytes each
+    Head: one byte for B, then the number of distinct symbols as uint16, plus 2¹⁵ unless the symbols are 0, 1, 2 and so on.
+    Symbols: the distinct symbols, omitted if they are 0, 1, 2 and so on.
+    Lengths: for each f_s > 0, the change c of the length in bits (from 0 for the first), as 2c if c ≥ 0, else as −2c − 1; coded as the gaps
+    minus one of increasing positions.
+    Low bits: for each f_s, the bits below the leading one, the most significant first, padded with zeros.
+    Sizes: for each chunk of 2²² symbols except the last, its number of words as uint32.
+    Chunks: 8 states of 7 bytes each (1 state for fewer than 2¹⁴ symbols), then words of 4 bytes each.
 
-Symbols and lengths are Rice codes (kernels/rice.py). Each is preceded by its parameter, one byte, and its length in bytes, uint16.
+Symbols and lengths are Rice codes (kernels/rice.py). Each Rice code is preceded by its parameter (one byte) and its length in bytes
+(uint16).
 
 The code of no symbols is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. Numbers are
 little-endian. B and the frequencies are computed in integers, so the bytes are the same on every machine and for any number of threads.
-Libraries for rANS, such as constriction, compute their tables with floating-point numbers, or have no stable format.
+Existing rANS libraries, such as constriction, use floating-point tables or have no stable format.
 """
 
 import struct
@@ -46,7 +48,7 @@ HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
 def encode(symbols: np.ndarray, size: int) -> bytes:
-    """Return the code of symbols [n], uint8 or uint16, each below `size`, 2 ≤ size ≤ 4096."""
+    """Encode symbols [n], uint8 or uint16, each below `size`, where 2 ≤ size ≤ 4096."""
     if symbols.size == 0:
         return b""
     parts = _chunks(symbols)
@@ -60,7 +62,7 @@ def encode(symbols: np.ndarray, size: int) -> bytes:
 
 
 def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
-    """Return the `count` symbols in a code, uint16. Time and memory are O(count + size) for any `data`.
+    """Decode `count` symbols: uint16. Time and memory are O(count + size) for any `data`.
 
     Raises FrameError unless `encode` returns exactly `data` for some symbols [count] below `size`.
     """
@@ -99,9 +101,9 @@ def group_width(base: int) -> int:
 
 
 def group(digits: np.ndarray, base: int) -> np.ndarray:
-    """Return digits [n], uint8 below `base`, combined into symbols: uint8 [⌈n / w⌉], w = group_width(base).
+    """Combine digits [n], uint8 below `base`, into symbols of w = group_width(base) digits: uint8 [⌈n / w⌉].
 
-    The first of w digits is the lowest digit of a symbol below baseʷ; the last symbol is padded with zeros. Symbols of several digits are
+    The first of w digits is the lowest digit of a symbol. The last symbol is padded with zeros. Symbols of several digits are
     faster to code, and the code is shorter if neighbouring digits are correlated.
     """
     width = group_width(base)
@@ -113,14 +115,14 @@ def group(digits: np.ndarray, base: int) -> np.ndarray:
 
 
 def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
-    """Return the digits [count], uint8, of grouped symbols. Raises FrameError unless `group` returns exactly these symbols for them."""
+    """Return the digits [count], uint8, of symbols. Raises FrameError unless `group` combines the digits into exactly these symbols."""
     width = group_width(base)
     if symbols.size != -(-count // width):
         raise FrameError(
-            f"{symbols.size} symbols are not {count} digits in groups of {width}; the frame is damaged"
+            f"{symbols.size} symbols do not hold {count} digits in groups of {width}; the frame is damaged"
         )
     if symbols.size and int(symbols.max()) >= base**width:
-        raise FrameError(f"a symbol of {width} digits is {symbols.max()}; the frame is damaged")
+        raise FrameError(f"symbol {symbols.max()} exceeds {width} digits; the frame is damaged")
     if count % width and int(symbols[-1]) >= base ** (count % width):
         raise FrameError("the padding of the last symbol is not zero; the frame is damaged")
     table = (np.arange(base**width)[:, None] // base ** np.arange(width) % base).astype(np.uint8)
@@ -128,7 +130,7 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
-    """Return the head without the low bits, the frequency of each symbol [size], and B. B is 0 if only one symbol occurs."""
+    """Return the bytes up to and with the low bits, the frequency of each symbol [size], and B. B is 0 if only one symbol occurs."""
     total, present = int(counts.sum()), np.flatnonzero(counts)
     if present.size == 1:
         return HEAD.pack(0, present[0]), (counts > 0).astype(np.int64), 0
@@ -149,7 +151,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 
 
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
-    """Return the frequencies [size], B and the length of the head. The caller must check that the symbols have these frequencies."""
+    """Return the frequencies [size], B and the number of bytes read. The caller must check the frequencies of the decoded symbols."""
     _expect(len(data) >= HEAD.size, "a code is cut short in its head")
     bits, used = HEAD.unpack_from(data)
     frequencies, at = np.zeros(size, np.int64), HEAD.size
@@ -182,7 +184,7 @@ def _pack_list(positions: np.ndarray) -> bytes:
 
 
 def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.ndarray, int]:
-    """Return `count` positions below `limit` from data[at:], and the index after them."""
+    """Read `count` positions below `limit` from data[at:]. Return the positions and the index of the next byte."""
     _expect(len(data) >= at + HEAD.size, "a code is cut short in its head")
     b, length = HEAD.unpack_from(data, at)
     end = at + HEAD.size + length
@@ -191,14 +193,14 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each bit below the leading one of numbers of these lengths, the index of the number and the shift of the bit."""
+    """Return the number's index and the shift for each bit below the leading one, given the lengths of the numbers in bits."""
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
     return owner, widths.cumsum()[owner] - 1 - np.arange(owner.size)
 
 
 def _bits(total: int, present: int) -> int:
-    """Return B: so large that with up to a million symbols no frequency is rounded up to 1, and so small that tables fit in the cache."""
+    """Return B, so large that among a million symbols no frequency is rounded up to 1, and so small that tables fit in the cache."""
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 

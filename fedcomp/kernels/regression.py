@@ -1,9 +1,9 @@
-"""SGD for softmax regression on a stack of clients, each client on one thread.
+"""SGD for softmax regression on a stack of client models, each client on one thread.
 
     p_j = softmax(W x_j + b);  W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;  b ← b − η/|B| Σ_j (p_j − onehot(y_j)),  j in batch B
 
-A step reads the examples in place, without copying a batch or storing a gradient, and threads synchronize only after the last step. The
-result of a client does not depend on the other clients or the number of threads.
+A step reads the examples in place, without copying a batch or storing a gradient, and threads synchronize only after the last step.
+Clients' results do not depend on each other or the number of threads.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MIN_WORK = 100_000  # products in the gradient of a batch from which the loops a
 def is_faster(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
     """Return whether `descend` supports the inputs [N, width] and targets [N], and is faster than torch.
 
-    `examples`: size of a batch. `outputs`: number of classes.
+    `examples`: the size of a batch. `outputs`: the number of classes.
     """
     return (
         inputs.device.type == "cpu"
@@ -49,17 +49,17 @@ def descend(
     sizes: Sequence[int],
     lr: float,
 ) -> Tensor:
-    """Run s steps of SGD on the mean cross-entropy for m clients, in place. Return the losses before each step [m, s].
+    """Run s steps of SGD on the mean cross-entropy for m clients, in place. Return each client's loss before each step: [m, s].
 
-    `stack` [m, n], contiguous: the weights [outputs, i] and biases [outputs] of each client start at the columns `weights` and `biases`.
-    `positions` [m, Σ sizes]: indices of the examples in inputs [N, i] and targets [N], batch after batch, of `sizes` [s] examples. Targets
-    must be in 0..outputs−1, which is not checked. Raises IndexError for positions out of range.
+    `stack` [m, n], contiguous: row by row, a client's weights [outputs, i] start at column `weights`, and its biases at column `biases`.
+    `positions` [m, Σ sizes]: each client's examples, as indices into inputs [N, i] and targets [N], in batches of `sizes` [s] examples.
+    Targets must be in 0..outputs−1, which is not checked. Raises IndexError for positions out of range.
     """
     from .regression_loops import descend_each
 
     if positions.numel() and not 0 <= positions.min() <= positions.max() < len(inputs):
         raise IndexError(
-            f"positions {positions.min()}..{positions.max()} do not fit {len(inputs)} examples"
+            f"positions {positions.min()}..{positions.max()} are out of range for {len(inputs)} examples"
         )
     losses = torch.empty(len(stack), len(sizes), dtype=torch.float32)
     tensors = inputs.flatten(1), targets, positions, stack, losses

@@ -8,7 +8,7 @@ from .loops import add_rows, compiled
 
 @compiled(fastmath={"contract", "nsz", "reassoc"})  # so that the sums are vectorized
 def multiply(source, starts, weights, out):
-    """Set out[j, o] to the product of weights[o] and the row of `source` that starts at starts[j]. Four rows at a time."""
+    """Set out[j, o] to the dot product of weights[o] and the row that starts at source[starts[j]]. Process four rows at a time."""
     (outputs, width), last = weights.shape, starts.size - 1
     for j0 in range(0, starts.size, 4):
         j1, j2, j3 = min(j0 + 1, last), min(j0 + 2, last), min(j0 + 3, last)
@@ -27,7 +27,7 @@ def multiply(source, starts, weights, out):
 
 @compiled(fastmath={"contract"})
 def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
-    """Run a client's steps: inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o or 0], losses [s]."""
+    """Run a client's SGD steps: inputs [N, i], targets [N], positions [Σ sizes], sizes [s], weights [o, i], biases [o or 0], losses [s]."""
     outputs, width = weights.shape
     source, largest = inputs.reshape(-1), sizes.max()
     starts, scores = np.empty(largest, np.int64), np.empty((largest, outputs), np.float32)
@@ -60,7 +60,7 @@ def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
 def descend_each(inputs, targets, positions, sizes, lr, stack, weights, biases, outputs, losses):
     """Run `descend` for each client: positions [m, Σ sizes], losses [m, s], stack [m, n].
 
-    `weights`, `biases`: columns of the stack at which they start; -1 without biases.
+    `weights`, `biases`: columns of the stack at which the weights and the biases start. `biases` is -1 if there are none.
     """
     width = inputs.shape[1]
     for client in range(stack.shape[0]):

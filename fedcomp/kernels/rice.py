@@ -1,14 +1,13 @@
-"""Strictly increasing positions as Rice codes: Golomb codes (Golomb 1966) whose parameter is a power of two (Rice 1979).
+"""Rice codes of strictly increasing positions. A Rice code is a Golomb code (1966) whose parameter is a power of two (Rice 1979).
 
 Positions p_0 < p_1 < … are coded as their gaps g_i = p_i − p_(i−1), where p_(−1) = −1, with parameter b:
 
-    unary stream   for each i: (g_i − 1) >> b zero bits, then a one bit
-    low stream     for each i: the b low bits of g_i − 1, the most significant first
-    padding        zero bits up to a whole byte
+    Unary stream: for each i, (g_i − 1) >> b zero bits, then a one bit.
+    Low stream: for each i, the b low bits of g_i − 1, the most significant first.
+    Padding: zero bits up to a whole byte.
 
-The low stream starts at the bit after the unary stream. Bits are packed from the most significant bit of the first byte. All unary parts
-come first, so that numpy can find all stop bits at once. `count`, `b` and `numel` are sent separately. In functions for rows, each position
-can have its own b.
+The low stream starts at the bit after the unary stream. Bits are packed from the most significant bit of the first byte. `count`, `b`
+and `numel` are sent separately. In `pack_rows` and `unpack_rows`, each position can have its own b.
 
 b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, where φ = (√5 + 1)/2 and p = count/numel: 1 + floor(log2(log(φ−1)/log(1−p))), at
 least 0. b* is computed in integers, so that it is the same on every machine.
@@ -33,7 +32,7 @@ _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers of different widths, in the order of their rows: int64 [f] each. A field has at most 40 bits."""
+    """Numbers of `widths` bits to write before the codes, in the order of the rows: int64 [f] each. A field has at most 40 bits."""
 
     rows: np.ndarray
     widths: np.ndarray
@@ -42,7 +41,7 @@ class Fields(NamedTuple):
 
 @lru_cache(4096)
 def parameter(count: int, numel: int) -> int:
-    """Return b* for `count` uniformly distributed positions of numel; 0 for no positions."""
+    """Return the parameter b* for `count` uniformly distributed positions of numel, or 0 for no positions."""
     if count == 0:
         return 0
     power, b = ((numel - count) << _FRACTION) // numel, 0
@@ -52,19 +51,19 @@ def parameter(count: int, numel: int) -> int:
 
 
 def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
-    """Return `parameter` for each of `counts` [m]: int64 [m]."""
+    """Return the parameter b* for each of `counts` [m]: int64 [m]."""
     return np.array([parameter(count, numel) for count in counts.tolist()], np.int64)
 
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
-    """Return the b of the shortest code among b* − 2 … b* + 2; the smallest if several are equally short."""
+    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code, or the smallest of equally good ones."""
     return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
 def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
-    """Return `best_parameter`, but at most `widest`, for m rows: int64 [m]. `counts` [m]: lengths of the rows in `positions`."""
+    """Return the best parameter up to `widest` for each of m rows: int64 [m]. `counts` [m]: lengths of the rows in `positions`."""
     rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
@@ -77,26 +76,26 @@ def best_parameters(
 
 
 def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest parameter to try for b*."""
+    """Return the smallest and the largest parameter to try, given b*."""
     return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 
 def bits(positions: np.ndarray, b: int) -> int:
-    """Return the length of the code in bits, without its padding."""
+    """Return the length in bits of the Rice code of positions, without padding."""
     return int(((np.diff(positions, prepend=-1) - 1) >> b).sum()) + positions.size * (b + 1)
 
 
 def pack(positions: np.ndarray, b: int) -> bytes:
-    """Return the code of positions, int64 [count], strictly increasing, ≥ 0."""
+    """Return the Rice code of positions, int64 [count], strictly increasing and ≥ 0."""
     return pack_rows(positions, np.array([positions.size]), np.full(positions.size, b))[0]
 
 
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None
 ) -> list[bytes]:
-    """Return a code for each of m rows. `counts` [m]: lengths of the rows in `positions`. `each`: b of every position.
+    """Return a Rice code for each of m rows. `counts` [m]: lengths of the rows in `positions`. `each`: the parameter b of every position.
 
-    The code of a row starts with its fields in `lead`.
+    The code of a row starts with the row's numbers in `lead`.
     """
     rest = rests(positions, counts)
     unary = (rest >> each) + 1
@@ -126,14 +125,13 @@ def pack_rows(
 
 
 def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray:
-    """Return the `count` positions below numel, int64, in a code. Time and memory are O(numel) for any arguments.
+    """Decode `count` positions below numel: int64. Time and memory are O(numel) for any arguments.
 
-    Raises FrameError unless `data` is exactly the code that `pack` returns for such positions. Causes: an impossible count or parameter,
-    data that is too short or too long, nonzero padding, or positions out of range.
+    Raises FrameError unless `data` is exactly the code that `pack` returns for `count` positions below numel.
     """
     if not 0 <= count <= numel:
         raise FrameError(
-            f"{count} positions are claimed of a vector of {numel}; the frame is damaged or of another size"
+            f"a code claims {count} positions of a vector of {numel}; the frame is damaged or of another size"
         )
     if not 0 <= b <= WIDEST:
         raise FrameError(f"Rice parameter {b} is not in 0..{WIDEST}; the frame is damaged")
@@ -148,7 +146,7 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
     positions, good = unpack_rows(padded([data]), start, end, counts, each, counts, numel)
     if not good[0]:
         raise FrameError(
-            f"{size} bytes are not the code of {count} positions of {numel}; the frame is damaged or of another size"
+            f"{size} bytes are not the code of {count} positions of a vector of {numel}; the frame is damaged or of another size"
         )
     return positions
 
@@ -164,8 +162,8 @@ def unpack_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of m codes, row after row, and whether each code is valid, bool [m]. Positions of invalid codes are undefined.
 
-    `raw`: the result of `padded`. Code i consists of the bits starts[i]..ends[i]−1, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows
-    consist of blocks of positions with the same b: `parameters` and `lengths` are those of the blocks of all rows.
+    `raw`: the bytes from `padded`. Code i consists of the bits starts[i]..ends[i]−1, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows
+    consist of blocks of positions with the same b; `parameters` and `lengths` list b and the length of every block.
     """
     total = sum(counts.tolist())
     if compiled := loops(total):
@@ -201,7 +199,7 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return the numbers, int64, of `widths` ≤ 40 bits that start at the bits `at` of `raw`, the result of `padded`."""
+    """Read the numbers, int64, of `widths` ≤ 40 bits that start at the bits `at` of `raw`, the result of `padded`."""
     words = np.ndarray(
         raw.size - SPARE + 1, ">u8", raw, strides=(1,)
     )  # the eight bytes from each byte on
@@ -209,7 +207,7 @@ def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray
 
 
 def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return g_i − 1 of all positions of m rows. `counts` [m]: lengths of the rows in `positions`."""
+    """Return the gaps minus one, g_i − 1, of all positions of m rows. `counts` [m]: lengths of the rows in `positions`."""
     rest = np.diff(positions, prepend=-1) - 1
     first = (counts.cumsum() - counts)[counts > 0]
     rest[first] = positions[first]
@@ -225,7 +223,7 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def loops(count: int) -> ModuleType | None:
-    """Return the compiled loops, None if `count` positions are too few to import them."""
+    """Return the compiled loops, or None if `count` positions are too few to make up for the import."""
     return _loops() if count >= MANY else None
 
 
@@ -237,7 +235,7 @@ def _loops() -> ModuleType:
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:
-    """Write the `widths` low bits of `values` into a stream with one element per bit, each from its index in `at` on."""
+    """Write the lowest `widths` bits of each of `values` into a stream with one element per bit, from the index in `at` on."""
     for bit in range(widths.max(initial=0)):
         if bit == widths.min():
             has = widths > bit

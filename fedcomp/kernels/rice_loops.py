@@ -20,7 +20,7 @@ def leading_zeros(_, word):
 
 @numba.njit(nogil=True, inline="always")
 def _word(raw, at):
-    """Return the eight bytes that start with the byte of bit `at`, as a big-endian number."""
+    """Return eight bytes, from the byte that contains bit `at` on, as a big-endian number."""
     word = uint64(0)
     for i in range(8):  # compiled to one load and one byte swap
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
@@ -29,7 +29,7 @@ def _word(raw, at):
 
 @numba.njit(nogil=True, inline="always")
 def _bits(raw, at, width):
-    """Return the number in the `width` ≤ 40 bits from bit `at` on."""
+    """Return the number that is stored in `width` ≤ 40 bits from bit `at` on."""
     return int64((_word(raw, at) << uint64(at & 7)) >> uint64(1) >> uint64(63 - width))
 
 
@@ -59,7 +59,7 @@ def _unary(raw, start, end, high):
 
 @compiled
 def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good):
-    """Fill `positions` row after row, and `good` with whether each row is valid. Reads only within `raw`.
+    """Decode rows: fill `positions` row after row, and `good` with whether each row is valid. Reads only within `raw`.
 
     The positions of a valid row are strictly increasing and below numel.
     """
@@ -90,7 +90,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @numba.njit(nogil=True, inline="always")
 def _put(out, at, width, value):
-    """Write the `width` low bits of a number from bit `at` of zero bytes on. Return the bit after them."""
+    """Write the lowest `width` bits of a number to `out`, which is zero from bit `at` on. Return the index of the next bit."""
     while width > 0:
         room = 8 - (at & 7)
         step = min(room, width)
@@ -103,9 +103,9 @@ def _put(out, at, width, value):
 
 @compiled
 def pack(rest, each, counts, starts, fields, widths, values, out):
-    """Write the codes of all rows into zero bytes.
+    """Write the codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r], with fields[r] of the numbers `values`, which have these widths.
+    Row r starts at bit starts[r], with the next fields[r] numbers of `values`, which have `widths` bits.
     """
     i, f = 0, 0
     for r in range(starts.size):
@@ -124,8 +124,8 @@ def pack(rest, each, counts, starts, fields, widths, values, out):
 
 @compiled
 def best_parameter(rest, low, high):
-    """Return the smallest of the best parameters low..high of a row. The length of its code is convex in the parameter."""
-    for b in range(low, high):
+    """Return the parameter from low to high that gives a row's shortest code, or the smallest of equally good ones."""
+    for b in range(low, high):  # the length of the code is convex in b
         saved = 0
         for i in range(rest.size):
             saved += ((rest[i] >> b) + 1) >> 1
@@ -136,10 +136,10 @@ def best_parameter(rest, low, high):
 
 @compiled
 def best_blocks(rest, each, begins, unit, sizes, gain):
-    """Return s and w of the shortest code in blocks of a row, and write their parameters to `each`.
+    """Return s and w of the shortest code in blocks of a row (kernels/positions.py), and write the blocks' parameters to `each`.
 
-    Return 0, 0 and leave `each` unless blocks save more than 2^-gain of the bytes of the code with the parameters `each`. `begins`: the
-    lowest parameter of blocks for each of the widths 2, 3, … `sizes`: the number of values of s to try.
+    If blocks save no more than 2^-gain of the bytes of the code without blocks, return 0, 0 and leave `each` unchanged. `begins`: the
+    lowest parameter of a block for each width from 2 on. `sizes`: the number of values of s to try.
     """
     first, columns = begins[-1], 1 << (begins.size + 1)
     n_blocks = (rest.size + unit - 1) // unit

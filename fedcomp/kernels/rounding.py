@@ -2,8 +2,8 @@
 
     ⌊t + u⌋   where t ≥ 0 has 32 fractional bits, and u·2³² is the random word of (seed, coordinate) (kernels/philox.py)
 
-t is computed in float64 and rounded to fixed point. All further arithmetic is in integers. Vectors can be on any device; results are numpy
-arrays.
+The number t is computed in float64 and rounded to fixed point. All further arithmetic is in integers. Vectors can be on any device; results
+are numpy arrays.
 """
 
 import math
@@ -25,7 +25,7 @@ MAX_SHIFT = 23  # 2^MAX_SHIFT times any subnormal float32 > 0 is a normal number
 def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
     """Return x/unit, with |x| clipped to `limit`, stochastically rounded to integers [n], int8 or int16.
 
-    unit > 0 and limit/unit ≤ 32767.
+    Requires unit > 0 and limit/unit ≤ 32767.
     """
     small = math.ceil(limit / unit) <= 127
     levels = np.empty(x.numel(), np.int8 if small else np.int16)
@@ -34,9 +34,9 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
 
 
 def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
-    """Return |x| stochastically rounded to powers of two, as codes c [n], uint8. Code c is 2^(c − 127 − shift), and code 0 is 0.
+    """Return |x| stochastically rounded to powers of two, as codes c [n], uint8. Code c > 0 means 2^(c − 127 − shift), code 0 means 0.
 
-    `shift` is at most `max_shift` of the largest magnitude. Magnitudes below the smallest power are rounded to it or to 0.
+    `shift` must be at most max_shift(largest(x)). Magnitudes below the smallest power are rounded to it or to 0.
     """
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "powers", np.float32(2.0**shift), seed=seed)
@@ -58,9 +58,9 @@ def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
 
 
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
-    """Return the powers of two, float32 [n], with these codes and sign bits. The largest float32 replaces 2^128.
+    """Return the powers of two, float32 [n], for the given codes and sign bits. A code of 2^128 gives the largest float32.
 
-    Raises FrameError if a zero is negative.
+    Raises FrameError if a zero has a negative sign.
     """
     powers = np.minimum(np.ldexp(1.0, np.arange(256) - 127 - shift), np.finfo(np.float32).max)
     powers[0] = 0.0
@@ -72,16 +72,16 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
         negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=part.size)
         values[start:stop] = table[part + (negative.astype(np.uint16) << 8)]
         if (negative.view(np.bool_) & (part == 0)).any():
-            raise FrameError("a zero has a negative sign")
+            raise FrameError("a zero has a negative sign; the frame is damaged")
 
     map_ranges(codes.size, work)
     return values
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
-    """Return x rounded to the nearest level or stochastically, as codes [n], uint8. `levels`: at most 256, float32, ascending.
+    """Return the index of the level to which each x is rounded, nearest or stochastically: uint8 [n].
 
-    Values below the first level or above the last one are rounded to that level.
+    `levels`: at most 256, float32, ascending. Values below the first level or above the last one are rounded to that level.
     """
     wide = levels.astype(np.float64)
     ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
@@ -95,14 +95,14 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
 
 
 def max_shift(largest: float) -> int:
-    """Return the largest h ≤ 23 for which a float32 of this magnitude, multiplied by 2^h, is in the range of float32."""
+    """Return the largest h ≤ 23 for which `largest`, a magnitude, times 2^h is in the range of float32."""
     return min(MAX_SHIFT, 128 - math.frexp(largest)[1])
 
 
 def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return a histogram of x with at most 65537 bins: the mean of each nonempty bin, float64, ascending, and its count, int64.
 
-    A bin is a range of bit patterns of float32. It is at most 2⁻⁷ times its values wide, and narrower if all values are close together.
+    A bin is a range of float32 bit patterns. The width of a bin is at most 2⁻⁷ times its values, and less if all values are close together.
     """
     from . import rounding_loops
 
@@ -128,12 +128,12 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(x: Tensor) -> float:
-    """Return max |x|, 0 for an empty x."""
+    """Return max |x|, or 0 for an empty x."""
     return max(map(abs, extremes(x)))
 
 
 def extremes(x: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest value of x, 0 for an empty x."""
+    """Return the smallest and the largest value of x, or zeros for an empty x."""
     if not x.numel():
         return 0.0, 0.0
     smallest, largest = x.detach().aminmax()
@@ -149,7 +149,7 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
 
 
 def lookup(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return values[symbols]. Symbols must be in range."""
+    """Return values[symbols]. Symbols must be valid indices of `values`."""
     out = np.empty(symbols.size, values.dtype)
 
     def work(start: int, stop: int) -> None:
@@ -181,7 +181,7 @@ def _keys(x: np.ndarray) -> np.ndarray:
 
 
 def _values(keys: np.ndarray) -> np.ndarray:
-    """Return the float64 values with these keys; 2^128 for keys above that of the largest float32."""
+    """Return the float64 values whose keys (see `_keys`) are given. Keys beyond those of float32 give ±2^128."""
     sizes = np.abs(keys)
     values = np.minimum(sizes, INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
     return np.copysign(np.where(sizes < INFINITE, values, 2.0**128), keys)

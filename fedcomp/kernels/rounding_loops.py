@@ -1,6 +1,6 @@
 """Loops of kernels/rounding.py, compiled by numba.
 
-`start`: coordinate of x[0], a multiple of 4. `low`, `high`: words of the seed.
+`start`: coordinate of x[0], a multiple of 4. `low`, `high`: the two 32-bit words of the seed.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first, width, table):
-    """Add x·factor to the bins: the counts to table[0], the low `width` bits of the keys to table[1]. `first`: key >> width of bin 0."""
+    """Add x·factor to bins: counts to table[0], and the lowest `width` bits of the keys to table[1]. `first` is key >> width of bin 0."""
     low_bits = (int64(1) << width) - 1
     for i in range(uint64(x.size)):
         bits = int64(float32(x[i] * factor).view(int32))

@@ -1,8 +1,8 @@
 """Exact selection of coordinates without sorting: the largest magnitudes, the largest of one sign, or those above a threshold.
 
 Functions take m finite vectors [n], of any float dtype and on any device: the rows of a tensor, or separate tensors. The bits of a float32
-without the sign bit, read as an integer, increase with the magnitude. These integers are the *keys* that selection compares. Ties at the
-k-th magnitude go to the lower position. Zeros are never selected, so a result can have fewer than k positions.
+without the sign bit, read as an integer, increase with the magnitude. Selection compares such integers, called *keys*. Ties at the k-th
+magnitude go to the lower position. Zeros are never selected, so a result can have fewer than k positions.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Chosen(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The definition of keys: (bits ^ flip) & mask. Only keys above 0 are selected."""
+    """The integers (keys) by which values are selected: (bits ^ flip) & mask. Only keys above 0 are selected."""
 
     flip: int
     mask: int
@@ -83,7 +83,7 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
 
 
 def means(values: Array, counts: Array) -> np.ndarray:
-    """Return the mean of each of m runs of values, 0 for an empty run: float64 [m]. `counts` [m]: lengths of the runs.
+    """Return the mean of each of m runs of values, or 0 for an empty run: float64 [m]. `counts` [m]: lengths of the runs.
 
     Values are summed in order, in float64 on the CPU, so the result is the same on every device.
     """
@@ -105,7 +105,7 @@ def are_finite(rows: Rows) -> list[bool]:
 
 
 def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
-    """Add rows[i] to onto[i] in place if the sum is finite. Return the sums of m ≥ 1 vectors [n], and whether each is finite.
+    """Add rows[i] to onto[i] in place if the sum is finite. Return the m ≥ 1 sums [n], and whether each sum is finite.
 
     For large vectors on the CPU, the returned sums are `onto` itself.
     """
@@ -121,7 +121,7 @@ def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
 
 
 def _bits(rows: Rows) -> Array:
-    """Return the float32 bits of vectors [m, n], int32: in numpy on the CPU, since numpy partitions several times faster than torch."""
+    """Return the float32 bits of vectors [m, n], int32: a numpy array on the CPU, since numpy partitions faster than torch."""
     if not len(rows):
         return np.empty((0, 0), np.int32)
     stack = stacked(rows)
@@ -143,7 +143,7 @@ def _compiles(rows: Rows) -> bool:
 
 
 def keep_largest(keys: Array, k: int) -> Array:
-    """Return flags [m, n] of the k largest keys above 0 in each row. Ties go to the lower position."""
+    """Return flags [m, n] of the k largest keys above 0 in each row."""
     n = keys.shape[1]
     k = min(k, n)
     if k == 0:
@@ -170,9 +170,9 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 
 
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
-    """Return the positions of the k largest keys above 0 of the bits of a vector [n], ascending. Ties go to the lower position.
+    """Return the positions, ascending, of the k largest keys above 0, given a vector's bits [n].
 
-    For a large vector, only the candidates from a sample are searched. If the sample is misleading, all keys are searched.
+    For a large vector, a sample excludes most elements from the search. If the sample is misleading, all elements are searched.
     """
     from . import select_loops
 
@@ -187,7 +187,7 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions of the k largest keys and a few more, ascending. A sample determines the threshold.
+    """Return the positions of the k largest keys and a few more, ascending: those above a threshold that a sample determines.
 
     Return None if fewer than k keys, or far more than k, pass the threshold.
     """

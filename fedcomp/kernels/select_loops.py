@@ -1,7 +1,7 @@
 """Loops of kernels/select.py, compiled by numba.
 
-A key is `(bits ^ flip) & mask` of the bits of a float32. Only keys above 0 are selected. Most blocks have no relevant key, and
-cost only one vectorized maximum.
+A key is `(bits ^ flip) & mask` of the bits of a float32. Only keys above 0 are selected. Most blocks of elements have no key
+that is large enough, and cost only one vectorized maximum.
 """
 
 import numba

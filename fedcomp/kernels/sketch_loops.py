@@ -23,7 +23,7 @@ def _draw(positions, first, count, low, high, stream, words):
 
 @compiled
 def add(x, first, low, high, stream, cells):
-    """Add x [n], float32, the values of coordinates first..first+n-1, to the cells [columns] of a row."""
+    """Add x [n], float32, the values of coordinates first..first+n-1, to the cells [columns] of one row of a sketch."""
     low, high, stream, columns = uint32(low), uint32(high), uint32(stream), uint64(cells.size)
     bits, words = x.view(np.uint32), np.empty(UNIT, np.uint32)
     for start in range(uint64(0), uint64(x.size), uint64(UNIT)):
@@ -37,7 +37,7 @@ def add(x, first, low, high, stream, cells):
 
 @compiled
 def estimate(cells, positions, first, low, high, stream, out):
-    """Fill `out` with estimates: medians over the rows of cells, float32 [rows, columns].
+    """Fill `out` with estimates of coordinates: medians over the rows of the sketch `cells`, float32 [rows, columns].
 
     The coordinates are positions[first:], int64, or a range from `first` on if `positions` is None.
     """

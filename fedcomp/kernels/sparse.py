@@ -30,11 +30,13 @@ def add_all_at(
     values: Sequence[np.ndarray | Signs],
     weights: Sequence[float],
 ) -> None:
-    """Call `add_at` for several updates in order; small updates are added in one pass. Raises IndexError with `into` unchanged."""
+    """Call `add_at` for several updates in order; small updates are added in one pass. Raises IndexError as `add_at` does."""
     numel, sizes = into.numel(), [at.size for at in positions]
     for at, size in zip(positions, sizes):
         if size and not 0 <= at.item(0) <= at.item(-1) < numel:
-            raise IndexError(f"positions {at[0]}..{at[-1]} do not fit a vector of {numel}")
+            raise IndexError(
+                f"positions {at[0]}..{at[-1]} are out of range for a vector of {numel}"
+            )
     if not any(sizes):
         return
     updates = zip(positions, values, weights, strict=True)

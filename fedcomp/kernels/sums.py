@@ -1,9 +1,9 @@
-"""Sums over vectors. The results are the same on every device and for any number of threads.
+"""Sums over vectors. The sums are the same on every device and for any number of threads.
 
-Norms are exact sums, rounded once. Vectors are finite, float32, float16 or bfloat16, on any device. Norms are Python floats, since they may
-exceed the range of float32.
+Norms are computed exactly and rounded once. Vectors are finite, float32, float16 or bfloat16, on any device. Norms are Python floats, since
+they may exceed the range of float32.
 
-Rump, Ogita, Oishi: Accurate floating-point summation, part I: faithful rounding. SIAM Journal on Scientific Computing 2008.
+Rump, Ogita, Oishi, "Accurate floating-point summation, part I: faithful rounding", SIAM Journal on Scientific Computing 2008.
 """
 
 import math
@@ -43,12 +43,12 @@ def sum_squares(x: Tensor) -> float:
 
 
 def norm1_rows(X: Tensor) -> np.ndarray:
-    """Return `norm1` of every row of X [m, n]: float64 [m]."""
+    """Return ‖x‖₁, correctly rounded, of every row x of X [m, n]: float64 [m]."""
     return np.array([total / (1 << UNIT) for total in _sums(X, 1)], np.float64)
 
 
 def _root(total: int) -> int:
-    """Return √total · 2^ROOT_BITS, truncated, with the last bit set if this is inexact. It rounds to the same float64 as the exact root."""
+    """Return √total · 2^ROOT_BITS, truncated. An inexact root gets the last bit set, so it rounds to the same float64 as the exact one."""
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
     return root | (root * root != scaled)
@@ -74,9 +74,9 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield float64 parts [m] whose sums are the sums of the rows of v [m, n], n ≥ 1. Each part is exact. v is overwritten.
+    """Yield float64 parts [m] that add up to the row sums of v [m, n], n ≥ 1. Each part is exact. v is overwritten.
 
-    Every step splits off as many leading bits of all elements as can be added exactly in 53 bits, in any order.
+    Every step splits off the leading bits of all elements, as many as float64 can add exactly in any order.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -93,11 +93,11 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums and the numbers of the entries ≥ 0, and < 0, in each column of a finite, nonempty, row-major x [rows · columns].
+    """Return the sum and the number of the entries ≥ 0, and of those < 0, in each column: float64 and int64 [2, columns].
 
-    They are float64 and int64 [2, columns]. Sums are not exact, but computed in the same order everywhere: on the CPU, in float64, row
-    after row within a block, and then block after block. A block has BLOCK elements, and at least MIN_BLOCK_ROWS rows. A single column is
-    summed as LANES columns and a remainder, whose sums are then added in order.
+    x [rows · columns] must be finite, nonempty and row-major. Sums are not exact, but computed in the same order everywhere: on the CPU, in
+    float64, row after row within a block, and then block after block. A block has BLOCK elements, and at least MIN_BLOCK_ROWS rows. A
+    single column is summed as LANES columns and a remainder, whose sums are then added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)
@@ -121,7 +121,7 @@ def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return the mean of the ranks first..last-1 of every column of a finite float32 stack [m, n]: float32 [n]. Rank 0 is the smallest.
+    """Return the mean of ranks first..last-1 in each column of a finite float32 stack [m, n]: float32 [n]. Rank 0 is the smallest value.
 
     The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows. The stack is not
     modified.

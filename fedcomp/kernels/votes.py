@@ -1,12 +1,12 @@
 """Tallies of packed one-bit votes.
 
-A vote is ±1 in each of n coordinates, as bits (kernels/bits.py): 1 for positive.
+A vote is ±1 in each of n coordinates, packed as bits (kernels/bits.py): 1 for positive. Of m votes, ones_i are positive in coordinate i.
 
     majority_i = 1 if 2·ones_i > m, a random bit of (seed, i) if 2·ones_i = m, else 0
 
-If m is even, the random bits are counted as one more vote, which breaks ties. Everyone who knows the seed computes the same bits.
+If m is even, the random bits of the seed are counted as one more vote, which breaks ties.
 
-m ≥ 1 votes are a sequence of buffers (bytes, memoryviews, arrays) of ⌈n/8⌉ bytes each. The padding is zero in votes and in results.
+m ≥ 1 votes are a sequence of buffers (bytes, memoryviews, arrays) of ⌈n/8⌉ bytes each. Padding bits are zero in votes and in results.
 Functions raise FrameError for a vote of another size or with other padding, and ValueError if there are no votes.
 """
 
@@ -26,7 +26,7 @@ Votes = Sequence[Vote]
 
 
 def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
-    """Return the majority in each coordinate, packed: uint8 [⌈numel/8⌉]. Ties are random, keyed by (seed, coordinate)."""
+    """Return the majority in each coordinate, packed: uint8 [⌈numel/8⌉]. Ties are broken by a random bit of (seed, coordinate)."""
     arrays = _as_arrays(votes, numel)
     if len(arrays) % 2 == 0:
         arrays.append(random_bits(seed, numel))
@@ -42,7 +42,7 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 
 
 def random_bits(seed: int, numel: int) -> np.ndarray:
-    """Return the random bits for ties, packed: uint8 [⌈numel/8⌉]. Bit i is bit i of the words of (seed, TIE_STREAM)."""
+    """Return the random bits for ties, packed: uint8 [⌈numel/8⌉]. Bit i is bit i of the random words of (seed, TIE_STREAM)."""
     words = np.empty((numel + 31) // 32, bits.WORD)
 
     def work(start: int, stop: int) -> None:
@@ -59,9 +59,9 @@ def random_bits(seed: int, numel: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: Vote, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each voter the number of lost votes, and the number lost by a margin of at least `margin` ≥ 1: int64 [m] each.
+    """Return how many coordinates each voter lost, and how many by a margin of at least `margin` ≥ 1: int64 [m] each.
 
-    A vote is lost in each coordinate in which it differs from the packed `result`. The margin of a coordinate is |2·ones − m|.
+    A voter loses a coordinate if its bit differs from the packed `result`. The margin of a coordinate with `ones` ones is |2·ones − m|.
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)
@@ -103,6 +103,6 @@ def _ones(packed: np.ndarray) -> int:
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Return the ranges of bytes of the blocks that contain the coordinates start..stop-1."""
+    """Return ranges of at most BLOCK bytes that together contain the coordinates start..stop-1."""
     first, last = start // 8, (stop + 7) // 8
     return ((a, min(a + BLOCK, last)) for a in range(first, last, BLOCK))

@@ -1,7 +1,7 @@
 """X.509 certificates of the federation's own CA (certificate authority), the server, relays and clients. All keys are EC P-384.
 
-The server, the relays and the clients trust only this CA. A client or relay is identified by its public key. The name in its certificate
-is ignored.
+The server, the relays and the clients trust only this CA. A client or relay is identified by its public key, not by the name in its
+certificate.
 """
 
 import ipaddress
@@ -43,7 +43,7 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
 def certificate_hosts(hosts: Sequence[str]) -> list[str]:
-    """Return the hosts of a new certificate: `hosts`, localhost and 127.0.0.1, without duplicates.
+    """Return the hosts of a new certificate (`hosts`, localhost and 127.0.0.1) without duplicates.
 
     Raises KeysError if one of `hosts` is neither a host name nor an IP address.
     """
@@ -107,9 +107,9 @@ def server_certificate(
 def client_certificate(
     key: ec.EllipticCurvePublicKey, ca_key: PrivateKey, now: datetime, ends: datetime
 ) -> x509.Certificate:
-    """Return a certificate, signed by the CA, for a client. It does not name the client: the registry (registry.py) maps keys to ids.
+    """Return a certificate, signed by the CA, for a client. The certificate has no client id: the registry (registry.py) maps keys to ids.
 
-    The certificate is as short as TLS allows. The client sends it at each join, and the server sends it back in two TLS session tickets.
+    The certificate is as short as TLS allows, since each join sends it to the server and back in two TLS session tickets.
     """
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)
@@ -158,35 +158,35 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def is_relay(certificate: x509.Certificate) -> bool:
-    """Return whether a certificate names a relay. Use this for error messages only: the registry decides which keys belong to relays."""
+    """Return whether a certificate names a relay, for error messages only. The registry decides which keys belong to relays."""
     return certificate.subject == _common_name(RELAY)
 
 
 def parse_certificate(text: bytes | str) -> x509.Certificate:
-    """Parse a PEM text with exactly one certificate. Raises ValueError for anything else."""
+    """Parse a PEM text, or raise ValueError unless it has exactly one certificate."""
     raw = text.encode() if isinstance(text, str) else text
     (certificate,) = x509.load_pem_x509_certificates(raw)
     return certificate
 
 
 def parse_private_key(text: bytes) -> PrivateKey:
-    """Parse an EC P-384 private key from its PEM. Raises ValueError for anything else."""
+    """Parse an EC P-384 private key from its PEM, or raise ValueError."""
     try:
         key = load_pem_private_key(text, None)
     except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key has a password
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
-        raise ValueError("not an EC P-384 key")
+        raise ValueError("the key must be an EC P-384 key")
     return key
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate file. Raises KeysError if it cannot be read or holds no certificate."""
+    """Read a certificate file. Raises KeysError if the file cannot be read or holds no certificate."""
     return _read(path, x509.load_pem_x509_certificate, "a certificate", "restore it from a copy")
 
 
 def read_private_key(path: Path, remedy: str = "restore it from a copy") -> PrivateKey:
-    """Read a private key file. Raises KeysError, whose message ends with `remedy`, if the file cannot be read or holds no such key."""
+    """Read a private key file. Raises KeysError, whose message ends with `remedy`, if the file has no valid key."""
     return _read(path, parse_private_key, "an EC P-384 private key without a password", remedy)
 
 

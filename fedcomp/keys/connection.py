@@ -1,8 +1,8 @@
 """Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix in one sentence.
 
 `contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame,
-all within one deadline. gRPC itself would report each of these failures only as an unavailable server. If the handshake fails, `contact`
-connects again without checking the certificate, to find the cause: another host name, another CA, no TLS, or a wrong clock.
+all within one deadline. gRPC would report every failure of these steps as an unavailable server. If the handshake fails, `contact` connects
+again without checking the certificate, to find the cause: another host name, another CA, no TLS, or a wrong clock.
 """
 
 import os
@@ -78,7 +78,7 @@ def join_address(host: str, port: int) -> str:
 def contact(
     host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
 ) -> Contact:
-    """Connect to a server and check its certificate. With an enrolment, also check that the server accepts the client's certificate.
+    """Connect to a server and check its certificate. If `trust` is an enrolment, also check that the server accepts the client.
 
     `trust`: an enrolment; or the CA as PEM, to check only the server's certificate; or None for a server without TLS (--insecure).
 
@@ -101,7 +101,7 @@ def contact(
 
 
 class _Probe:
-    """The steps of `contact`. After a failed step, further connections find the cause."""
+    """The steps of `contact`, and the further connections that find the cause of a failed step."""
 
     def __init__(
         self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
@@ -139,7 +139,7 @@ class _Probe:
                 return Contact(_certificate(connection), monotonic() - started)
 
     def silent(self) -> UnreachableError:
-        """Return the error for a step that takes too long."""
+        """Return the error for a step that timed out."""
         return self._error("silent", why=self.missing)
 
     def _error(self, cause: str, **values: object) -> UnreachableError:
@@ -223,7 +223,7 @@ class _Probe:
     # HTTP/2.
 
     def _expect_http2(self, connection: socket.socket) -> None:
-        """Wait for the server's first frame. In TLS 1.3, a refusal of the client's certificate arrives only now, after the handshake."""
+        """Wait for the server's first HTTP/2 frame. In TLS 1.3, a refusal of the client's certificate arrives after the handshake."""
         self.missing = "no HTTP/2 frame arrives"
         connection.settimeout((1.0 if self.enrolment else HANDSHAKE) * self.timeout_s)
         try:
@@ -246,7 +246,7 @@ class _Probe:
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
         """Return the error for a server that closed the connection after it received the client's certificate.
 
-        A gRPC server gives no reason. Other servers send a TLS alert.
+        A gRPC server gives no reason for the closing. Other servers send a TLS alert with the reason.
         """
         try:
             enrolment.refuse_expired()
@@ -260,8 +260,8 @@ class _Probe:
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
-    Over TLS, this function sends nothing. A server that refuses the client's certificate sends an alert with the reason and closes the
-    connection. If the client sent bytes after that, they would reset the connection, and the alert could be lost.
+    Over TLS, this function only reads. Sending bytes to a server that has refused the client's certificate and closed the connection could
+    lose the TLS alert with the reason.
     """
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)
@@ -294,7 +294,7 @@ def _readable(text: str) -> int:
 
 
 def _name_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument with which `fedcomp keys renew` renews a server's or relay's certificate. A certificate has no relay id."""
+    """Return the argument for `fedcomp keys renew`: "server" or "relay-ID", since a relay's certificate does not contain the id."""
     return "relay-ID" if certificate and is_relay(certificate) else "server"
 
 

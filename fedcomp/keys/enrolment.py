@@ -1,10 +1,10 @@
 """The enrolment file: one TOML file with everything that a client or a relay needs to join.
 
-    id = 3                                          logical id; a client and a relay may have the same id
-    certificate = "-----BEGIN CERTIFICATE..."       signed by the CA; its public key identifies the client to the server
-    private_key = "-----BEGIN PRIVATE KEY..."       the private key of the certificate, EC P-384 in PKCS8
-    ca = "-----BEGIN CERTIFICATE..."                the CA that signed this certificate and the server's
-    server = "server.example:8080"                  the server's address, if it is known
+    id = 3  # Logical id; a client and a relay may have the same id.
+    certificate = "-----BEGIN CERTIFICATE..."  # Signed by the CA; its public key identifies the client to the server.
+    private_key = "-----BEGIN PRIVATE KEY..."  # The private key of the certificate, EC P-384 in PKCS8.
+    ca = "-----BEGIN CERTIFICATE..."  # The CA that signed this certificate and the server's.
+    server = "server.example:8080"  # The server's address, if it is known.
 
 Whoever can read the file can act as the client or relay, so only its owner may read it. The certificate of a relay is also valid for the
 relay's hosts, since the relay is a server to its clients.
@@ -56,7 +56,7 @@ def format_time(time: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Return part of an error message: when a certificate ended or will begin, and to check the clock; "" if it is valid at `now`.
+    """Return the start of an error message that says when a certificate ended or begins, or "" if it is valid at `now`.
 
     The caller adds what to do if the clock is right.
     """
@@ -68,7 +68,7 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
 
 
 def parse_time(text: Any) -> datetime:
-    """Parse the output of `format_time`, or any ISO 8601 time with an offset from UTC. Raises ValueError for anything else."""
+    """Parse the output of `format_time`, or any ISO 8601 time with an offset from UTC, or raise ValueError."""
     time = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
     if time.tzinfo is None:
         raise ValueError("no offset from UTC")
@@ -76,13 +76,13 @@ def parse_time(text: Any) -> datetime:
 
 
 def parse_public_key(text: str) -> ec.EllipticCurvePublicKey:
-    """Parse an EC P-384 public key from its OpenSSH line. Raises ValueError for anything else."""
+    """Parse an EC P-384 public key from its OpenSSH line, or raise ValueError."""
     try:
         key = serialization.load_ssh_public_key(text.strip().encode())
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVE):
-        raise ValueError("not an EC P-384 key")
+        raise ValueError("the key must be an EC P-384 key")
     return key
 
 
@@ -98,7 +98,7 @@ def key_hash(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def default_enrolment() -> Path:
-    """Return the path of this machine's enrolment file: FEDCOMP_ENROLMENT if set, else ~/.config/fedcomp/enrolment.toml.
+    """Return the path of this machine's enrolment file, which is FEDCOMP_ENROLMENT if set, else ~/.config/fedcomp/enrolment.toml.
 
     Raises ConfigError if FEDCOMP_ENROLMENT begins with the ~ of a user that does not exist.
     """
@@ -140,7 +140,7 @@ class TomlTable:
 
     @property
     def server(self) -> str | None:
-        """The field `server`, an address; None if the field is missing. Raises KeysError if it is not ASCII text."""
+        """The field `server`, an address; None if the field is missing. Raises KeysError if the field is not ASCII text."""
         if "server" not in self.table:
             return None
         return self.take("server", ascii_text, "a text such as server.example:8080")
@@ -209,7 +209,7 @@ class Enrolment:
 
     @property
     def name(self) -> str:
-        """The name of the client or relay in messages."""
+        """The name of the client or relay in messages, such as "client 3"."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
@@ -241,7 +241,7 @@ class Enrolment:
     def unpack(self, folder: Path) -> tuple[Path, Path]:
         """Write the CA's certificate and the private key to files, in the formats that flower-supernode reads. Return both paths.
 
-        Raises FileExistsError if a file exists.
+        Raises FileExistsError if one of the files exists.
         """
         ca, key = folder / "ca.crt", folder / "client.key"
         write_new(ca, [self.ca.encode()], 0o644)

@@ -24,9 +24,9 @@ TRUST_WARNING = (
 
 
 class FlowerClient:
-    """A SuperNode whose files are in the state folder `path`. `log_message` is called with each message of the client.
+    """A client in a SuperNode, with its files in the state folder `path`. `log_message` is called with each log message.
 
-    `options`: the client's options, which device_app.py reads. Paths are absolute.
+    `options`: the client's options for the ClientApp in device_app.py, with absolute paths.
     """
 
     def __init__(
@@ -48,7 +48,10 @@ class FlowerClient:
         self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:
-        """Serve until the run is over. Raises UserError if the client cannot take part or cannot reach the server in time."""
+        """Run the SuperNode until the federated run is over, and for later runs too if `stay` is True.
+
+        Raises UserError if the client cannot take part or cannot reach the server within `patience_s`.
+        """
         lock = StateFolder(self.home)
         try:
             self.log_message(LogMessage(TRUST_WARNING, "flower"))

@@ -1,7 +1,8 @@
 """The ClientApp of a deployment: one client under Flower's SuperNode, started by `fedcomp client --transport flower`.
 
-Flower starts a process for each message. Each process therefore reads the client from its state folder, and writes the client's state
-there before it sends the answer. The folder also holds the client's options (`SETUP`), its invitation (`INVITED`) and its log (`MESSAGES`).
+Flower starts a process for each message. Each process therefore reads the client's state from the state folder, and writes it back before
+it sends the answer. The state folder also holds the client's options (`SETUP`), the server's invitation (`INVITED`) and the client's log
+(`MESSAGES`).
 """
 
 import json
@@ -60,7 +61,9 @@ def train(message: Message, context: Context) -> Message:
             client.join(Invitation.unpack(stored[INVITATION]))
             report = client.answer(assignment)
             if report is None:
-                raise UserError(f"the assignment is for client {assignment.client}")
+                raise UserError(
+                    f"the server's assignment is for client {assignment.client}, not for this client"
+                )
         except FedcompError as error:
             report = failure(assignment, "encode", str(error))
         _log_message(folder, log_messages.answered(assignment, report, downlink_bytes))
@@ -78,7 +81,7 @@ def leave(message: Message, context: Context) -> Message:
 
 @contextmanager
 def _open_client(context: Context) -> Iterator[tuple[DeployedClient, StateFolder]]:
-    """Yield the client whose state is in the folder that the node config names. This process locks the folder."""
+    """Yield the client and its state folder, whose path is in the node config. The folder is locked until the context ends."""
     path = Path(str(context.node_config[FOLDER]))
     options = json.loads((path / SETUP).read_text())
     task = load(options["task"], data_folder(options["data"]))

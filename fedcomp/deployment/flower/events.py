@@ -1,6 +1,6 @@
 """Callback calls passed from one process to another as lines of JSON in a file.
 
-`EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats the calls in the process that shows the run.
+`EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats the calls in the process that displays the run.
 """
 
 import json
@@ -26,7 +26,7 @@ HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call to a file."""
+    """A callback that writes each call of its hooks to a file."""
 
     def __init__(self, file: TextIO):
         self.file = file
@@ -39,14 +39,14 @@ class EventWriter(ForwardingCallback):
         self.write(FAILED, str(error), error.exit_status)
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Do nothing. The command that reads the events does not show the bytes at the port."""
+        """Do nothing, since the process that reads the events does not display the traffic at the port."""
 
     def forward(self, hook: str, *values: Any) -> None:
         self.write(hook, *(_as_json(value) for value in values))
 
 
 class EventReader:
-    """A reader that makes the calls in a file on `callback`. `summary`: the summary of the run; None before the run has finished."""
+    """A reader that repeats on `callback` the calls in a file. `summary`: the summary of the run; None before the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback
@@ -55,7 +55,7 @@ class EventReader:
         self._lines = new_lines(path)
 
     def read(self) -> None:
-        """Repeat the calls that were written since `read` was last called. Raises the error that ended the run, if any."""
+        """Repeat the calls that were written to the file since the last `read`. Raises the error that ended the run, if any."""
         for line in self._lines():
             name, *values = json.loads(line)
             if name == FAILED:

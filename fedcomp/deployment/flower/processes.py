@@ -1,4 +1,4 @@
-"""Flower's commands, run as child processes. On Linux, they are killed when this process ends."""
+"""Flower's commands, run as child processes. On Linux, the child processes are killed when this process ends."""
 
 import ctypes
 import os
@@ -27,7 +27,7 @@ def script(name: str) -> str:
     command = str(path) if path.exists() else shutil.which(name)
     if command is None:
         raise FedcompError(
-            f"the command {name} is not installed for {sys.executable}; install flwr there"
+            f"the command {name} is not installed for {sys.executable}; install flwr for that Python"
         )
     return command
 
@@ -62,9 +62,9 @@ def help_of(name: str, home: Path) -> str:
 
 
 def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
-    """Return the options for a SuperLink that clients reach at this address, and the address of its Control API.
+    """Return the command-line options for a SuperLink that clients reach at `host:port`, and the address of its Control API.
 
-    Older versions of Flower have one port for each API. Newer versions have a single port for all APIs.
+    Older versions of Flower have one port for each API, newer versions have one port for all APIs.
     """
     help_text, control = help_of("flower-superlink", home), (host, port)
     if "--serverappio-api-address" in help_text:
@@ -82,7 +82,7 @@ def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tupl
 
 
 def supernode_options(home: Path) -> list[str]:
-    """Return the options for a SuperNode whose own port is a free port on loopback."""
+    """Return the command-line options with which a SuperNode listens on a free loopback port."""
     address = f"{LOOPBACK}:{free_port()}"
     if "--clientappio-api-address" in help_of("flower-supernode", home):
         return ["--clientappio-api-address", address]
@@ -90,7 +90,7 @@ def supernode_options(home: Path) -> list[str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a Flower command in its own session, so that the terminal's Ctrl-C does not reach it. Append its output to `log`.
+    """Start a Flower command in its own session, so that the terminal's Ctrl-C does not reach it. Append the output to `log`.
 
     On Linux, the started process is killed when this process ends.
     """

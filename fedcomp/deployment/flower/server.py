@@ -56,8 +56,8 @@ def serve(
 ) -> Summary:
     """Run a federation of real clients through Flower, as `fedcomp.deployment.start.serve` does over gRPC.
 
-    The port is on loopback unless the endpoint names a host. Raises UserError for invalid options, and FedcompError if Flower's processes
-    fail. In the second case, their log is kept.
+    The port is on loopback unless the endpoint names a host. Raises UserError for invalid options. If Flower's processes fail, raises
+    FedcompError and keeps their log.
     """
     refuse_simulation_options(config)
     if config.relays:
@@ -85,14 +85,14 @@ def serve(
             events.read()
             if not running and not events.ended:
                 sentence = "Flower ended before the run was complete"
-                raise link.failure(sentence, "; --resume continues the run")
+                raise link.failure(sentence, "; start again with --resume to continue the run")
             time.sleep(POLL_S)
         assert events.summary is not None
         return events.summary
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp. Outputs that only this process writes, such as the JSON log, are turned off."""
+    """Return the settings of the ServerApp. The settings turn off outputs that only this process writes, such as the JSON log."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
@@ -102,7 +102,7 @@ def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None)
 
 
 class SuperLink:
-    """`flower-superlink` at an endpoint, for one run. Its files are in `folder`."""
+    """A `flower-superlink` process that serves one run at `endpoint` and keeps its files in `folder`."""
 
     def __init__(self, endpoint: Endpoint, folder: Path):
         self.endpoint, self.folder = endpoint, folder
@@ -112,7 +112,7 @@ class SuperLink:
         self._failed = False
 
     def start(self) -> None:
-        """Start the SuperLink, and wait until its port is open. Raises FedcompError if it does not open within START_S seconds."""
+        """Start the SuperLink, and wait until its port is open. Raises FedcompError if the port does not open within START_S seconds."""
         self.home.mkdir()
         host, port = self.endpoint.host, self.endpoint.port
         options, self.control = processes.superlink_options(host, port, self.home)
@@ -125,7 +125,7 @@ class SuperLink:
             time.sleep(0.05)
 
     def register(self) -> list[tuple[int, int, str]] | None:
-        """Register the enrolled clients. Return the node id, logical id and public key (OpenSSH) of each; None without keys."""
+        """Register the enrolled clients. Return each client's node id, logical id and public key (OpenSSH), or None without keys."""
         if self.endpoint.keys is None:
             return None
         registered = []
@@ -137,22 +137,22 @@ class SuperLink:
         return registered
 
     def submit(self) -> None:
-        """Submit the run. From then on, `running` returns False once the run has ended."""
+        """Submit the run to Flower. After this call, `running` returns False once the run has ended."""
         self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:
-        """Return whether all processes that were started still run."""
+        """Return whether all started processes are still running."""
         return all(process.poll() is None for process in self._started)
 
     def stop(self) -> None:
-        """End all processes. Remove the folder, unless Flower has failed."""
+        """End all processes. Remove the folder with the log, unless Flower has failed."""
         for process in self._started[::-1]:
             processes.end(process)
         if not self._failed:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def failure(self, sentence: str, remedy: str = "") -> FedcompError:
-        """Return the error for a failure of Flower, whose log is kept."""
+        """Return an error that names Flower's log, and make `stop` keep the log."""
         self._failed = True
         return FedcompError(f"{sentence}; {self.log} has the log{remedy}")
 
