@@ -42,7 +42,7 @@ class LocalOptimizer:
 
     @property
     def default_lr(self) -> float:
-        """The learning rate if --lr is not given: that of the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
+        """The learning rate without --lr: that of the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)
