@@ -103,7 +103,7 @@ class LAQ(ShiftMemory):
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, since the codec's error counts more than any vector that it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, since the codec's error exceeds every vector that it sends; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 

@@ -124,7 +124,7 @@ class LowRank(VectorMemory):
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
     ) -> list[Tensor]:
-        """Return the factors that the server announced as `name`, float64. Raises ProtocolError for factors that do not have these shapes."""
+        """Return the factors that the server announced as `name`, float64. Raises ProtocolError for factors with other shapes."""
         if name not in context.announced:
             raise ProtocolError(
                 f"the server did not announce '{name}', which the phase '{context.phase}' needs; server and client need the same strategy"
