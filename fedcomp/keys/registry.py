@@ -167,7 +167,7 @@ class Registry:
     def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
         """Return the entry with this key hash, and the reason why the key is refused.
 
-        y is None for an unknown key, and the reason is "" for a key that is accepted.
+        The entry is None for an unknown key, and the reason is "" for a key that is accepted.
         """
         content, folder = self._current(), self.path.parent
         if content.problem:

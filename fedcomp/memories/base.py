@@ -398,7 +398,7 @@ class Counterpart(ABC):
     ) -> None:
         """Apply the accepted updates of a round to the state. `accepted`: (client, update, whether the client started without state).
 
-        _step`: squared norm of the model's step in this round, in the unit of updates.
+        `squared_step`: squared norm of the model's step in this round, in the unit of updates.
         """
 
     @abstractmethod
