@@ -88,7 +88,7 @@ class Layout:
     @staticmethod
     @lru_cache(256)
     def flat(numel: int) -> "Layout":
-        """Return the layout of one unnamed tensor [numel]. It is the default layout of codecs."""
+        """Return the layout of one unnamed tensor, the default layout of codecs."""
         return Layout((Entry("", (numel,), 0),))
 
     @cached_property

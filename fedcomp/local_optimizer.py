@@ -1,7 +1,7 @@
 """Optimizers of local training, given by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
-The name is a class of `torch.optim` in lower case, and the options are the arguments of this class; `beta1` and `beta2` replace `betas`.
-For plain `sgd`, torch is not imported.
+The name is a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For plain `sgd`,
+torch is not imported.
 """
 
 import inspect
@@ -94,7 +94,7 @@ def read(text: str) -> LocalOptimizer:
 
 
 def _value(name: str, key: str, raw: str) -> Any:
-    """Return the value of an option, converted to the type of the argument of the torch class."""
+    """Return the value of an option, converted to the type of the default in torch."""
     arguments = _arguments(name)
     known = [a for a, p in arguments.items() if isinstance(p.default, int | float | None)]
     known = [a for a in known if a != DIFFERENTIABLE]

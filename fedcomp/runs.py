@@ -239,7 +239,7 @@ class Group:
 def groups(runs: Sequence[Run]) -> list[Group]:
     """Group runs that differ only in their seeds, in the order of `runs`.
 
-    The label of a group names the options in which the group differs. Raises UserError for two runs with the same options and seed.
+    A group's label names the options in which the group differs. Raises UserError for two runs with the same options and seed.
     """
     by_key: dict[str, dict[int, Run]] = {}
     for run in runs:

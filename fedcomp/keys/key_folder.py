@@ -226,7 +226,7 @@ class _Issuer:
         return RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)
 
     def _validity(self) -> tuple[datetime, datetime]:
-        """Return the start and the end of the validity of a new certificate; the start is the current time."""
+        """Return the start (now) and the end of the validity of a new certificate."""
         now = utc_now()
         ends = min(now + timedelta(days=self.days), self.certificate.not_valid_after_utc)
         return now, ends.replace(microsecond=0)
@@ -234,7 +234,7 @@ class _Issuer:
 
 @dataclass(frozen=True)
 class _State:
-    """The registry of a folder of keys, while this process holds the lock of the folder."""
+    """The registry of a folder of keys, while this process holds its lock."""
 
     folder: Path
     entries: tuple[RegistryEntry, ...]  # clients and relays
@@ -257,7 +257,7 @@ class _State:
         return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> RegistryEntry:
-        """Return the registry's entry of a client or relay. Raises KeysError if the registry does not have it."""
+        """Return the registry's entry of a client or relay. Raises KeysError if it has none."""
         for entry in self.entries:
             if entry.holder == holder:
                 return entry

@@ -90,7 +90,7 @@ class DerivedKeys:
 class ServerKeys:
     """The keys that a server knows: the public keys with which clients joined.
 
-    `key_of(client)` returns the key of a client as a compressed point.
+    `key_of(client)` returns a client's key as a compressed point.
     """
 
     run: str

@@ -165,9 +165,9 @@ class Registry:
         return not content.problem
 
     def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
-        """Return the entry with this key hash, and the reason why the key is refused.
+        """Return the entry of a key, and the reason why the key is refused.
 
-        The entry is None for an unknown key, and the reason is "" for a key that is accepted.
+        An unknown key has the entry None; an accepted key has the reason "".
         """
         content, folder = self._current(), self.path.parent
         if content.problem:
@@ -296,7 +296,7 @@ def _list(value: Any, of: type) -> list[Any]:
 
 
 def registry_text(entries: Sequence[RegistryEntry], server: str | None) -> str:
-    """Return the content of a registry.toml with these entries."""
+    """Return the content of a registry.toml."""
     content: dict[str, Any] = {"server": server} if server else {}
     for entry in sorted(entries, key=lambda entry: (entry.relay, entry.id)):
         ends = format_time(entry.not_after)

@@ -1,6 +1,6 @@
 """The base class of memories. A memory keeps the part of a client's updates that its codec has not sent.
 
-`propose(x)` returns a frame. Then the caller must settle the proposal with `commit()` if the receiver accepted the frame, or else with
+`propose(x)` returns a frame. The caller then settles the proposal with `commit()` if the receiver accepted the frame, else with
 `rollback()`. The state of a memory consists of tensors and bytes, so that it can be written to disk and moved between devices.
 
 Subclasses implement `_propose` and `_commit` for a stack: m memories of one class and codec. A single memory is a stack with m = 1.
@@ -48,7 +48,7 @@ class MomentumOptions:
 
 
 class Memory(ABC):
-    """A codec, and the state that one client keeps for it between rounds, such as a residual. Updates are vectors [numel]."""
+    """A codec, and the state that one client keeps for it between rounds, for vectors [numel]."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
@@ -155,7 +155,7 @@ class Memory(ABC):
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame. A memory with a residual includes the content in its next frame."""
+        """Record that the receiver did not accept the pending frame. A memory with a residual keeps its content for later frames."""
         self._settle()
         self._rollback()
 
@@ -198,7 +198,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned. The caller has checked the shapes of the vectors.
+        """Restore a state that `_state` returned. The caller has checked the vectors.
 
         Subclasses first call `super()._load_state(state)`.
         """
@@ -207,7 +207,7 @@ class Memory(ABC):
     # For subclasses to implement.
 
     def _check_codec(self) -> None:
-        """Raise ConfigError if this memory would diverge with its codec. The message names a codec that suits the memory."""
+        """Raise ConfigError if this memory would diverge with its codec. The message names another codec."""
 
     @classmethod
     @abstractmethod
@@ -232,7 +232,7 @@ class Memory(ABC):
     def _commit(
         cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
-        """Call `_on_accepted` for m ≥ 1 accepted frames. Memories whose frames are not in the codec's format override this."""
+        """Call `_on_accepted` for m ≥ 1 accepted frames. Memories whose frames are not in the codec's format override this method."""
         updates = cls._open(memories, frames)
         for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
             memory._on_accepted(update, dropped_part)
@@ -327,7 +327,7 @@ class VectorMemory(Memory):
         return proposals
 
     def _vectors_on(self, like: Tensor) -> Vectors:
-        """Return the state vectors by name, on the device of `like`, which is a float32 vector [numel]."""
+        """Return the state vectors, on the device of `like`, a float32 vector [numel]."""
         values = [getattr(self, name) for name in self.vectors]
         filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]
         return dict(zip(self.vectors, filled, strict=True))
@@ -351,8 +351,8 @@ class VectorMemory(Memory):
 class Counterpart(ABC):
     """The server's side of a memory: it estimates each client's update.
 
-    The states of server and client agree because the server applies exactly the updates that the client commits, by the same operations. If
-    a client starts without state (`fresh`), the server deletes its state of this client. `memory`: a memory configured as on the clients.
+    Server and client agree because the server applies exactly the updates that the client commits, by the same operations. If a client
+    starts without state (`fresh`), the server deletes its state of this client. `memory`: a memory configured as on the clients.
     """
 
     rate: float = 1.0  # learning rate of the current round, divided by that of the run
@@ -388,7 +388,7 @@ class Counterpart(ABC):
         """Return the update to add to the mean of the cohort's estimates, or None if there is nothing to add.
 
         `weights`: client → normalized weight among all clients of the run. `present`: client of the cohort → normalized weight in the
-        cohort. Clients that start without state are in neither of the two mappings.
+        cohort. Neither mapping has clients that start without state.
         """
         return None
 
@@ -396,9 +396,9 @@ class Counterpart(ABC):
     def settle(
         self, accepted: Sequence[tuple[int, Update | None, bool]], squared_step: float
     ) -> None:
-        """Apply the accepted updates of a round to the state. `accepted`: (client, update, whether the client started without state).
+        """Apply the accepted updates of a round to the state. `accepted`: (client, update, started without state).
 
-        `squared_step`: squared norm of the model's step in this round, in the unit of updates.
+        `squared_step`: squared norm of the model's step, in the unit of updates.
         """
 
     @abstractmethod
@@ -407,7 +407,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint, whose entries are read with the functions `vector` and `value`.
+        """Restore the state from a checkpoint, using `vector` and `value` to read its entries.
 
         Raises ValueError or TypeError for invalid data.
         """

@@ -6,9 +6,9 @@ Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed 
     the server's update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
 
 x is the update, h the shift and C the codec. ω is the variance bound of the codec (`Codec.variance`); with `@layer`, the largest bound of
-all tensors. The server stores the shift h of each client, not only the mean of all h, so that a single client can start again without
-state. A client that never had an accepted update counts with h = 0. With a robust strategy or `--clip-update`, a client's update is h + C(x
-− h), and clients outside the cohort do not count; this bounds the influence of each client.
+all tensors. The server stores h of each client, not their mean, so that a single client can start again without state. A client that never
+had an accepted update counts with h = 0. With a robust strategy or `--clip-update`, a client's update is h + C(x − h), and clients outside
+the cohort do not count; this bounds the influence of each client.
 """
 
 from collections.abc import Mapping

@@ -4,10 +4,10 @@ Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to
 
     y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x
 
-x is the update, h the accumulated error and C the codec. Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for a codec
-with contraction δ, and γ = ω for an unbiased codec with variance bound ω. Since x − C(y) = (y − C(y)) − α·h, the contribution of the old h
+x is the update, h the accumulated error and C the codec. Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for
+contraction δ, and γ = ω for an unbiased codec with variance bound ω. Since x − C(y) = (y − C(y)) − α·h, the contribution of the old h
 shrinks if α²γ + (β − α)² < 1. Other values of α and β are refused. With biased codecs, β > 1 is also refused: coordinates that are never
-sent would grow by the factor β in each round, because the errors y − C(y) need not be orthogonal to h. With α = β = 1, this memory is
+sent would grow by the factor β in each round, because the errors y − C(y) need not be orthogonal to h. With α = β = 1, the memory is
 `residual`.
 
 The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, old errors are too

@@ -1,4 +1,4 @@
-"""EF21: error feedback in which clients send differences between their updates and estimates of these.
+"""EF21: error feedback that sends differences to an estimate of the update.
 
 Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021, algorithm
 2.
@@ -6,8 +6,8 @@ Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and
     c = C(x − g) with the update x and the estimate g;  send c;  g ← g + c on both sides;  the server moves the model by the mean of all g
 
 Clients outside the cohort, and clients whose reply is lost, count with the estimate g that the server stores for them, as in EF21-PP
-(Fatkhullin, Sokolov, Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In the EF21-PP paper, every client has an estimate g from
-the start. Here, a client counts only after its first accepted update.
+(Fatkhullin, Sokolov, Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In EF21-PP, every client has a g from the start. Here, a
+client counts only after its first accepted update.
 """
 
 from typing import ClassVar

@@ -85,7 +85,7 @@ class LAQCounterpart(ShiftCounterpart):
 
 
 class LAQ(ShiftMemory):
-    """A memory that sends the difference between an update and the server's estimate, or skips the round if the difference is small."""
+    """A memory that sends the difference between an update and the server's estimate, or skips the round."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"

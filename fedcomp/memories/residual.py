@@ -8,7 +8,7 @@ NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. 
 x is the update, e the residual and C the codec. Up to rounding, the sum of the accepted C(a) plus e equals the sum of all x after every
 round. C(a) is subtracted on commit. Between proposal and commit, `residual` is a, so a rollback changes nothing.
 
-With a lossless codec, the pending frame contains a, so a is not stored a second time.
+With a lossless codec, the pending frame contains the sum a, so `residual` is not stored as well.
 
 With a `decay` β below 1, a = x + β·e, so that old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien, Lidin, Belilovsky 2025,
 "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).

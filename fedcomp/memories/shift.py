@@ -4,8 +4,8 @@
 
 η is the learning rate of the round divided by that of the run. Updates grow with η, but shifts estimate gradients, which do not depend on
 η. Shifts are therefore stored in the unit of an update at the run's learning rate. All shifts, also those of absent clients, then stay
-valid when a schedule or a warm-up changes the learning rate. A change of the local steps or the batch size also changes the updates, but
-not the shifts; later rounds send the difference.
+valid when a schedule or a warm-up changes the rate. A change of the local steps or the batch size also changes the updates, but not the
+shifts; later rounds send the difference.
 
 The shift changes only when a proposal is committed. While a proposal is pending, and after a rollback, client and server have the same
 shift.
@@ -69,7 +69,7 @@ class ShiftMemory(Memory):
         return torch.sub(x, self.shift, alpha=rate)
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift; it must not be modified."""
+        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift; do not modify it."""
         return frame
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:

@@ -241,7 +241,7 @@ def _wrapping(
 ) -> bytes:
     """Return the key that encrypts the ballot's key K for a voter.
 
-    Sender and voter derive this key, each from the own private key and the public key of the other side.
+    Each side derives this key from its own private key and the other side's public key.
     """
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))

@@ -8,8 +8,8 @@ deadline is drawn again once its late answer has arrived.
 In a run with a deadline, a round needs at least two clients. With --quorum below 1, the round also needs this fraction of a whole cohort.
 If fewer clients are connected, the round waits; after another deadline, the cohort may be drawn from silent clients as well.
 
-A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits
-without a time limit for a client that lost its connection, during a round and between rounds.
+A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits for
+such a client without limit, during a round and between rounds.
 """
 
 import math
@@ -25,7 +25,7 @@ RETURN_S = 15.0  # time in which clients reconnect to a restarted server; they r
 
 @dataclass(frozen=True)
 class Quota:
-    """The number of clients that a round waits for. After `patience_s` seconds, `min_clients` are enough instead of `wanted`.
+    """The number of clients that a round waits for. After `patience_s` seconds, `min_clients` are enough.
 
     If `patience_s` is None, the round waits for `wanted` clients without a time limit.
     """
@@ -49,7 +49,7 @@ class Quota:
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
         """Return the quota of later rounds.
 
-        A later round waits for a whole cohort until the deadline. In a run without a deadline, it waits for the quorum that ends a round.
+        A later round waits for a whole cohort until the deadline, or if there is no deadline, for the quorum.
         """
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)

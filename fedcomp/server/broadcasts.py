@@ -116,7 +116,7 @@ class Broadcasts:
     def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
         """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU. The weights are not copied.
 
-        Raises ConfigError for a --downlink-memory that does not work on the downlink.
+        Raises ConfigError for a memory that does not work on the downlink.
         """
         config, layout = strategy.config, strategy.layout
         name, codec, numel = config.downlink_memory, strategy.downlink, layout.numel

@@ -1,6 +1,6 @@
 """Checkpoints, from which an interrupted run continues.
 
-    state.sqlite:           vectors, values and cached broadcasts by name; for a large one, only the number of its file
+    state.sqlite:           vectors, values and cached broadcasts by name; for a large one, only the number of its file;
     files/7.safetensors:    file number 7, with one vector, value or frame of 256 KiB or more; never overwritten
 
 `save` writes new files, and then all changed entries in one SQLite transaction. After a kill or a power failure at any moment, the folder
@@ -74,7 +74,7 @@ class Checkpoint:
             self._remove_unused()
 
     def _refuse_other_versions(self) -> None:
-        """Raise CheckpointError if another version of fedcomp wrote the tables. The tables are not changed."""
+        """Raise CheckpointError if another version of fedcomp wrote the tables."""
         if self._state.execute("SELECT 1 FROM sqlite_master WHERE name = 'broadcast'").fetchone():
             raise CheckpointError(
                 f"the checkpoint in {self.folder} was written by another version of fedcomp; continue the run with that version, or "
@@ -232,7 +232,7 @@ class Checkpoint:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Convert errors of the disk and of damaged files within a `with` block to CheckpointError."""
+        """Raise CheckpointError for errors of the disk and for damaged files."""
         where = f"the checkpoint in {self.folder}"
         try:
             yield

@@ -85,7 +85,7 @@ class Traffic:
 
 
 class Exchange:
-    """The messages between the server and one cohort in one phase. `accepted` and `rejected` grow while reports arrive.
+    """The messages of one phase between the server and one cohort. `accepted` and `rejected` grow while reports arrive.
 
     `on_report` is called with each report. The attribute `on_answer(answered, asked)` is called after each answer, with the numbers of
     clients that have answered and that were asked. `traffic` counts the bytes in both directions.
@@ -191,7 +191,7 @@ class Exchange:
                 self._reject(client, "relay", why)
 
     def _report_of(self, delivery: Delivery) -> Report | None:
-        """Return the report if it is valid; None if the client was rejected, or if it was sent the whole model instead."""
+        """Return the report if it is valid; None if the client was rejected or was sent the whole model."""
         client, answer = delivery.client, delivery.answer
         if isinstance(answer, Lost):
             self._reject_as_reported(client, answer.stage, answer.reason)
@@ -269,7 +269,7 @@ def check_addressee(report: Report, assignment: Assignment) -> None:
 
 
 def check_version(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if an update was computed from another version of the model than the version in its assignment."""
+    """Raise ProtocolError if an update was computed from another version of the model than its assignment names."""
     a, r = assignment, report
     if (r.version, r.fingerprint) != (a.version, a.fingerprint):
         raise ProtocolError(
