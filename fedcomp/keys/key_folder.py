@@ -183,7 +183,7 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 @dataclass(frozen=True)
 class _Issuer:
-    """The CA of a folder of keys. The certificates that it signs are valid for `days` days, but not longer than the CA's own."""
+    """The CA of a folder of keys. Certificates that the CA signs are valid for `days` days, but not longer than the CA's own."""
 
     folder: Path
     certificate: x509.Certificate
@@ -234,7 +234,7 @@ class _Issuer:
 
 @dataclass(frozen=True)
 class _State:
-    """The registry of a folder of keys, while this process holds its lock."""
+    """The registry of a folder of keys, while this process holds the folder's lock."""
 
     folder: Path
     entries: tuple[RegistryEntry, ...]  # clients and relays

@@ -116,7 +116,7 @@ def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePubl
 
 
 def refuse_low_order(public: bytes) -> None:
-    """Raise ProtocolError for a public key of low order. Such a key gives no shared key, so no sender could seal a ballot for it."""
+    """Raise ProtocolError for a public key of low order. A key of low order gives no shared secret, so no ballot could be sealed for it."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
@@ -213,7 +213,7 @@ class SealedBallot:
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
         """Return whether a complaint is justified: the revealed key `private` belongs to the card `public`, but does not open the ballot.
 
-        The ballot must contain the public key of the card. Otherwise, voters could accuse the sender with a card that the sender never
+        The ballot must contain the public key of the card, so that no voter can accuse the sender with a card that the sender never
         received.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:

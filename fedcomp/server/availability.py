@@ -25,7 +25,7 @@ RETURN_S = 15.0  # time in which clients reconnect to a restarted server; they r
 
 @dataclass(frozen=True)
 class Quota:
-    """The number of clients that a round waits for. After `patience_s` seconds, `min_clients` are enough.
+    """The number of clients that a round waits for. After `patience_s` seconds, `min_clients` clients are enough.
 
     If `patience_s` is None, the round waits for `wanted` clients without a time limit.
     """
