@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the fingerprint of a model's layout, followed by "+" and a hash of the frozen parameters (16 hex digits) if there are any.
+    """Return the fingerprint of a model's layout. If there are frozen parameters, "+" and a hash of them (16 hex digits) are appended.
 
     Frozen parameters are never sent, so the server and all clients must construct the same ones.
     """
@@ -134,6 +134,6 @@ class Layout:
                 parameters[e.name].copy_(vector[e.span].view(e.shape))
 
     def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
-        """Return views of the tensors in a vector [numel], by name. In a stack [m, numel], the views have the shapes [m, *shape]."""
+        """Return views of the tensors in a vector [numel], by name. For a stack [m, numel], the views have the shapes [m, *shape]."""
         lead = vector.shape[:-1]
         return {e.name: vector[..., e.span].view((*lead, *e.shape)) for e in self.entries}

@@ -1,7 +1,7 @@
 """Optimizers of local training, given by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
-The name is a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For
-plain `sgd`, torch is not imported.
+The name is a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For plain `sgd`,
+torch is not imported.
 """
 
 import inspect
@@ -37,12 +37,12 @@ class LocalOptimizer:
 
     @cached_property
     def is_plain_sgd(self) -> bool:
-        """Whether this is SGD with no options other than momentum and weight decay. Such an optimizer can train a stack of clients."""
+        """Whether this is SGD with no options other than momentum and weight decay. Such an optimizer can train several clients at once."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property
     def default_lr(self) -> float:
-        """The learning rate without --lr: lr in the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
+        """The learning rate without --lr: that of the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)
@@ -73,7 +73,9 @@ def read(text: str) -> LocalOptimizer:
     if part.name == SGD and not part.options:
         return LocalOptimizer()
     if why := UNSUPPORTED.get(part.name):
-        raise SpecError(f"{part.name} {why}; give another optimizer, or a train_fn")
+        raise SpecError(
+            f"{part.name} is not supported, because it {why}; give another optimizer, or a train_fn"
+        )
     if part.name not in _classes():
         raise SpecError(f"unknown optimizer '{part.name}'; {nearest(part.name, _classes())}")
     options: dict[str, Any] = {}
@@ -92,7 +94,7 @@ def read(text: str) -> LocalOptimizer:
 
 
 def _value(name: str, key: str, raw: str) -> Any:
-    """Return the value of an option, converted to the type of the argument's default."""
+    """Return the value of an option, converted to the type of the default in torch."""
     arguments = _arguments(name)
     known = [a for a, p in arguments.items() if isinstance(p.default, int | float | None)]
     known = [a for a in known if a != DIFFERENTIABLE]

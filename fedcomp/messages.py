@@ -1,10 +1,10 @@
 """The messages between a server and its clients, which every transport can carry.
 
-    Invitation   server → client   the run and its options
-    Presence     client → server   the client's id and version, or the reason why it cannot take part
-    Assignment   server → client   a download, the ticket of the last accepted proposal, and the settings of this phase
-    Report       client → server   a frame or the reason why there is none, and the client's version
-    Farewell     server → client   the end of the run
+    Invitation (server → client):   the run and its options;
+    Presence (client → server):     the client's id and version, or the reason why it cannot take part;
+    Assignment (server → client):   a download, the ticket of the last accepted proposal, and the settings of this phase;
+    Report (client → server):       a frame or the reason why there is none, and the client's version;
+    Farewell (server → client):     the end of the run
 
 A version names a state of the model. Versions form a hash chain: the initial version is the hash of the model's layout and initial weights,
 and each later version is the hash of its predecessor and the broadcast that was applied to it. A fingerprint is a hash of the weights
@@ -65,7 +65,7 @@ class WireMessage:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Parse one whole message. Raises ProtocolError for another message, and for fields of wrong types or lengths."""
+        """Parse one whole message. Raises ProtocolError for a message of another class, or for fields of wrong types or lengths."""
         fields, message = fields_of(cls), cls.__name__
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -88,9 +88,11 @@ class WireMessage:
                 values.append(value)
             else:
                 wanted = getattr(kind, "__name__", kind)
-                raise ProtocolError(f"{message}.{name} is not of type {wanted}")
+                raise ProtocolError(f"the field {name} of the {message} is not of type {wanted}")
         if start != len(data):
-            raise ProtocolError(f"the {message} has {len(data)} bytes; its header gives {start}")
+            raise ProtocolError(
+                f"the {message} has {len(data)} bytes, but its header gives {start}"
+            )
         return cls(*values)
 
 
@@ -217,7 +219,7 @@ class ReportedMetrics:
     examples: int = 0  # number of examples of the evaluation
 
     def pack(self) -> bytes:
-        """Return the metrics as bytes, b"" for none. Raises ProtocolError for names that are not allowed."""
+        """Return the metrics as bytes, b"" for none. Raises ProtocolError for names that `check_metric_names` refuses."""
         if not self.training and not self.evaluation:
             return b""
         check_metric_names(self.training)
@@ -230,7 +232,7 @@ class ReportedMetrics:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return the metrics that `pack` packed. Raises ProtocolError for other bytes."""
+        """Return the metrics that `pack` packed. Raises ProtocolError if `data` is malformed."""
         if not data:
             return cls()
         if (size := len(data)) > (most := MAX_METRICS_BYTES):
@@ -243,7 +245,9 @@ class ReportedMetrics:
                 items.append((data[offset + 1 : end].decode(), *DOUBLE.unpack_from(data, end)))
                 offset = end + DOUBLE.size
         except (struct.error, UnicodeDecodeError) as error:
-            raise ProtocolError("the metrics cannot be read") from error
+            raise ProtocolError(
+                "the metrics of the report are malformed and cannot be read"
+            ) from error
         metrics = cls(dict(items[:training]), dict(items[training:]), examples)
         check_metric_names(metrics.training)
         check_metric_names(metrics.evaluation)
@@ -254,12 +258,14 @@ class ReportedMetrics:
             )
         if not bool(metrics.evaluation) <= examples <= MAX_EXAMPLES * bool(metrics.evaluation):
             n = len(metrics.evaluation)
-            raise ProtocolError(f"there are {n} evaluation metrics, but {examples} examples")
+            raise ProtocolError(
+                f"the report has {n} evaluation metrics, which cannot come from {examples} evaluation examples"
+            )
         return metrics
 
 
 def check_metric_names(names: Collection[str]) -> None:
-    """Raise ProtocolError for more than 64 names, and for a name that is not 1 to 64 printable bytes of UTF-8."""
+    """Raise ProtocolError for more than 64 names, or for a name that is not 1 to 64 printable bytes of UTF-8."""
     if len(names) > MAX_METRICS:
         raise ProtocolError(f"there are {len(names)} metrics; report at most {MAX_METRICS}")
     for name in names:
@@ -310,7 +316,7 @@ def fingerprint(weights: Tensor) -> str:
 
 
 def initial_version(weights: Tensor, layout_fingerprint: str) -> str:
-    """Return the initial version of a run, 32 hex digits."""
+    """Return the initial version of a run's model: a hash of 32 hex digits."""
     return hashlib.sha256(f"{layout_fingerprint}:{fingerprint(weights)}".encode()).hexdigest()[:32]
 
 
@@ -320,7 +326,7 @@ def next_version(version: str, frame: bytes) -> str:
 
 
 def _digest(name: str, frame: bytes) -> str:
-    """Return the SHA-256 of a name and a frame, without a copy of the frame."""
+    """Return the SHA-256 of a name and a frame, without copying the frame."""
     digest = hashlib.sha256(name.encode())
     digest.update(frame)
     return digest.hexdigest()

@@ -1,12 +1,12 @@
 """Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp and of other installed packages.
 
-A built-in plugin is a class or function with an attribute `name`, in a module of one package, such as `fedcomp/codecs/stc.py`.
+A built-in plugin is a class or function with an attribute `name`, in a module of the package for its kind, such as `fedcomp/codecs/stc.py`.
 Other packages declare plugins as entry points in their pyproject.toml, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
     mine = "my_package.my_module:MyCodec"
 
-An entry point is imported only when its name is used or when all plugins are listed. It cannot replace a built-in plugin.
+An entry point is imported only when its name is used or when all plugins are listed. An entry point cannot replace a built-in plugin.
 """
 
 import pkgutil
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class PluginRegistry(Mapping[str, T], Generic[T]):
-    """The plugins of one kind by name, sorted. Looking up a plugin imports it; iterating over the names imports no entry point.
+    """The plugins of one kind, as a mapping sorted by name.
 
-    `package`: the package of the built-in plugins. `group`: the group of the entry points. `accepts(value)` returns whether a class or
-    function is a plugin of this kind. `validate(name, plugin)` raises SpecError for an invalid plugin; it is called before the plugin's
-    first use.
+    Looking up a plugin imports it; iterating over the names imports no entry point. `package`: the package of the built-in plugins.
+    `group`: the group of the entry points. `accepts(value)` returns whether a class or function is a plugin of this kind. `validate(name,
+    plugin)` raises SpecError for an invalid plugin; it is called before the plugin's first use.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                 name = vars(value).get("name")
                 if isinstance(name, str) and self.accepts(value):
                     if name in plugins:
-                        raise AssertionError(f"{plugins[name]} and {value} are both named '{name}'")
+                        raise AssertionError(
+                            f"{plugins[name]} and {value} are both named '{name}'; rename one of them"
+                        )
                     self.validate(name, value)
                     plugins[name] = value
         return plugins
@@ -98,7 +100,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
     @property
     def _provided(self) -> dict[str, list[EntryPoint]]:
-        """The entry points by name, except for the names of built-in plugins."""
+        """The entry points by name, without those that have the name of a built-in plugin."""
         entries: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
             if entry.name not in self._builtin:

@@ -60,7 +60,7 @@ class Recorder:
 
     @contextmanager
     def span(self, name: str, details: dict[str, Any]) -> Iterator[None]:
-        """Record a `with` block as a span, even if the block raises an exception. In other threads, record nothing."""
+        """Record a `with` block as a span, even if the block raises an exception. Other threads than the recorder's record nothing."""
         if threading.get_ident() != self._thread:
             yield
             return

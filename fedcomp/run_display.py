@@ -1,4 +1,7 @@
-"""The base class of displays, the texts that they share, and the display that prints lines. Dashboards and notebooks have other modules."""
+"""The base class of displays, texts that all displays share, and the display that prints lines.
+
+The displays for dashboards and notebooks are in other modules.
+"""
 
 import sys
 from collections import deque
@@ -89,7 +92,7 @@ def columns_of(header: Header) -> tuple[Column, ...]:
 
 
 def table_line(columns: Sequence[Column], record: RoundRecord | None = None) -> str:
-    """Return the line of a round in the table of rounds; without a record, the titles."""
+    """Return the line of a round in the table of rounds. If `record` is None, return the line of titles."""
     cells = ((c.title if record is None else c.cell(record)).rjust(c.width) for c in columns)
     return (" " * GAP).join(cells)
 
@@ -224,9 +227,9 @@ def facts(header: Header) -> list[tuple[str, str]]:
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """Return a line for each stage and reason of rejections, with up to eight clients. Only the most frequent reasons are listed.
+    """Return a line for each stage and reason of rejections; each line lists up to eight clients.
 
-    Clients that were too late for a quorum are left out.
+    Only the most frequent reasons are listed. Clients that were too late for a quorum are left out.
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
@@ -246,7 +249,7 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """Return as text up to three clients that lose votes by a wide margin much more often than the median client; "" for none."""
+    """Return a text with up to three clients that lose votes by a wide margin much more often than the median client; "" for none."""
     median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     suspects = [
         (fraction, client)
@@ -317,7 +320,7 @@ def how_to_load(out: str) -> list[str]:
 
 
 def waiting_text(connected: Sequence[int], wanted: int) -> str:
-    """Return a text with the connected clients, for a round that waits for more."""
+    """Return a text that lists the connected clients, for a round that waits for more clients."""
     text = f"{len(connected)} of {wanted} client{'s are' if wanted != 1 else ' is'} connected"
     more = f" and {len(connected) - 16} more" if len(connected) > 16 else ""
     names = ", ".join(map(str, connected[:16])) + more

@@ -97,8 +97,8 @@ class Run:
     def metrics(self) -> dict[str, np.ndarray]:
         """The numbers of metrics.jsonl and the task's own metrics by name: float64 [rounds] each, NaN for rounds without a value.
 
-        For a metric NAME that clients reported, client_NAME is the mean over the clients, and client_NAME_worst_decile the mean over the
-        worst tenth of them, for accuracy and loss only.
+        For a metric NAME that clients reported, client_NAME is the mean over the clients. For accuracy and loss, client_NAME_worst_decile
+        is the mean over the worst tenth of the clients.
         """
         kinds = (int, float, float | None, int | None)
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
@@ -119,7 +119,7 @@ class Run:
         return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
 
     def metric_by_client(self, name: str) -> np.ndarray:
-        """Return a metric that clients reported, float64 [rounds, clients]: NaN where a client did not report it in a round."""
+        """Return a metric that clients reported as float64 [rounds, clients], with NaN where a client did not report it in a round."""
         values = np.full((len(self.records), self.config.clients), np.nan)
         for row, record in zip(values, self.records, strict=True):
             for client in record.by_client:
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The last measured accuracy, 0..1: on the server, or the mean over the clients if only clients evaluate."""
+        """The last measured accuracy, 0 to 1: that of the server, or the mean over the clients if only clients evaluate."""
         values = [r.measured_accuracy for r in self.records if r.measured_accuracy is not None]
         return values[-1] if values else None
 
@@ -157,7 +157,7 @@ class Run:
 
     @property
     def dense_bytes(self) -> int:
-        """The number of bytes of the same exchanges with uncompressed float32 models, both directions together."""
+        """The number of bytes that the run would have sent with uncompressed float32 models, both directions together."""
         return self._total("dense_uplink_bytes") + self._total("dense_downlink_bytes")
 
     def _total(self, name: str) -> int:
@@ -179,9 +179,9 @@ class Run:
     def model(self, task: "Task | None" = None) -> "nn.Module":
         """Return the task's module on the CPU in eval mode, with the trained weights and the exported buffers.
 
-        `task` replaces the task that the options name. It is required if the run was simulated with a Task object and then loaded by
-        `fedcomp.load`. Raises RunFolderError if the folder has no weights yet or they do not fit the module, and TaskError if the task
-        cannot be loaded.
+        `task` replaces the task that the options name. `task` is required if the run was simulated with a Task object and then loaded by
+        `fedcomp.load`. Raises RunFolderError if the folder has no weights yet, or if the weights do not fit the module. Raises TaskError if
+        the task cannot be loaded.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -237,9 +237,9 @@ class Group:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seeds, in the order of `runs`. A label names the options in which its group differs.
+    """Group runs that differ only in their seeds, in the order of `runs`.
 
-    Raises UserError for two runs with the same options and seed.
+    A group's label names the options in which the group differs. Raises UserError for two runs with the same options and seed.
     """
     by_key: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -255,7 +255,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ between all groups, or for options that the baseline overrides, between the groups `among`."""
+        """Return the options that differ between groups. For options that the baseline overrides, compare only the groups `among`."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -297,7 +297,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """Return the dense group of `groups` with the same options as `group` except for its compression; None if there is none."""
+    """Return the group of uncompressed runs whose other options are those of `group`, or None if `groups` has none."""
     if len(groups) < 2:
         return None
 
@@ -325,7 +325,7 @@ def _is_chosen(run: Run, name: str) -> bool:
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of options, for a label. An option that is not set is left out, unless it is the only option."""
+    """Return the values of the options `names`, for a label. An option that is not set is left out, unless it is the only option."""
     words = []
     for name in names:
         value = run.options.get(name)

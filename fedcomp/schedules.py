@@ -1,17 +1,17 @@
 """Schedules of the learning rate, local steps, batch size and density by round.
 
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
-    piece    = value [ "@" round ]          this value from that round on; the first piece may omit the round, which is then 1
+    piece    = value [ "@" round ]     # this value from that round on; the first piece may omit the round, which is then 1
 
 `1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the scheduled option, such as --local-steps, in rounds 1 to
 20, and 8 from round 21 on. A curve starts from the value v of the scheduled option in the first round after the warm-up. In round r after
 the warm-up, with R rounds from the warm-up to the horizon, and p = min(1, (r − 1)/R), the value is:
 
-    cosine      e + (v − e)(1 + cos πp)/2       Loshchilov, Hutter: SGDR. ICLR 2017, without restarts
-    linear      e + (v − e)(1 − p)
-    poly        e + (v − e)(1 − p)^power
-    geometric   v (e/v)^p
-    step        v · factor^⌊(r − 1)/every⌋      needs no horizon
+    cosine:      e + (v − e)(1 + cos πp)/2      (Loshchilov, Hutter, "SGDR", ICLR 2017, without restarts)
+    linear:      e + (v − e)(1 − p)
+    poly:        e + (v − e)(1 − p)^power
+    geometric:   v (e/v)^p
+    step:        v · factor^⌊(r − 1)/every⌋     (needs no horizon)
 
 e is the option `to` of the curve, in the unit of the value. Schedules of whole numbers round the value to the nearest integer, halves up.
 """
@@ -120,7 +120,7 @@ CURVES: dict[str, type[Curve]] = {cls.name: cls for cls in (Cosine, Geometric, L
 
 @dataclass(frozen=True)
 class PiecewiseConstant:
-    """Values, each from its first round on."""
+    """Constant values, each of which holds from its first round on."""
 
     values: tuple[float, ...]
     rounds: tuple[int, ...]  # first rounds, ascending
@@ -138,7 +138,7 @@ class ValueRange:
     high: float = math.inf
 
     def read(self, text: str) -> Curve | PiecewiseConstant:
-        """Parse a schedule. Raises SpecError for a malformed schedule, and for values outside of this range."""
+        """Parse a schedule. Raises SpecError for a malformed schedule, or for values that are not allowed."""
         if text[:1].isalpha():
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
@@ -186,8 +186,8 @@ FRACTION = ValueRange(high=1.0)
 class OptionSchedule:
     """The value of an option by round, from round 1 on. Without a schedule (`text` is None), the value is always `default`.
 
-    A curve starts after `warmup` rounds and ends at round `horizon`, which is 0 if unknown. Raises SpecError for a text that is not a
-    schedule of values in the range `kind`, and ConfigError if the curve needs a horizon that is unknown. Error messages start with `flag`.
+    A curve starts after `warmup` rounds and ends at round `horizon`, which is 0 if unknown. Raises SpecError if `text` is not a schedule of
+    values in the range `kind`. Raises ConfigError if the curve needs the horizon and it is unknown. Error messages start with `flag`.
     """
 
     flag: str
@@ -257,7 +257,7 @@ def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
 
 
 def needs_horizon(text: str | None) -> bool:
-    """Return whether a schedule is a curve that needs the horizon."""
+    """Return whether a schedule is a curve that needs the horizon, the round at which the curve ends."""
     if text is None or not text[:1].isalpha():
         return False
     return CURVES[spec.parse(text).parts[0].name].needs_horizon

@@ -1,14 +1,14 @@
-"""The folder of keys: a CA, the server's certificate, an enrolment for each client and relay, and their registry.
+"""A folder of keys: a certificate authority (CA), the server's certificate, an enrolment file of each client and relay, and a registry.
 
-    ca.crt  ca.key            EC P-384; ca.key is needed only to sign the certificates of the server, clients and relays
-    server.crt  server.key    the server's certificate, for the given hosts, localhost and 127.0.0.1
-    clients/0.toml ...        the enrolment file of each client (keys/enrolment.py)
-    relays/0.toml ...         the enrolment file of each relay, if there are any
-    registry.toml             public key, state and end of validity of each client and relay; read by the server
+    ca.crt, ca.key:            EC P-384; ca.key is needed only to sign the certificates of the server, clients and relays;
+    server.crt, server.key:    the server's certificate, for the given hosts, localhost and 127.0.0.1;
+    clients/0.toml ...:        the enrolment file of each client (keys/enrolment.py);
+    relays/0.toml ...:         the enrolment file of each relay, if there are any;
+    registry.toml:             public key, state and end of validity of each client and relay; read by the server
 
-A new folder is written under a temporary name and renamed once it is complete. Later changes replace whole files, the registry last. If a
-command is killed at any moment, the registry is complete, with either its old or its new content. If it is old, the same command can be
-run again. Private files are created with mode 0600 and folders with mode 0700.
+A new folder is written under a temporary name and renamed once it is complete. Later commands replace whole files, and replace
+registry.toml last. If a command is killed at any moment, registry.toml has either its old or its new content, and is complete. If
+registry.toml has its old content, the same command can be run again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -51,7 +51,7 @@ NEW_KEYS = "make new keys in another folder: fedcomp keys init --out DIR --clien
 def make(
     folder: str | Path, clients: int, hosts: Sequence[str] = (), days: int = DAYS, port: int = 8080
 ) -> list[str]:
-    """Make a new folder of keys, completely or not at all. Return the hosts that the server's certificate is for.
+    """Make a new folder of keys; if this fails, no folder is left. Return the hosts that the server's certificate is for.
 
     Raises KeysError if the folder exists or cannot be written, or a host is not valid.
     """
@@ -86,9 +86,9 @@ def make(
 
 
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
-    """Enrol `count` new clients and return their ids, which follow the highest existing one.
+    """Enrol `count` new clients. Return their ids, which follow the highest existing client id.
 
-    Raises KeysError, for example if ca.key is not in the folder or the CA's certificate has ended.
+    Raises KeysError, for example if ca.key is not in the folder or the CA's certificate has expired.
     """
     with _locked(folder) as state:
         issuer, first = state.issuer(days), state.next_id(relay=False)
@@ -98,9 +98,9 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 
 
 def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tuple[int, list[str]]:
-    """Enrol a relay that clients reach at `hosts`. Return its id and the hosts of its certificate.
+    """Enrol a relay that clients reach at `hosts`. Return the relay's id and the hosts of its certificate.
 
-    Raises KeysError, for example if a host is not valid, ca.key is not in the folder, or the CA's certificate has ended.
+    Raises KeysError, for example if a host is not valid, ca.key is not in the folder, or the CA's certificate has expired.
     """
     names = certificates.certificate_hosts(hosts)
     with _locked(folder) as state:
@@ -111,9 +111,9 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
 
 
 def revoke(folder: str | Path, *holders: int | str) -> None:
-    """Revoke the keys of clients and relays. A holder is the id of a client, or a text such as "relay-0" for a relay.
+    """Revoke the keys of clients and relays. Each holder is the id of a client, or a text such as "relay-0" for a relay.
 
-    Raises KeysError and changes nothing if a holder is not in the registry.
+    If one of the `holders` is not in the registry, raises KeysError and revokes no key.
     """
     with _locked(folder) as state:
         revoked = {state.entry(holder).holder for holder in holders}
@@ -128,11 +128,11 @@ def revoke(folder: str | Path, *holders: int | str) -> None:
 def renew(
     folder: str | Path, holder: int | str, days: int = DAYS, hosts: Sequence[str] = ()
 ) -> datetime:
-    """Write a new enrolment file, with a new key, for a client or relay. Return the end of its certificate's validity.
+    """Write a new enrolment file, with a new key, for a client or relay. Return the time at which the new certificate expires.
 
-    The old key is refused from now on. A revoked client or relay is accepted again. A relay's new certificate is for the hosts of its old
-    enrolment file and for `hosts`. Raises KeysError if `holder` is not in the registry, a relay has no hosts, ca.key is not in the folder,
-    or the CA's certificate has ended.
+    The old key is refused from now on. If the client or relay was revoked, it is accepted again. A relay's new certificate is for the hosts
+    of its old enrolment file and for `hosts`. Raises KeysError if `holder` is not in the registry, the hosts of a relay are not known,
+    ca.key is not in the folder, or the CA's certificate has expired.
     """
     with _locked(folder) as state:
         old = state.entry(holder)
@@ -141,7 +141,7 @@ def renew(
             file = state.folder / RELAYS / f"{old.id}.toml"
             if not file.exists() and not hosts:
                 raise KeysError(
-                    f"{file} with the hosts of {old.name} is missing; restore it, or give the hosts with --host HOST"
+                    f"{file}, which has the hosts of {old.name}, is missing; restore it, or give the hosts with --host HOST"
                 )
             old_hosts = certificates.hosts_of(Enrolment.read(file).leaf) if file.exists() else []
             names = certificates.certificate_hosts([*old_hosts, *hosts])
@@ -154,10 +154,10 @@ def renew(
 def renew_server(
     folder: str | Path, hosts: Sequence[str] = (), days: int = DAYS
 ) -> tuple[list[str], datetime]:
-    """Write a new key and certificate for the server. Return the certificate's hosts and the end of its validity.
+    """Write a new key and certificate for the server. Return the certificate's hosts and the time at which it expires.
 
-    The certificate is for the hosts of the old one and for `hosts`. The enrolment files of clients stay valid. Raises KeysError, for
-    example if ca.key is not in the folder or the CA's certificate has ended.
+    The new certificate is for the hosts of the old certificate and for `hosts`. The enrolment files of clients stay valid. Raises
+    KeysError, for example if ca.key is not in the folder or the CA's certificate has expired.
     """
     with _locked(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
@@ -168,10 +168,10 @@ def renew_server(
 
 
 def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return whose certificates have ended or will end within `within_days` days.
+    """Return the holders of certificates that have expired or will expire within `within_days` days.
 
-    The result has "server", the ids of enrolled clients, and texts such as "relay-0" for enrolled relays. Raises KeysError if a file of
-    the folder cannot be read.
+    A holder is "server", the id of an enrolled client, or a text such as "relay-0" for an enrolled relay. Raises KeysError if a file of the
+    folder cannot be read.
     """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
@@ -183,7 +183,7 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 @dataclass(frozen=True)
 class _Issuer:
-    """The CA of a folder of keys. The certificates that it signs are valid for `days` days, but not longer than the CA's own."""
+    """The CA of a folder of keys. Certificates that the CA signs are valid for `days` days, but not longer than the CA's own."""
 
     folder: Path
     certificate: x509.Certificate
@@ -192,7 +192,7 @@ class _Issuer:
     server: str | None  # the server's address, for enrolment files
 
     def certify_server(self, hosts: Sequence[str]) -> datetime:
-        """Write a new key and certificate for the server. Return the end of the certificate's validity."""
+        """Write a new key and certificate for the server. Return the time at which the certificate expires."""
         key = ec.generate_private_key(CURVE())
         now, ends = self._validity()
         certificate = certificates.server_certificate(key.public_key(), hosts, self.key, now, ends)
@@ -203,7 +203,7 @@ class _Issuer:
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> RegistryEntry:
         """Write an enrolment file with a new key. Return the entry that the caller must add to the registry.
 
-        `relay_hosts`: the hosts of a relay; None for a client.
+        `relay_hosts`: the hosts of the new relay; None enrols a client.
         """
         if id > MAX_ID:
             raise KeysError(
@@ -226,7 +226,7 @@ class _Issuer:
         return RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)
 
     def _validity(self) -> tuple[datetime, datetime]:
-        """Return the current time, and the end of validity of a certificate that is made now."""
+        """Return the start (now) and the end of the validity of a new certificate."""
         now = utc_now()
         ends = min(now + timedelta(days=self.days), self.certificate.not_valid_after_utc)
         return now, ends.replace(microsecond=0)
@@ -234,14 +234,14 @@ class _Issuer:
 
 @dataclass(frozen=True)
 class _State:
-    """The registry of a folder of keys that this process has locked."""
+    """The registry of a folder of keys, while this process holds the folder's lock."""
 
     folder: Path
     entries: tuple[RegistryEntry, ...]  # clients and relays
     server: str | None
 
     def issuer(self, days: int) -> _Issuer:
-        """Read the CA's certificate and key. Raises KeysError if ca.key is not in the folder or the CA's certificate has ended."""
+        """Read the CA's certificate and key. Raises KeysError if ca.key is not in the folder or the CA's certificate has expired."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = certificates.read_private_key(
             self.folder / CA_KEY, "restore it for this command, which signs a certificate with it"
@@ -251,11 +251,13 @@ class _State:
                 f"{self.folder / CA_KEY} is not the key of {self.folder / CA_CRT}; restore the right key"
             )
         if utc_now() >= (ended := certificate.not_valid_after_utc):
-            raise KeysError(f"the CA of {self.folder} ended on {format_time(ended)}; {NEW_KEYS}")
+            raise KeysError(
+                f"the CA certificate of {self.folder} ended on {format_time(ended)}; {NEW_KEYS}"
+            )
         return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> RegistryEntry:
-        """Return the registry's entry of a client or relay. Raises KeysError if there is none."""
+        """Return the registry's entry of a client or relay. Raises KeysError if it has none."""
         for entry in self.entries:
             if entry.holder == holder:
                 return entry
@@ -270,7 +272,7 @@ class _State:
         )
 
     def next_id(self, relay: bool) -> int:
-        """Return the id after the highest one of all relays or all clients."""
+        """Return the highest id of all relays, or of all clients if `relay` is False, plus 1."""
         return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
     def write(self, entries: Sequence[RegistryEntry]) -> None:
@@ -293,7 +295,7 @@ def _locked(folder: str | Path) -> Iterator[_State]:
 
 
 def read_registry(folder: str | Path) -> Registry:
-    """Return the registry of a folder of keys. Raises KeysError if there is none, or if it is malformed."""
+    """Return the registry of a folder of keys. Raises KeysError if the registry is missing or malformed."""
     return Registry(keys_folder(folder) / REGISTRY)
 
 
@@ -309,9 +311,9 @@ def keys_folder(folder: str | Path) -> Path:
 
 
 def check_server_files(folder: str | Path) -> x509.Certificate:
-    """Return the server's certificate, also if it has expired.
+    """Check the server's certificate and key. Return the certificate, even if it has expired.
 
-    Raises KeysError if the CA did not sign the certificate, or if server.key does not match it.
+    Raises KeysError if the CA did not sign the certificate, or if server.key is not the key of the certificate.
     """
     folder = Path(folder)
     renew = keys_command(folder, "renew", "server")
@@ -336,7 +338,8 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
     """Return the paths of the server's certificate and private key, for a server that is about to start.
 
-    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now. Clients would refuse such a server.
+    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now. Clients would refuse a server with
+    such files.
     """
     folder, now = keys_folder(folder), now or utc_now()
     certificate = check_server_files(folder)

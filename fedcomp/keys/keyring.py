@@ -1,9 +1,9 @@
-"""The keys with which clients sign their ballots in elections with sealed ballots, and verify each other's signatures.
+"""The keys with which clients sign their ballots in elections with sealed (encrypted) ballots, and verify each other's signatures.
 
-The server announces the public keys of the clients. When it first announces a key of another client in a run, a client *pins* this key:
-in this run it then accepts no other key of that other client. Pins are stored on the client's disk (signature_log.py). A server that is
-honest at the start of a run can therefore not change a key later, not even by starting another run in between. A client with `--roster`,
-a list of public keys, accepts only the keys in this list.
+The server announces the public keys of the clients. A client *pins* the first key that the server announces for another client in a run:
+during this run, it accepts no other key for that client. Pins are stored on the client's disk (signature_log.py). Therefore, a server that
+announced the true keys at the start of a run cannot replace a key later, not even by starting another run in between. A client with
+`--roster`, a list of public keys, accepts only the keys in this list.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,10 @@ PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public k
 
 
 class UnknownKey(ProtocolError):
-    """An announced key that this client does not accept as the key of another client. The round may continue without that other client."""
+    """The server announced a public key of another client that this client does not accept.
+
+    The round may continue without the other client.
+    """
 
 
 class Keyring(Protocol):
@@ -41,7 +44,8 @@ class Keyring(Protocol):
     def key(self, client: int, announced: bytes = b"") -> bytes:
         """Return a client's public key as a compressed point [49 bytes].
 
-        `announced`: the key that the server announces for this client; b"" if none. Raises UnknownKey if it differs from the known key.
+        `announced`: the key that the server announces for this client; b"" if none. Raises UnknownKey if the announced key differs from the
+        known one.
         """
 
 
@@ -51,11 +55,13 @@ def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
 
 @lru_cache(4096)
 def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a compressed point [49 bytes], to verify signatures. Raises ProtocolError for other bytes."""
+    """Return the public key that a compressed point [49 bytes] encodes. Raises ProtocolError if the bytes are not a point of P-384."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
     except ValueError as error:
-        raise ProtocolError("an announced public key is not a point of P-384") from error
+        raise ProtocolError(
+            "an announced public key cannot be used, since it is not a point of P-384"
+        ) from error
 
 
 class DerivedKeys:
@@ -82,13 +88,18 @@ class DerivedKeys:
 
 @dataclass
 class ServerKeys:
-    """The keys that a server knows: the public keys with which clients joined. `key_of(client)` returns a key as a compressed point."""
+    """The keys that a server knows: the public keys with which clients joined.
+
+    `key_of(client)` returns a client's key as a compressed point.
+    """
 
     run: str
     key_of: Callable[[int], bytes]
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
-        raise ProtocolError("a server has no private keys of clients")
+        raise ProtocolError(
+            "a server cannot sign for a client, since it has no private keys of clients"
+        )
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
         return self.key_of(client)
@@ -156,6 +167,9 @@ class PinnedKeys:
 
 
 def read_roster(path: Path) -> dict[int, bytes]:
-    """Return logical id → public key (compressed point) of all clients in a registry.toml. Raises KeysError if the file is malformed."""
+    """Return the public keys (compressed points) of all clients in a registry.toml, by logical id.
+
+    Raises KeysError if the file is malformed.
+    """
     clients, _, _ = read_file(path)
     return {entry.id: point_of(parse_public_key(entry.public_key)) for entry in clients}

@@ -1,13 +1,13 @@
 """The registry: a file with the public key of each client and relay. Each key belongs to only one client or relay.
 
-    server = "server.example:8080"               the server's address, copied into new enrolment files
+    server = "server.example:8080"               # the server's address, copied into new enrolment files
     [[client]]
     id = 3
-    state = "enrolled"                           or "revoked"
-    not_after = "2027-11-21T16:33:08Z"           end of the validity of the client's certificate
+    state = "enrolled"                           # or "revoked"
+    not_after = "2027-11-21T16:33:08Z"           # end of the validity of the client's certificate
     public_key = "ecdsa-sha2-nistp384 AAAA..."
-    replaced = []                                public keys before renewals; they are refused
-    [[relay]]                                    the same fields; a relay and a client may have the same id
+    replaced = []                                # public keys before renewals; they are refused
+    [[relay]]                                    # the same fields; a relay and a client may have the same id
 
 Clients and relays are looked up by the SHA-256 of their certificate's public key (`key_hash` in enrolment.py).
 """
@@ -56,18 +56,18 @@ class RegistryEntry:
 
     @property
     def name(self) -> str:
-        """The name of the client or relay in messages."""
+        """The name of the client or relay in messages, such as "client 3"."""
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
     def holder(self) -> int | str:
-        """The argument of `fedcomp keys revoke` and `renew`: a client's id, or a text such as "relay-0"."""
+        """The name of this entry in `fedcomp keys revoke` and `renew`: a client's id, or a text such as "relay-0"."""
         return f"relay-{self.id}" if self.relay else self.id
 
     def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return why the key is refused at the time `now`, and the command that renews it; "" if it is accepted.
+        """Return why the key is refused at the time `now`, and the command that renews the key; "" if the key is accepted.
 
-        `folder`: the folder of keys, which the command names.
+        `folder`: the folder of keys that the command names.
         """
         if self.state == REVOKED:
             return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
@@ -111,17 +111,17 @@ class Registry:
 
     @property
     def entries(self) -> tuple[RegistryEntry, ...]:
-        """All clients in the order of their ids; none while the file is malformed."""
+        """All clients in the order of their ids. The tuple is empty while registry.toml is malformed."""
         return self._current().clients
 
     @property
     def relays(self) -> tuple[RegistryEntry, ...]:
-        """All relays in the order of their ids; none while the file is malformed."""
+        """All relays in the order of their ids. The tuple is empty while registry.toml is malformed."""
         return self._current().relays
 
     @property
     def problem(self) -> str:
-        """The reason why the file cannot be used; "" if it can be used."""
+        """The reason why registry.toml cannot be used; "" if it can be used."""
         return self._current().problem
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
@@ -139,19 +139,19 @@ class Registry:
         return self._find(key_hash)[1]
 
     def enrolled(self) -> dict[int, str]:
-        """Return logical id → public key (one OpenSSH line) of all clients that are accepted now."""
+        """Return the public keys (one OpenSSH line each) of all clients that are accepted now, by logical id."""
         now = self.now()
         return {entry.id: entry.public_key for entry in self.entries if not entry.refusal(now)}
 
     def ids_by_hash(self) -> dict[bytes, int]:
-        """Return key hash → logical id of all clients that are accepted now."""
+        """Return the logical ids of all clients that are accepted now, by key hash."""
         return {_parsed(key)[1]: id for id, key in self.enrolled().items()}
 
     def poll(self, log: Callable[[str], None]) -> bool:
-        """Return whether the file has changed since the last call and can be used. The caller must then check connected clients again.
+        """Return whether registry.toml has changed since the last call and is valid.
 
-        Calls `log` once when the file becomes malformed, and once when it is repaired. Does not report keys that expire, because the file
-        does not change then.
+        After a change, the caller must check connected clients again. Calls `log` once when the file becomes malformed, and once when it is
+        repaired. Keys that expire are not reported, because the file does not change.
         """
         before, self._polled = self._polled, self._current()
         content = self._polled
@@ -165,7 +165,10 @@ class Registry:
         return not content.problem
 
     def _find(self, key_hash: bytes) -> tuple[RegistryEntry | None, str]:
-        """Return the entry that has a key hash (None for an unknown key), and why the key is refused ("" if it is accepted)."""
+        """Return the entry of a key, and the reason why the key is refused.
+
+        An unknown key has the entry None; an accepted key has the reason "".
+        """
         content, folder = self._current(), self.path.parent
         if content.problem:
             return None, content.problem
@@ -207,7 +210,7 @@ class Registry:
 
 @lru_cache(1 << 17)  # when the file has changed, most of its keys are unchanged
 def _parsed(key: str) -> tuple[str, bytes]:
-    """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
+    """Return a public key as one OpenSSH line, and the hash of the key. Raises ValueError."""
     parsed = parse_public_key(key)
     return openssh(parsed), key_hash(parsed)
 
@@ -217,7 +220,7 @@ def read_file(
 ) -> tuple[tuple[RegistryEntry, ...], tuple[RegistryEntry, ...], str | None]:
     """Return the clients and the relays of a registry.toml in the order of their ids, and the server's address or None.
 
-    Raises KeysError, which names the file and the line or field.
+    Raises KeysError if the file is malformed; the message names the line or the field.
     """
     fields = TomlTable.of_file(path, REMEDY)
     clients, relays = (_entries(fields, kind) for kind in ("client", "relay"))
@@ -242,7 +245,7 @@ def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
 
 
 def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
-    """Raise KeysError if two clients or relays have the same key, or if a client's or relay's current key is also in `replaced`."""
+    """Raise KeysError if two clients or relays have the same key, or if a current key is also listed as replaced."""
     holders: dict[str, RegistryEntry] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
@@ -256,12 +259,12 @@ def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
                 )
         if entry.public_key in entry.replaced:
             raise KeysError(
-                f"{path}: {entry.name}: 'public_key' is also in 'replaced'; remove it there"
+                f"{path}: {entry.name}: 'public_key' is also in 'replaced'; remove it from 'replaced'"
             )
 
 
 def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> RegistryEntry:
-    """Return the entry of the `number`-th table of a kind, "client" or "relay". Raises KeysError."""
+    """Return the entry in `table`, the `number`-th [[client]] or [[relay]] table of the file. Raises KeysError."""
     fields = TomlTable({"replaced": []} | table, f"{path}: [[{kind}]] number {number}", REMEDY)
     id = fields.take("id", parse_id, ID_VALUES)
     fields = replace(fields, where=f"{path}: {kind} {id}")
@@ -288,7 +291,7 @@ def _state(value: Any) -> str:
 
 def _list(value: Any, of: type) -> list[Any]:
     if not isinstance(value, list) or not all(isinstance(entry, of) for entry in value):
-        raise ValueError(f"not a list of {of}")
+        raise ValueError(f"the value is not a list of {of}")
     return value
 
 

@@ -1,7 +1,8 @@
-"""A client's log of its signatures and of the public keys that it has pinned (keyring.py), by run.
+"""The log in which a client stores its signatures and the public keys that it has pinned (keyring.py), for each run.
 
-The log of a run is kept when the client joins another run, which replaces the client's other state. If the client has a state folder, the
-log has one small file there for each run, and each change replaces the whole file. Otherwise the log ends with the process.
+When a client joins another run, its other state is replaced, but the log of the previous run is kept. If the client has a state folder, the
+log has one small file there for each run, and each change replaces the whole file. Without a state folder, the log is lost when the process
+ends.
 """
 
 from collections.abc import Mapping

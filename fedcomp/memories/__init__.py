@@ -36,15 +36,15 @@ def available_memories() -> dict[str, type[Memory]]:
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
-    """Return the memory of a spec string such as `residual:decay=0.95`, around `codec`, for vectors [numel].
+    """Return the memory that a spec string such as `residual:decay=0.95` describes, for `codec` and for vectors [numel].
 
         memory = fedcomp.memory("residual", fedcomp.codec("stc:density=1/400"), numel=1_000_000)
         frame = memory.propose(update)  # update: a vector [numel]; frame: bytes, or None if there is nothing to send
         memory.commit()  # or memory.rollback(), if the frame did not arrive
 
-    The spec string `auto` is `residual` for a lossy codec that contracts, else `none`. `layout` has the names and shapes of the tensors in
-    a vector, by default one tensor. Raises SpecError for an unknown memory or option, and ConfigError for a codec with which the memory
-    would diverge, or a layout with another number of elements.
+    The spec string `auto` means `residual` for a lossy codec that contracts, and otherwise `none`. `layout`: names and shapes of the
+    tensors in a vector; by default, the vector is one tensor. Raises SpecError for an unknown memory or option. Raises ConfigError if the
+    memory would diverge with this codec, or if the layout has another number of elements.
     """
     if not isinstance(text, str) or not isinstance(codec, Codec):
         raise SpecError(
@@ -55,7 +55,7 @@ def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) ->
 
 
 def with_memories(options: T, numel: int) -> T:
-    """Return the options of a run for vectors [numel], with each memory `auto` replaced by the name of a memory that suits its codec.
+    """Return `options` with each memory `auto` replaced by the name of a memory that suits its codec for vectors [numel].
 
     `options` is a dataclass with the fields uplink, memory, downlink and downlink_memory. Raises SpecError.
     """
@@ -71,7 +71,7 @@ def _suited(codec: Codec, numel: int) -> str:
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> tuple[type[Memory], Any]:
-    """Return the class and the options of a spec. Cached, since a simulation creates a memory for every client."""
+    """Return the class and the options of a memory. Results are cached, since a simulation creates a memory for every client."""
     with spec.error_context(text):
         return spec.choose(spec.parse_part(text, "memory"), _MEMORIES, "memory")
 
@@ -84,6 +84,6 @@ def default_uplink(text: str) -> str:
 def counterpart(
     text: str, codec: Codec, numel: int, layout: Layout | None = None
 ) -> Counterpart | None:
-    """Return the server's side of a memory, None if only clients have state. Raises the errors of `memory`."""
+    """Return the server's side of a memory, or None if the memory has no state on the server. Raises the same errors as `memory`."""
     configured = memory(text, codec, numel, layout)
     return configured.counterpart and configured.counterpart(configured)

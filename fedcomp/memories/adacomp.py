@@ -3,12 +3,12 @@
 Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan: AdaComp: adaptive residual gradient compression for data-parallel distributed training.
 AAAI 2018, algorithm 2.
 
-    G = e + x;  H = G + x;  coordinate i is sent as sign(G_i)·s if |H_i| ≥ max|G| over its bin of T coordinates,
+    G = e + x (residual and update);  H = G + x;  coordinate i is sent as sign(G_i)·s if |H_i| ≥ max|G| over its bin of T coordinates,
     where s is the mean of max|G| over the bins;  e ← G − the accepted update
 
-The paper uses T = 50 for convolutions, 500 for dense layers, and a scale s for each layer. With an uplink `@layer`, there is also a
-scale for each tensor; without it, bins can span several tensors, and the model has one s. The uplink codec sends the selected coordinates,
-and its density has no effect. Zeros of G are never sent.
+The paper uses T = 50 for convolutions, 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its
+own scale s; otherwise, bins can span several tensors, and the model has one scale s. The uplink codec encodes the selected coordinates; the
+density of the codec has no effect. Zeros of G are never sent.
 """
 
 import math
@@ -35,7 +35,7 @@ class AdaCompOptions:
 
 
 class AdaComp(VectorMemory):
-    """Error feedback with a selection that depends on the values. `residual` is e; while a proposal is pending, it is G."""
+    """Error feedback in which the values determine how many coordinates are sent. `residual` is e, or G while a proposal is pending."""
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"

@@ -1,9 +1,9 @@
 """The base class of memories. A memory keeps the part of a client's updates that its codec has not sent.
 
-`propose(x)` returns a frame. Then exactly one call settles the proposal: `commit()` if the receiver accepted the frame, else `rollback()`.
-State consists of tensors and bytes, so that it can be written to disk and moved between devices.
+`propose(x)` returns a frame. The caller then settles the proposal with `commit()` if the receiver accepted the frame, else with
+`rollback()`. The state of a memory consists of tensors and bytes, so that it can be written to disk and moved between devices.
 
-Subclasses implement `_propose`, `_commit` and `_rollback` for a stack: m memories of one class and codec. One memory is a stack with m = 1.
+Subclasses implement `_propose` and `_commit` for a stack: m memories of one class and codec. A single memory is a stack with m = 1.
 """
 
 from abc import ABC, abstractmethod
@@ -35,7 +35,7 @@ ReadValue = Callable[[str], bytes | None]
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a memory or strategy that has none."""
+    """The options class of a memory or strategy without options."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class MomentumOptions:
 
 
 class Memory(ABC):
-    """A codec, and the state that one client keeps for it, for vectors [numel]."""
+    """A codec, and the state that one client keeps for it between rounds, for vectors [numel]."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
@@ -76,9 +76,9 @@ class Memory(ABC):
         self._check_codec()
 
     def set_density(self, density: float) -> None:
-        """Set the density of the codec; 0 = the density of the codec that the constructor got.
+        """Set the density of the codec. The value 0 restores the density that the codec had in the constructor.
 
-        Raises ConfigError if the codec has no density, and if the memory would diverge with the new density.
+        Raises ConfigError if the codec has no density, or if the memory would diverge with the new density.
         """
         if density or self.codec is not self._configured_codec:
             configured = self._configured_codec
@@ -109,7 +109,7 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Like `propose`, for m memories of one class and codec. `x`: a tensor [m, numel] or m vectors. `context.moments`: [m, numel] each.
 
-        The result has a NonFiniteError in place of each update that cannot be sent; the memory of such an update is unchanged.
+        For each update that cannot be sent, the result has a NonFiniteError in place of a frame, and the memory is unchanged.
         """
         if not memories:
             return []
@@ -127,7 +127,7 @@ class Memory(ABC):
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
         """Return the next frame of the pending proposal, for a later phase of its round. On error the previous frame stays pending.
 
-        Raises ConfigError if no proposal is pending, and for a memory whose proposals have one frame.
+        Raises ConfigError if no proposal is pending, or if this memory sends only one frame per proposal.
         """
         if self.pending is None:
             raise ConfigError("no proposal is pending; call propose() before proceed()")
@@ -135,14 +135,14 @@ class Memory(ABC):
         return self.pending
 
     def commit(self, *, returned: bytes | None = None) -> Update | None:
-        """Settle the proposal as accepted. Return the update in `returned`, None if there is none.
+        """Record that the receiver accepted the pending frame. Return the update in the frame `returned`; None if `returned` is None.
 
-        `returned`: a frame with the part of the update that the receiver dropped. Raises FrameError if it is damaged; the proposal then
-        stays pending.
+        `returned`: a frame with the part of the update that the receiver dropped. Raises FrameError if `returned` is damaged; the proposal
+        then stays pending.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
-                f"memory '{self.name}' has state on the server, which counts whole frames, but a part of this frame was returned; "
+                f"memory '{self.name}' has state on the server that needs whole frames, but the server returned a part of this frame; "
                 "use --memory residual"
             )
         dropped = None if returned is None else self._open_returned(returned)
@@ -151,11 +151,11 @@ class Memory(ABC):
 
     @classmethod
     def commit_stack(cls, memories: Sequence["Memory"]) -> None:
-        """Like `commit`, for m ≥ 1 memories of one class and codec. Decodes their frames together, which is faster."""
+        """Like `commit`, for m ≥ 1 memories of one class and codec. Decoding the frames of all memories together is faster."""
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Settle the proposal as not accepted. A memory with a residual sends its content again."""
+        """Record that the receiver did not accept the pending frame. A memory with a residual keeps its content for later frames."""
         self._settle()
         self._rollback()
 
@@ -165,7 +165,7 @@ class Memory(ABC):
 
     @property
     def sent_positions(self) -> np.ndarray | None:
-        """Positions of the coordinates in the pending frame, int64, ascending; None for all coordinates."""
+        """Positions of the coordinates in the pending frame, int64, ascending; None if the frame has all coordinates."""
         if self.pending is None:
             return np.empty(0, np.int64)
         return self.codec.open(self.pending, self.numel, self.layout).positions
@@ -194,17 +194,20 @@ class Memory(ABC):
         self._load_state(_copied(state) if copy else dict(state))
 
     def _state(self) -> State:
-        """Return the state without copying it. Subclasses extend the dict of `super()._state()`."""
+        """Return the state without copying it. Subclasses add entries to the dict that `super()._state()` returns."""
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned. The vectors have been checked. Subclasses first call `super()._load_state(state)`."""
+        """Restore a state that `_state` returned. The caller has checked the vectors.
+
+        Subclasses first call `super()._load_state(state)`.
+        """
         self.pending = state.get("pending")
 
     # For subclasses to implement.
 
     def _check_codec(self) -> None:
-        """Raise ConfigError, naming another codec, if this memory would diverge with its codec."""
+        """Raise ConfigError if this memory would diverge with its codec. The message names another codec."""
 
     @classmethod
     @abstractmethod
@@ -214,7 +217,7 @@ class Memory(ABC):
         """Implement `propose_stack` for m ≥ 1 memories. x is not modified. The new state must be valid even if no frame is accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
-        """Return the bytes to store as `pending` for a proposed frame. By default, the whole frame."""
+        """Return the bytes to store as `pending` for a proposed frame. The default is the whole frame."""
         return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
@@ -223,13 +226,13 @@ class Memory(ABC):
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
-        """Change the state after a receiver accepted `update` except for its part `dropped`."""
+        """Change the state after the receiver accepted `update` except for the part `dropped`."""
 
     @classmethod
     def _commit(
         cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
-        """Call `_on_accepted` for m ≥ 1 accepted frames. Overridden by memories that send frames of another format than the codec's."""
+        """Call `_on_accepted` for m ≥ 1 accepted frames. Memories whose frames are not in the codec's format override this method."""
         updates = cls._open(memories, frames)
         for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
             memory._on_accepted(update, dropped_part)
@@ -262,7 +265,7 @@ class Memory(ABC):
     def _check_ready(self, x: Tensor) -> None:
         if isinstance(x, Tensor) and x.shape != (self.numel,):
             raise ConfigError(
-                f"the memory has {self.numel} elements and the update the shape {list(x.shape)}; give an update of this model"
+                f"the update has the shape {list(x.shape)}, but the memory needs {self.numel} elements; give an update of this model"
             )
         if self.pending is not None:
             raise ConfigError(
@@ -279,20 +282,22 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state is one or more vectors [numel], float32, on the device of the last update. A zero vector can be None.
+    """A memory whose state is one or more vectors [numel], float32, on the device of the last update. None stands for a zero vector.
 
-    A subclass names the vectors and implements `_update_vectors`, a pure function of one update. It overrides `_on_accepted` if an accepted
-    update changes more than the residual.
+    A subclass lists its vectors in `vectors` and implements `_update_vectors`, a pure function of one update. The subclass also overrides
+    `_on_accepted` if an accepted update changes more than the residual.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of the attributes with the vectors
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
-        """Return the vectors after the update x [numel], and the vector to encode. The arguments are not modified.
+        """Return the state vectors after the update x [numel], and the vector to encode. The arguments are not modified.
 
         The returned vectors must be valid even if no frame is ever accepted. `context.moments` are [numel].
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither _update_vectors nor _propose")
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement _update_vectors or _propose"
+        )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         add_saturating(self.residual, update, -1.0)
@@ -322,7 +327,7 @@ class VectorMemory(Memory):
         return proposals
 
     def _vectors_on(self, like: Tensor) -> Vectors:
-        """Return the vectors, on the device of `like`, a float32 vector [numel]."""
+        """Return the state vectors, on the device of `like`, a float32 vector [numel]."""
         values = [getattr(self, name) for name in self.vectors]
         filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]
         return dict(zip(self.vectors, filled, strict=True))
@@ -346,8 +351,8 @@ class VectorMemory(Memory):
 class Counterpart(ABC):
     """The server's side of a memory: it estimates each client's update.
 
-    Both sides agree because the counterpart settles exactly the updates that the clients commit, by the same operations. If a client starts
-    without state (`fresh`), the counterpart deletes the state of this client. `memory`: a memory with the configuration of the clients.
+    Server and client agree because the server applies exactly the updates that the client commits, by the same operations. If a client
+    starts without state (`fresh`), the server deletes its state of this client. `memory`: a memory configured as on the clients.
     """
 
     rate: float = 1.0  # learning rate of the current round, divided by that of the run
@@ -359,11 +364,11 @@ class Counterpart(ABC):
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return the announcements that clients need for their proposals, by name. Their bytes are counted as traffic."""
+        """Return the values that the server announces to clients for their proposals, by name. Announced bytes are counted as traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the learning rate of the round, and by client the rate with which its update was computed. Called at the end of a round."""
+        """Set the learning rate of the round, and for each client the rate of its update. Called at the end of a round."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
@@ -374,16 +379,16 @@ class Counterpart(ABC):
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate), ascending by client, for clients that count without an accepted update in this round."""
+        """Yield (client, estimate), ascending by client, for clients that count in this round although they have no accepted update."""
         return ()
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
     ) -> Update | None:
-        """Return the update to add to the mean of the cohort's estimates, or None.
+        """Return the update to add to the mean of the cohort's estimates, or None if there is nothing to add.
 
-        `weights`: by client, its normalized weight among all clients of the run. `present`: by client of the cohort, its normalized
-        weight in the cohort. Clients that start without state are in neither.
+        `weights`: client → normalized weight among all clients of the run. `present`: client of the cohort → normalized weight in the
+        cohort. Neither mapping has clients that start without state.
         """
         return None
 
@@ -391,7 +396,10 @@ class Counterpart(ABC):
     def settle(
         self, accepted: Sequence[tuple[int, Update | None, bool]], squared_step: float
     ) -> None:
-        """Add the accepted (client, update, fresh) of a round to the state. `squared_step`: ‖step of the model‖² in the unit of updates."""
+        """Apply the accepted updates of a round to the state. `accepted`: (client, update, started without state).
+
+        `squared_step`: squared norm of the model's step, in the unit of updates.
+        """
 
     @abstractmethod
     def take_changes(self) -> Changes:
@@ -399,7 +407,10 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint, which `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
+        """Restore the state from a checkpoint, using `vector` and `value` to read its entries.
+
+        Raises ValueError or TypeError for invalid data.
+        """
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -407,7 +418,7 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
-    """Zero vectors [numel], in place, at the positions `sent` (None = all) except those in `dropped`.
+    """Set vectors [numel] to zero, in place, at the positions `sent` except those in `dropped`. If `sent` is None, all positions were sent.
 
     This is momentum factor masking (Lin et al. 2018): the momentum of an accepted coordinate is stale.
     """

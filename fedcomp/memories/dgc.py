@@ -4,11 +4,12 @@ Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communicatio
 
     x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  u and v become zero where C(v) was accepted
 
-N is the number of clients in a round (option `nodes`). Momentum correction: v accumulates u, so a delayed coordinate gets the same momentum
-as without compression. Momentum factor masking: the momentum of a sent coordinate is stale and becomes zero. As in the paper, v becomes
-zero at sent coordinates even if the codec changed their values. The default uplink is therefore `topk`, and a run warns about codecs that
-change values. With a codec that sends every coordinate, u and v are zero after each accepted update. Sent updates are up to 1/(1 − m) times
-as large as x, like the steps of momentum SGD. The option `density_warmup` of a run is the paper's warm-up.
+x is the update, C the codec, and N the number of clients in a round (option `nodes`). Momentum correction: v accumulates u, so a delayed
+coordinate gets the same momentum as without compression. Momentum factor masking: the momentum of a sent coordinate is stale and becomes
+zero. As in the paper, the accumulated v becomes zero at sent coordinates, even if the codec changed their values. The default uplink is
+`topk`, which keeps the values, and a run warns about codecs that change them. With a codec that sends every coordinate, u and v are zero
+after each accepted update. Sent updates are up to 1/(1 − m) times as large as x, like the steps of momentum SGD. The option
+`density_warmup` of a run is the paper's warm-up.
 """
 
 import math

@@ -5,10 +5,10 @@ Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed 
     send C(x − h);  h ← h + α·C(x − h) on both sides, α ≤ 1/(1 + ω)
     the server's update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
 
-ω is the variance bound of the codec (`Codec.variance`), with `@layer` the largest ω of a tensor. The server stores h of each client, not
-their mean, so that a single client can start again without state. A client that never had an accepted update counts with h = 0. Robust
-strategies and `--clip-update` bound the influence of each client: for them, a client's update is h + C(x − h), and clients outside the
-cohort do not count.
+x is the update, h the shift and C the codec. ω is the variance bound of the codec (`Codec.variance`); with `@layer`, the largest bound of
+all tensors. The server stores h of each client, not their mean, so that a single client can start again without state. A client that never
+had an accepted update counts with h = 0. With a robust strategy or `--clip-update`, a client's update is h + C(x − h), and clients outside
+the cohort do not count; this bounds the influence of each client.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class DianaCounterpart(ShiftCounterpart):
 
 
 class Diana(ShiftMemory):
-    """A memory that sends the difference between an update and a shift, which follows the client's updates."""
+    """A memory that sends the difference between an update and a shift: a vector that follows the client's updates."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
@@ -64,7 +64,7 @@ class Diana(ShiftMemory):
 
     @property
     def step(self) -> float:
-        """α. It does not change with the density, since client and server need the same value."""
+        """The step α of the shift. It does not change with the codec's density, since client and server need the same value."""
         alpha = self.options.alpha
         return self._bound(self._configured_codec) if alpha is None else alpha
 

@@ -4,13 +4,14 @@ Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to
 
     y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x
 
-Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for a codec that contracts and γ = ω for an unbiased one. Since
-x − C(y) = (y − C(y)) − α·h, the old part of h shrinks if α²γ + (β − α)² < 1. Other pairs α, β are refused. With biased codecs, β > 1 is
-also refused: the errors y − C(y) and h need not be orthogonal then, and coordinates that are never sent grow by the factor β in each round.
-α = β = 1 is `residual`.
+x is the update, h the accumulated error and C the codec. Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for
+contraction δ, and γ = ω for an unbiased codec with variance bound ω. Since x − C(y) = (y − C(y)) − α·h, the contribution of the old h
+shrinks if α²γ + (β − α)² < 1. Other values of α and β are refused. With biased codecs, β > 1 is also refused: coordinates that are never
+sent would grow by the factor β in each round, because the errors y − C(y) need not be orthogonal to h. With α = β = 1, the memory is
+`residual`.
 
 The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, old errors are too
-small to be selected. The defaults are stable with every codec that contracts, and with unbiased codecs with ω ≤ 1.1.
+small to be selected. The defaults are stable with every codec that contracts, and with unbiased codecs whose ω is at most 1.1.
 """
 
 import math
@@ -33,7 +34,7 @@ class ECQOptions:
 
 
 class ECQ(VectorMemory):
-    """Error feedback with a weight and a decay. `residual` is h."""
+    """Error feedback that weights the accumulated error and lets it decay. `residual` is h."""
 
     name: ClassVar[str] = "ecq"
     source: ClassVar[str] = "Wu et al. 2018"

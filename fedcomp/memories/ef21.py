@@ -1,13 +1,13 @@
-"""EF21: error feedback by differences.
+"""EF21: error feedback that sends differences to an estimate of the update.
 
-Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021,
-algorithm 2.
+Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021, algorithm
+2.
 
-    c = C(x − g), send c;  g ← g + c on both sides;  the server moves the model by the mean of all g
+    c = C(x − g) with the update x and the estimate g;  send c;  g ← g + c on both sides;  the server moves the model by the mean of all g
 
-Clients outside the cohort, and clients whose reply is lost, count with the g that the server stores for them, as in EF21-PP (Fatkhullin,
-Sokolov, Gorbunov, Li, Richtárik: EF21 with bells & whistles. 2021). In that paper, every client has a g from the start. Here, a client
-counts only after its first accepted update.
+Clients outside the cohort, and clients whose reply is lost, count with the estimate g that the server stores for them, as in EF21-PP
+(Fatkhullin, Sokolov, Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In EF21-PP, every client has a g from the start. Here, a
+client counts only after its first accepted update.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
 class EF21Counterpart(ShiftCounterpart):
-    """The estimate g of every client. All clients that have a g count in every round."""
+    """The server's estimate g of every client's update. All clients that have an estimate count in every round."""
 
     counts_absent: ClassVar[bool] = True
 

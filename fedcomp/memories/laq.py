@@ -1,4 +1,4 @@
-"""LAQ: a client sends the difference of its update to the server's estimate, and only if this difference is large enough.
+"""LAQ: a client sends the difference between its update and the server's estimate, but only if this difference is large enough.
 
 Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019.
 
@@ -9,8 +9,8 @@ q is the estimate of the client's update that both sides store, θ^k the model i
 is the codec's error in this round, and ε̂ its error in the last accepted proposal. ξ_d = 0.8/D with D = 10, and t̄ = 100, as in the
 authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The
 paper's quantizer is a uniform grid. Other codecs also work if their error is so small that ‖δQ‖² can exceed the term with ε and ε̂. With
-`errors=0` this is LAG (Chen, Giannakis, Sun, Yin. NeurIPS 2018) around any codec that contracts. Clients outside the cohort count like
-clients that skip the round.
+the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun, Yin; NeurIPS 2018), for any codec that contracts. Clients outside the
+cohort count with their estimate q, like clients that skip the round.
 """
 
 import json
@@ -51,7 +51,10 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """The estimate q of every client, and the norms of the last model steps. All clients that have a q count in every round."""
+    """The server's estimate q of every client's update, and the norms of the last model steps.
+
+    Clients with an estimate count in every round.
+    """
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True
@@ -82,7 +85,7 @@ class LAQCounterpart(ShiftCounterpart):
 
 
 class LAQ(ShiftMemory):
-    """A memory that sends the difference of an update to the server's estimate, or skips the round."""
+    """A memory that sends the difference between an update and the server's estimate, or skips the round."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"
@@ -100,7 +103,7 @@ class LAQ(ShiftMemory):
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, whose weighted error exceeds every vector that it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, since the codec's error exceeds every vector that it sends; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 
@@ -133,7 +136,7 @@ class LAQ(ShiftMemory):
 
 
 def _threshold(context: Context) -> float:
-    """Return the announced threshold; −∞ if there is none, so that no round is skipped."""
+    """Return the threshold that the server announced, or −∞ if it announced none, so that no round is skipped."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf

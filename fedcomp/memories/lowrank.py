@@ -4,10 +4,11 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
 
     e ← e + x;  P = M Q for each matrix M of e;  P̂ is an orthonormal basis of P;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted
 
-Under the strategy `powersgd`, a proposal has two frames. Clients send P in phase `left` and Q' in phase `right`. Before each phase the
-server announces its input: Q, the mean of the last Q', then P̂, computed from the mean of P. The second frame also contains the tensors
-that are not matrices, so it determines the whole accepted update. Under any other strategy, a proposal is one frame of the codec
-`powersgd`, and the next proposal starts from the Q' of the last accepted proposal.
+e is the residual and x the update. Under the strategy `powersgd`, a proposal has two frames. Clients send P in phase `left` and Q' in phase
+`right`. Before phase `left`, the server announces Q, the mean of the last Q'. Before phase `right`, the server announces P̂, which it
+computes from the mean of P. The second frame also contains the tensors that are not matrices, so it determines the whole accepted update.
+Under any other strategy, a proposal is one frame of the codec `powersgd`, and the next proposal starts from the Q' of the last accepted
+proposal.
 """
 
 from collections.abc import Iterable, Sequence
@@ -123,16 +124,16 @@ class LowRank(VectorMemory):
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
     ) -> list[Tensor]:
-        """Return the announced factors, float64. Raises ProtocolError for factors of other shapes."""
+        """Return the factors that the server announced as `name`, float64. Raises ProtocolError for factors with other shapes."""
         if name not in context.announced:
             raise ProtocolError(
-                f"the server announced no '{name}' for the phase '{context.phase}'; server and client need the same strategy"
+                f"the server did not announce '{name}', which the phase '{context.phase}' needs; server and client need the same strategy"
             )
         try:
             factors = read_arrays(context.announced[name], shapes)
         except FrameError as error:
             raise ProtocolError(
-                f"the announced '{name}' does not match the model: {error}"
+                f"the announced '{name}' does not match the model of this client: {error}"
             ) from error
         tensors = (torch.from_numpy(factor.astype(np.float64)) for factor in factors)
         return [tensor.to(self.residual.device) for tensor in tensors]
@@ -146,13 +147,13 @@ class LowRank(VectorMemory):
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:
-    """Return a frame of numbers, rounded and clamped to float32."""
+    """Return a frame with the numbers in `parts`, rounded to float32 and clamped to its range."""
     numbers = [part.clamp(-LARGEST, LARGEST).to(torch.float32).reshape(-1) for part in parts]
     return NUMBERS.encode(torch.cat(numbers) if numbers else torch.empty(0, dtype=torch.float32))
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factors of an update, by `start_name` of their tensors."""
+    """Return the right factor of each matrix of an update as bytes, by the `start_name` of the matrix."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

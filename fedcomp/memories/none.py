@@ -14,7 +14,7 @@ SENT_ALL = b""  # the pending proposal, in place of a frame with all coordinates
 
 
 class NoMemory(Memory):
-    """A memory without state. It keeps no copy of a lossless frame, which is as large as the model."""
+    """A memory without state. It keeps no copy of a lossless codec's frame, which is as large as the model."""
 
     name: ClassVar[str] = "none"
 

@@ -1,17 +1,17 @@
 """Error feedback: the unsent part of an update is added to the next one.
 
-Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified
-SGD with memory. NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
+Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified SGD with memory.
+NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
 
     a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a
 
-Up to rounding, the sum of the accepted C(a) plus e equals the sum of all x after every round. C(a) is subtracted on commit. Until then,
-`residual` is a, so a rollback changes nothing.
+x is the update, e the residual and C the codec. Up to rounding, the sum of the accepted C(a) plus e equals the sum of all x after every
+round. C(a) is subtracted on commit. Between proposal and commit, `residual` is a, so a rollback changes nothing.
 
-With a lossless codec, the pending frame contains a, so a is not stored a second time.
+With a lossless codec, the pending frame contains the sum a, so `residual` is not stored as well.
 
-With `decay` β below 1, a = x + β·e, so that old errors fade, as in SparseLoCo (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient
-LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025), where β = 0.95.
+With a `decay` β below 1, a = x + β·e, so that old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien, Lidin, Belilovsky 2025,
+"Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
 """
 
 from collections.abc import Sequence

@@ -2,10 +2,10 @@
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift)
 
-η is the learning rate of the round divided by that of the run. Updates grow with η, but the methods estimate gradients. Shifts are
-therefore stored in the unit of an update at the run's learning rate. So all shifts, also those of absent clients, stay valid when a
-schedule or a warm-up changes the rate. A change of the local steps or the batch size also changes the updates, but not the shifts; later
-rounds send the difference.
+η is the learning rate of the round divided by that of the run. Updates grow with η, but shifts estimate gradients, which do not depend on
+η. Shifts are therefore stored in the unit of an update at the run's learning rate. All shifts, also those of absent clients, then stay
+valid when a schedule or a warm-up changes the rate. A change of the local steps or the batch size also changes the updates, but not the
+shifts; later rounds send the difference.
 
 The shift changes only when a proposal is committed. While a proposal is pending, and after a rollback, client and server have the same
 shift.
@@ -69,7 +69,7 @@ class ShiftMemory(Memory):
         return torch.sub(x, self.shift, alpha=rate)
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift, not modified."""
+        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift; do not modify it."""
         return frame
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
@@ -90,7 +90,7 @@ class ShiftMemory(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """rate · shift, plus the update that the client sent, if any. Valid until the shift changes."""
+    """The estimate of a client's update: rate · shift, plus the update that the client sent, if any. Valid until the shift changes."""
 
     shift: Tensor  # [numel], on the CPU
     update: Update | None

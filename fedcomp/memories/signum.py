@@ -1,12 +1,12 @@
 """Signum: the client sends its momentum instead of its update.
 
-Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
-algorithm 1.
+Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019, algorithm
+1.
 
     u ← β·u + (1 − β)·x;  send C(u)
 
-u is a momentum, not an unsent error, so it does not change when C(u) is accepted or rejected. With `--uplink sign --strategy vote` this is
-the paper's algorithm. With β = 0 it is signSGD.
+x is the update, C the codec, and u a momentum, not an unsent error: u does not change when C(u) is accepted or rejected. With `--uplink
+sign --strategy vote`, this memory gives the paper's algorithm. With β = 0, it gives signSGD.
 """
 
 from typing import ClassVar

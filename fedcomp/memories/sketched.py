@@ -5,9 +5,9 @@ Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distr
     u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  u and v become zero at the accepted ones
 
 A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second frame contains exact values.
-So with m = 0, the accepted values and v add up to the sum of all x. The server returns a frame that marks the candidates that it dropped;
-the client has their values. The memory works only with this strategy: with another one, a client would not know which part of its sketch
-was used.
+Therefore, if the momentum factor m is 0, the accepted values plus the residual v equal the sum of all updates x. The server returns a frame
+with the positions of the candidates that it dropped; the client knows their values. The memory works only with the strategy `sketched-sgd`:
+with any other strategy, a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Sketched(VectorMemory):
 
     @property
     def sent_positions(self) -> np.ndarray:
-        """Positions of the candidates whose values are in the pending frame, int64, ascending; empty for a sketch."""
+        """Positions of the candidates whose values are in the pending frame, int64, ascending; empty if the pending frame is a sketch."""
         if not self.candidates:
             return np.empty(0, np.int64)
         return MARKS.open(self.candidates, self.numel).positions
@@ -86,7 +86,7 @@ class Sketched(VectorMemory):
             return super()._proceed(seed, context)
         if CANDIDATES not in context.announced:
             raise ProtocolError(
-                f"the server announced no '{CANDIDATES}' for the phase '{VALUES}'; server and client need the same strategy"
+                f"the server did not announce '{CANDIDATES}', which the phase '{VALUES}' needs; server and client need the same strategy"
             )
         announced = context.announced[CANDIDATES]
         values = self._values(MARKS.open(announced, self.numel).positions)
@@ -109,5 +109,5 @@ class Sketched(VectorMemory):
         self.candidates = b""
 
     def _values(self, at: np.ndarray) -> Tensor:
-        """Return v at these positions, on the CPU."""
+        """Return the values of the residual v at the positions `at`, on the CPU."""
         return self.residual[torch.from_numpy(at).to(self.residual.device)].cpu()

@@ -4,10 +4,10 @@ Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distri
 
     r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  r and v become zero where accepted, elsewhere v ← ζ·v
 
-The sums are over the gradients g of the local steps; in the paper they are over the examples of a batch. The client sends the accumulated
-update e, which is −η·r for plain SGD. As in error feedback, e keeps the codec's error. Without `Context.moments`, an update counts as the
-gradient of a single step. The uplink codec sends the selected coordinates, and its density has no effect. `topk` suits best, since
-magnitudes differ widely.
+The sums are over the gradients g of the local steps; in the paper, the sums are over the examples of a batch. The client sends the
+accumulated update e, which is −η·r for plain SGD. As in error feedback, e keeps the codec's error. Without `Context.moments`, an update
+counts as the gradient of a single step. The uplink codec encodes the selected coordinates; the density of the codec has no effect. The
+codec `topk` suits best, since the magnitudes of these coordinates differ widely.
 """
 
 from dataclasses import dataclass

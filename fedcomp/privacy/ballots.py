@@ -2,17 +2,17 @@
 
 docs/explanation/elections.md specifies the protocol. strategies/sealed_election.py has a glossary.
 
-    card     R, σ              R: one-time X25519 public key of voter v for the ballot of sender s; σ: signature of v over (slot, v, R)
-    ballot   E, h, σ, wraps, c
-             E: one-time X25519 public key of the sender, with the private key e
-             c = salt ‖ bits, encrypted by ChaCha20-Poly1305 with K             K: a new key, used once
-             h = SHA-256(slot, salt, bits)                                      the commitment of the sender
-             wrap for v = K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v))
-             σ: signature of the sender over (slot, h, SHA-256 of E, the wraps and c); a wrap includes the R of its card
-    slot     run, attempt, round, sender, terms                                 part of every key derivation and of every signed text
+    card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s; σ is v's signature over (slot, v, R)
+    ballot   (E, h, σ, wraps, c):
+             E is a one-time X25519 public key of the sender, with the private key e;
+             c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once;
+             h = SHA-256(slot, salt, bits) is the commitment of the sender;
+             the wrap for v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v));
+             σ is the sender's signature over (slot, h, SHA-256 of E, the wraps and c); a wrap includes the R of its card
+    slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text
 
 Every key encrypts one text, so the nonce is a constant. If a ballot does not open, the voter proves this by revealing the private key of
-its card, which opens this ballot and no other.
+its card. That key belongs to this ballot and to no other.
 """
 
 import os
@@ -47,7 +47,7 @@ Entropy = Callable[[int], bytes]  # returns this number of random bytes
 
 
 class UnopenableBallot(ProtocolError):
-    """A ballot, signed by its sender, that does not open to the bits to which the sender committed."""
+    """A ballot that its sender signed cannot be decrypted, or its bits differ from the sender's commitment."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Slot:
     terms: str = ""  # a digest of the model from which all participants start, and of the options
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """Return the slot and the parts as bytes, each with its length, so that different lists give different bytes."""
+        """Return the fields of the slot and `parts` as bytes, each with its length, so that different lists give different bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)
@@ -76,7 +76,7 @@ def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
 
 
 def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
-    """Return whether a signature [96 bytes] of the text, as made by `sign`, is valid for a public key."""
+    """Return whether `signature` [96 bytes], as made by `sign`, is a valid signature of `text` for a public key."""
     try:
         r, s = int.from_bytes(signature[:HALF]), int.from_bytes(signature[HALF:])
         key.verify(encode_dss_signature(r, s), text, ec.ECDSA(SHA256()))
@@ -106,21 +106,23 @@ class Card:
 
 
 def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePublicKey) -> bytes:
-    """Return the public key on a voter's card. Raises ProtocolError unless the voter signed it for this slot."""
+    """Return the public key on a voter's card. Raises ProtocolError unless the voter signed the card for the ballot `slot`."""
     public = data[:KEY]
     if len(data) != CARD or not signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
         raise ProtocolError(
-            f"the card of voter {voter} for the ballot of client {slot.sender} is not signed by voter {voter}"
+            f"the card (one-time key) of voter {voter} for the ballot of client {slot.sender} is not signed by voter {voter}"
         )
     return public
 
 
 def refuse_low_order(public: bytes) -> None:
-    """Raise ProtocolError for a point of low order. It has no shared key with other points, so no sender could seal a ballot for it."""
+    """Raise ProtocolError for a public key of low order. A key of low order gives no shared secret, so no ballot could be sealed for it."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-        raise ProtocolError("the key on a card is a point of low order") from error
+        raise ProtocolError(
+            "no ballot can be sealed for the key on a voter's card, since it is a point of low order"
+        ) from error
 
 
 def seal(
@@ -130,9 +132,9 @@ def seal(
     signer: ec.EllipticCurvePrivateKey,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """Return a ballot of len(bits) + 210 + 84 · len(voters) bytes. `voters`: by voter, the public key R on its card.
+    """Seal bits in a ballot of len(bits) + 210 + 84 · len(voters) bytes. `voters`: voter → public key R on the voter's card.
 
-    Raises ProtocolError for bytes that are not a valid key.
+    Raises ProtocolError if one of these public keys is not valid.
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()
@@ -148,7 +150,7 @@ def seal(
 
 @dataclass(frozen=True)
 class SealedBallot:
-    """An encrypted ballot, signed by its sender, for the voters in `wraps`."""
+    """An encrypted ballot that its sender has signed. The keys of `wraps` are the voters who can decrypt it."""
 
     slot: Slot
     point: bytes
@@ -158,7 +160,7 @@ class SealedBallot:
 
     @classmethod
     def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "SealedBallot":
-        """Read a ballot. Raises ProtocolError unless it is complete and its sender signed it for this slot."""
+        """Read a ballot. Raises ProtocolError if the ballot is cut off or its sender did not sign it for this slot."""
         if len(data) < HEAD.size:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         point, commitment, signature, count = HEAD.unpack_from(data)
@@ -184,7 +186,7 @@ class SealedBallot:
         """Return the bits of the ballot. `private`: private key of the voter's card.
 
         Raises UnopenableBallot if the ballot cannot be decrypted, or if its bits differ from the sender's commitment. Raises ProtocolError
-        for a ballot that is not sealed for this card, which does not prove a fault of the sender.
+        if the ballot is not sealed for the voter's card. This does not prove a fault of the sender.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
@@ -211,7 +213,8 @@ class SealedBallot:
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
         """Return whether a complaint is justified: the revealed key `private` belongs to the card `public`, but does not open the ballot.
 
-        The ballot must name this card. Otherwise voters could accuse the sender with a card that the sender never received.
+        The ballot must contain the public key of the card, so that no voter can accuse the sender with a card that the sender never
+        received.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
             return False
@@ -229,14 +232,17 @@ def _commitment(slot: Slot, salt: bytes, bits: bytes) -> bytes:
 
 
 def signed_text(slot: Slot, commitment: bytes, point: bytes, wraps: bytes, content: bytes) -> bytes:
-    """Return the text that a sender signs."""
+    """Return the bytes that the sender of a ballot signs."""
     return slot.bytes("sealed", commitment, sha256(slot.bytes(point, wraps, content)).digest())
 
 
 def _wrapping(
     slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
 ) -> bytes:
-    """Return the key that encrypts K for a voter. Each side derives it from its own private key and the public key of the other side."""
+    """Return the key that encrypts the ballot's key K for a voter.
+
+    Each side derives this key from its own private key and the other side's public key.
+    """
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:

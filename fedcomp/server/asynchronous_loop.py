@@ -37,7 +37,7 @@ CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that no round has taken yet."""
+    """A client's answer that no round has taken yet."""
 
     round: int  # round in which the client started work
     arrival_s: float  # time of arrival, in seconds
@@ -52,8 +52,8 @@ class Answer:
 class AsynchronousLoop(RoundLoop):
     """The rounds of an asynchronous strategy.
 
-    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round. If it is None, time is
-    real.
+    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round. If `work_s` is None, the
+    loop runs in real time.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class AsynchronousLoop(RoundLoop):
         return Rejection(client, DEADLINE, reason)
 
     def _release(self, client: int) -> None:
-        """Release a client and record its version."""
+        """Make a client free for new work, and record the version of its model."""
         del self.started_in[client]
         answer = self.answers.pop(client)
         self.changed.add(client)
@@ -201,7 +201,7 @@ class AsynchronousLoop(RoundLoop):
         self.changed.clear()
 
     def _unpack(self, data: bytes) -> Answer:
-        """Return the answer that `_pack` packed. Raises ValueError or TypeError for other bytes."""
+        """Return the answer that `_pack` packed. Raises ValueError or TypeError for malformed bytes."""
         head, _, packed = data.partition(b"\n")
         started_in, arrival_s, rejection = json.loads(head)
         try:
@@ -211,7 +211,7 @@ class AsynchronousLoop(RoundLoop):
         if rejection is not None:
             return Answer(started_in, arrival_s, report, Rejection(*rejection))
         if report is None:
-            raise ValueError("an answer has neither a report nor a rejection")
+            raise ValueError("an answer in the checkpoint has neither a report nor a rejection")
         (update,) = self.strategy.open(Phase(), [report.frame]) if report.frame else [None]
         if isinstance(update, FrameError):
             raise ValueError from update
@@ -226,7 +226,7 @@ def make_loop(
     work_s: Callable[[int, int], float] | None = None,
     **settings: Any,
 ) -> RoundLoop:
-    """Return the loop that runs a strategy's rounds. `settings` are those of `RoundLoop`."""
+    """Return the loop that runs a strategy's rounds. `settings`: the keyword arguments of `RoundLoop`."""
     if strategy.asynchronous:
         return AsynchronousLoop(strategy, broadcasts, transport, work_s=work_s, **settings)
     return RoundLoop(strategy, broadcasts, transport, **settings)

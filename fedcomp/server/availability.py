@@ -1,15 +1,15 @@
-"""The clients that a round waits for, and the clients from which its cohort is drawn.
+"""The clients that a round waits for, and the clients from which the cohort of a round is drawn.
 
 A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or one of its answers arrives,
 however late. A round does not wait for silent clients, and no cohort is drawn from them while enough other clients are connected. A client
 that has crashed or lost its network therefore costs a run one deadline, not one deadline per round. A client that is only slower than the
 deadline is drawn again once its late answer has arrived.
 
-In a run with a deadline, a round needs at least two clients, and with --quorum below 1, at least this fraction of a whole cohort. If fewer
-clients are connected, the round waits; after another deadline, its cohort may be drawn from silent clients as well.
+In a run with a deadline, a round needs at least two clients. With --quorum below 1, the round also needs this fraction of a whole cohort.
+If fewer clients are connected, the round waits; after another deadline, the cohort may be drawn from silent clients as well.
 
-A client that loses its connection during a round has GRACE_S to reconnect. A run that needs all clients in every round waits for the client
-without limit, during a round and between rounds.
+A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits for
+such a client without limit, during a round and between rounds.
 """
 
 import math
@@ -25,7 +25,10 @@ RETURN_S = 15.0  # time in which clients reconnect to a restarted server; they r
 
 @dataclass(frozen=True)
 class Quota:
-    """The number of clients that a round waits for: `wanted`, or only `min_clients` after `patience_s` seconds (None: no time limit)."""
+    """The number of clients that a round waits for. After `patience_s` seconds, `min_clients` clients are enough.
+
+    If `patience_s` is None, the round waits for `wanted` clients without a time limit.
+    """
 
     wanted: int
     min_clients: int
@@ -44,25 +47,31 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota of later rounds: a whole cohort until the deadline, or without a deadline, the clients that end a round."""
+        """Return the quota of later rounds.
+
+        A later round waits for a whole cohort until the deadline, or if there is no deadline, for the quorum.
+        """
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
-        """Return the quota for a strategy that needs at least `clients` clients."""
+        """Return this quota, raised for a strategy that needs at least `clients` clients."""
         return replace(
             self, wanted=max(self.wanted, clients), min_clients=max(self.min_clients, clients)
         )
 
     def grace_s(self, clients: int) -> float:
-        """Return how many seconds a round waits for a client that lost its connection; inf: no limit. `clients`: number in the run."""
+        """Return how many seconds a round waits for a client that lost its connection; inf: no limit.
+
+        `clients`: number of clients in the run.
+        """
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or the quorum if it is larger and `config.quorum` is below 1."""
+    """Return how many clients a round needs after the deadline: two, or with `config.quorum` below 1, the quorum if it is larger."""
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
@@ -77,7 +86,7 @@ class Availability:
         self.usual = math.inf
 
     def mark_silent(self, clients: Iterable[int]) -> None:
-        """Record clients whose deadline passed without an answer."""
+        """Record clients that did not answer before the deadline."""
         new = set(clients) - self.silent
         self.silent |= new
         self.usual -= len(new)

@@ -1,11 +1,11 @@
 """The downlink: versions of the model, the cache of broadcasts, and the downloads of clients that missed rounds.
 
-Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here, such a client gets the
+Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here, a client that missed rounds gets the
 smallest of three forms, measured in encoded bytes:
 
-    frames      the missed broadcasts, one by one
-    overwrite   the current values of the coordinates that the missed broadcasts touched
-    dense       the whole model
+    frames:      the missed broadcasts, one by one;
+    overwrite:   the current values of the coordinates that the missed broadcasts touched;
+    dense:       the whole model
 
 The cache need not be larger than the dense model, since a longer list of frames would be larger than the dense form.
 """
@@ -60,7 +60,7 @@ class Download:
 
 
 class TouchedPositions:
-    """The positions that the newest broadcasts of a cache touched. Each broadcast is opened once, however many clients missed it."""
+    """The positions that the newest broadcasts of a cache touched. Each broadcast is decoded only once, however many clients missed it."""
 
     def __init__(
         self, cache: Sequence[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
@@ -88,7 +88,7 @@ class TouchedPositions:
 
 
 class Broadcasts:
-    """The server's model and the broadcasts that led to it. `weights` [numel] is changed by `publish` and `start_from` only."""
+    """The server's model and the broadcasts that led to it. Only `publish`, `start_from` and `restore` change `weights` [numel]."""
 
     def __init__(
         self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int
@@ -107,16 +107,16 @@ class Broadcasts:
         self._numbers = {self.version: 0}  # version → number, in the order in which they were made
 
     def start_from(self, weights: Tensor) -> None:
-        """Replace the weights [numel] before round 1. Clients begin with other weights and download these."""
+        """Replace the weights [numel] before round 1. Clients begin with the old weights and download the new ones."""
         self.weights.copy_(weights)
         self.version = initial_version(weights, self.layout.fingerprint)
         self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
 
     @classmethod
     def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
-        """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU; they are not copied.
+        """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU. The weights are not copied.
 
-        Raises ConfigError for a memory that a downlink cannot have.
+        Raises ConfigError for a memory that does not work on the downlink.
         """
         config, layout = strategy.config, strategy.layout
         name, codec, numel = config.downlink_memory, strategy.downlink, layout.numel
@@ -146,7 +146,7 @@ class Broadcasts:
         """Return the broadcast that adds the encoded `update` [numel] to the model, or None if there is nothing to send.
 
         The broadcast multiplies the model by `factor`, a float32 from 0 to 1, before it adds the update. This method changes only the
-        proposal of the memory. Raises NonFiniteError with nothing changed.
+        proposal of the memory. For an update that is not finite, raises NonFiniteError and changes nothing.
         """
         step = self.memory.propose(update, seed=seed)
         if step is None:
@@ -192,7 +192,7 @@ class Broadcasts:
         self._touched = None
 
     def behind(self, version: str) -> int | None:
-        """Return the number of versions after this one; None if the version is unknown."""
+        """Return by how many versions `version` is behind the current one; None if `version` is unknown."""
         if version not in self._numbers:
             return None
         return self._numbers[self.version] - self._numbers[version]
@@ -223,7 +223,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:
-        """Free the cached downloads. They are made again when they are needed."""
+        """Free the cached downloads. Downloads are made again when they are needed."""
         self._downloads.clear()
 
     def dense(self) -> Download:
@@ -233,7 +233,7 @@ class Broadcasts:
         return self._downloads[DENSE]
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
-        """Return the positions that a broadcast changed, None for all."""
+        """Return the positions that a broadcast changed; None if it changed all positions."""
         factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             return None

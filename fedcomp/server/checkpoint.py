@@ -1,12 +1,12 @@
 """Checkpoints, from which an interrupted run continues.
 
-    state.sqlite            vectors, values and cached broadcasts by name, and the numbers of the files of large ones
-    files/7.safetensors     a vector, value or frame of 256 KiB or more; never overwritten
+    state.sqlite:           vectors, values and cached broadcasts by name; for a large one, only the number of its file;
+    files/7.safetensors:    file number 7, with one vector, value or frame of 256 KiB or more; never overwritten
 
-`save` writes the entries that changed, and refers to new files in one SQLite transaction: after a kill or a power failure at any moment,
-the folder has the previous checkpoint or the new one. `stage` writes entries that have to leave memory between two checkpoints, in a
-thread. They can be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing is
-pickled.
+`save` writes new files, and then all changed entries in one SQLite transaction. After a kill or a power failure at any moment, the folder
+therefore has the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries in a thread, so that they can leave
+memory. Staged entries can be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing
+is pickled.
 """
 
 import sqlite3
@@ -74,7 +74,7 @@ class Checkpoint:
             self._remove_unused()
 
     def _refuse_other_versions(self) -> None:
-        """Raise CheckpointError for the tables of another version of fedcomp, which are left as they are."""
+        """Raise CheckpointError if another version of fedcomp wrote the tables."""
         if self._state.execute("SELECT 1 FROM sqlite_master WHERE name = 'broadcast'").fetchone():
             raise CheckpointError(
                 f"the checkpoint in {self.folder} was written by another version of fedcomp; continue the run with that version, or "
@@ -127,10 +127,11 @@ class Checkpoint:
             self._remove_unused()
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
-        """Write vectors and values in the background. They can be read back at once, and the next `save` adds them to the checkpoint.
+        """Write vectors and values in the background.
 
-        They must not change afterwards. After a kill before the next `save`, they are lost. If the disk is full, the following calls raise
-        CheckpointError; the previous checkpoint is then intact.
+        Staged entries can be read back at once, and the next `save` adds them to the checkpoint. The caller must not change the entries
+        afterwards. If the process is killed before the next `save`, the staged entries are lost. If the disk is full, the following calls
+        raise CheckpointError; the previous checkpoint is then intact.
         """
         self._wait_for_stage()
         self._batch = vectors.keys() | values.keys()
@@ -147,12 +148,12 @@ class Checkpoint:
                     self._path(row[0]).unlink(missing_ok=True)
 
     def _wait_for_stage(self) -> None:
-        """Wait until the entries of the last `stage` are written. Raises CheckpointError if they could not be written."""
+        """Wait until the entries of the last `stage` are written. Raises CheckpointError if the entries could not be written."""
         if self._staging is not None:
             self._staging.result()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the row of an entry, after writing the file of a large entry."""
+        """Return the database row of an entry. A large entry is first written to a file."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(
@@ -186,7 +187,7 @@ class Checkpoint:
         return entry.numpy().tobytes() if isinstance(entry, Tensor) else entry
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Return the values whose names begin with `prefix`, by their names without it."""
+        """Return the values whose names begin with `prefix`, by their names without the prefix."""
         with self._reading(), self._lock:
             rows = self._state.execute(
                 "SELECT name FROM entry WHERE name >= ? AND name < ? ORDER BY name",

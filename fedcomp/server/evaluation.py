@@ -1,4 +1,4 @@
-"""The server's copy of the model: evaluated after a round, exported after the last one."""
+"""The server's copy of the model, which is evaluated after rounds and exported after the last round."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,9 +48,9 @@ class Evaluator:
     """The model in which the server evaluates and exports the weights of a run.
 
     Before an evaluation or export, running statistics such as those of BatchNorm are recalibrated for the weights
-    (tasks/running_statistics.py), always on the same sample of up to 2,000 training examples, so that evaluation and export use the same
-    model. All other buffers keep the values that `task.model()` gave them. Between evaluations, the large parameters of `model` take no
-    memory.
+    (tasks/running_statistics.py). Every recalibration uses the same sample of up to 2,000 training examples, so that evaluation and export
+    use the same model. All other buffers keep the values that `task.model()` gave them. Between evaluations, the large parameters of
+    `model` take no memory.
     """
 
     def __init__(
@@ -62,7 +62,10 @@ class Evaluator:
         test: Examples | None,
         device: torch.device,
     ):
-        """`train` and `test`: None if the server has no such data. `test` is on `device`; None requires --evaluate clients."""
+        """`train` and `test` are None if the server has no such data.
+
+        `test` is on `device`; if `test` is None, the run needs --evaluate clients.
+        """
         self.config, self.task, self.layout = config, task, layout
         self.test, self.device = test, device
         self.model = initial_model(task, config.seed).to(device)
@@ -94,7 +97,7 @@ class Evaluator:
             )
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
-        """Evaluate `weights` [n] after a round. Return NOT_EVALUATED if the options skip the round. Raises TaskError."""
+        """Evaluate `weights` [n] after a round. Return NOT_EVALUATED if the run's options skip this evaluation. Raises TaskError."""
         if self.test is None or not self.config.evaluates("server", round):
             return NOT_EVALUATED
         with timed("evaluation"), self._task_errors(), self._parameters():
@@ -106,8 +109,8 @@ class Evaluator:
         accuracy = evaluation.accuracy
         if accuracy is not None and (accuracy < -ROUNDING or accuracy > 1 + ROUNDING):
             raise TaskError(
-                f"task '{self.task.name}': accuracy(outputs, targets): got {accuracy:g} on the test data; expected a "
-                "fraction of the examples, from 0 to 1; correct it, then --resume"
+                f"task '{self.task.name}': accuracy(outputs, targets) returned {accuracy:g} on the test data; make it return a "
+                "fraction of the examples, from 0 to 1, then continue with --resume"
             )
         return evaluation
 
@@ -134,7 +137,7 @@ class Evaluator:
         return state | trained
 
     def _load(self, weights: Tensor) -> None:
-        """Put the weights into the model, with the running statistics that belong to them."""
+        """Put the weights into the model, and recalibrate the model's running statistics for them."""
         self.layout.scatter(weights.to(self.device), self.model)
         if self.calibrates and self.calibration is not None:
             recalibrate_on(self.task, self.model, self.calibration, self.sample, self.device)

@@ -71,10 +71,10 @@ class Traffic:
     def sent(
         self, client: int, download: Download, attached: list[bytes], first: bool, newest: int
     ) -> None:
-        """Count a download of a client.
+        """Count the bytes of a download to a client.
 
-        `attached`: announcements and returned frames that are sent with the download. `first`: whether the client has not reported a
-        version yet. `newest`: size of the newest broadcast in bytes.
+        `attached`: announcements and returned frames that are sent with the download. `first`: True if the client has not reported a
+        version of the model yet. `newest`: size of the newest broadcast in bytes.
         """
         size = download.bytes
         self.downlink[client] += size + sum(map(len, attached))
@@ -85,10 +85,10 @@ class Traffic:
 
 
 class Exchange:
-    """The messages of one phase with one cohort. `accepted` and `rejected` grow while reports arrive.
+    """The messages of one phase between the server and one cohort. `accepted` and `rejected` grow while reports arrive.
 
-    `on_report` is called with each report. The attribute `on_answer(answered, asked)` is called after each answer, with the numbers
-    of clients that have answered and that were asked. `traffic` counts the bytes in both directions.
+    `on_report` is called with each report. The attribute `on_answer(answered, asked)` is called after each answer, with the numbers of
+    clients that have answered and that were asked. `traffic` counts the bytes in both directions.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Exchange:
         return taken
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
-        """Accept or reject each report, or send the dense model to its client. Ignore clients that have answered already."""
+        """Accept or reject each report, or send the whole model to the client if it needs it. Ignore clients that have answered already."""
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
         before = len(self.accepted) + len(self.rejected)
@@ -183,7 +183,7 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """If a delivery was rejected, reject the other updates that a relay may have added to its frame."""
+        """If a client's frame was rejected, also reject the other updates that a relay has added to the frame."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:
@@ -191,7 +191,7 @@ class Exchange:
                 self._reject(client, "relay", why)
 
     def _report_of(self, delivery: Delivery) -> Report | None:
-        """Return the report if it is valid; None if the client was rejected or was sent the dense model."""
+        """Return the report if it is valid; None if the client was rejected or was sent the whole model."""
         client, answer = delivery.client, delivery.answer
         if isinstance(answer, Lost):
             self._reject_as_reported(client, answer.stage, answer.reason)
@@ -220,7 +220,7 @@ class Exchange:
             _check_step(report, assignment)
         if not 1 <= report.examples <= MAX_EXAMPLES:
             raise ProtocolError(
-                f"the reply reports {report.examples} examples, outside of 1 to 2**53"
+                f"the reply reports {report.examples} examples; the number must be from 1 to 2**53"
             )
         ReportedMetrics.unpack(report.metrics)
         return report
@@ -243,7 +243,10 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client with the stage and the reason of its report. Both are stored for each round, so their lengths are limited."""
+        """Reject a client with the stage and the reason of its report.
+
+        A stage that is not in STAGES becomes "reply", and a long reason is cut.
+        """
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:
@@ -266,16 +269,16 @@ def check_addressee(report: Report, assignment: Assignment) -> None:
 
 
 def check_version(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if an update was made from another version than that of its assignment."""
+    """Raise ProtocolError if an update was computed from another version of the model than its assignment names."""
     a, r = assignment, report
     if (r.version, r.fingerprint) != (a.version, a.fingerprint):
         raise ProtocolError(
-            f"the update was made from version {r.version[:8]}, but the round's version is {a.version[:8]}"
+            f"the update was made from version {r.version[:8]} of the model, but the round's version is {a.version[:8]}"
         )
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if the update builds on a proposal that is not the last accepted one, or if its ticket is wrong."""
+    """Raise ProtocolError if the update builds on another proposal than the last accepted one, or if the update's ticket is wrong."""
     if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
             f"the update builds on the proposal '{report.committed}', but the last accepted one is '{assignment.accepted}'"

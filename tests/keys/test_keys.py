@@ -531,7 +531,7 @@ def test_no_certificate_is_signed_by_a_ca_that_has_ended_or_lasts_longer_than_it
             continue
         output = refused(lambda: keys.add(folder))
         assert output.startswith(
-            f"the CA of {folder} ended on {format_time(ca.not_valid_after_utc)}; make new keys"
+            f"the CA certificate of {folder} ended on {format_time(ca.not_valid_after_utc)}; make new keys"
         )
 
 

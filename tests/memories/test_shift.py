@@ -160,7 +160,7 @@ def test_a_returned_part_of_a_frame_is_refused(name):
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="counts whole frames, but a part of this frame was returned; use --memory residual",
+        match="needs whole frames, but the server returned a part of this frame; use --memory residual",
     ):
         m.commit(returned=codec("identity").encode(update(1)))
     assert m.pending == frame and m.shift is None

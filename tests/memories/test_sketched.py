@@ -170,7 +170,7 @@ def test_a_state_loaded_between_the_phases_continues_with_the_same_bits(phase, e
         (
             {},
             ProtocolError,
-            "the server announced no 'candidates' for the phase 'values'; server and client need the same strategy",
+            "the server did not announce 'candidates', which the phase 'values' needs; server and client need the same strategy",
         ),
         ({CANDIDATES: b""}, FrameError, None),
         ({CANDIDATES: marks([1])[:-1]}, FrameError, None),

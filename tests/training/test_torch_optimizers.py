@@ -190,7 +190,7 @@ def test_the_loss_of_a_task_receives_float32_outputs_under_autocast(model):
         ("adamw:differentiable=true", "has no option 'differentiable'"),
         ("adamw:lr=0", "lr is 0; give more than 0"),
         ("adamw:lr=1e-3,lr=1e-4", "lr is given twice"),
-        ("lbfgs", "lbfgs evaluates the loss several times a step"),
+        ("lbfgs", "lbfgs is not supported, because it evaluates the loss several times a step"),
         ("adamw@layer", "an optimizer has no scope"),
     ],
 )
