@@ -386,7 +386,8 @@ def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolmen
         )
     if len(enrolments) < (count or 1):
         raise UserError(
-            f"--enrolment {path} holds {len(enrolments)} enrolment files (ID.toml); copy {count or 'some'} there, or give a lower --count"
+            f"--enrolment {path} holds {len(enrolments)} enrolment files (ID.toml), but {count or 1} are needed; copy the missing ones "
+            "there, or give a lower --count"
         )
     return enrolments[:count]
 

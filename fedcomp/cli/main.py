@@ -124,8 +124,8 @@ def _run(
 ) -> None:
     """Call `run(display)`, and write the report. Exit with status 1 if no client's update was accepted in any round.
 
-    `target`: accuracy for which the report has rounds and bytes; None: none. `command` and `run_flags`: the words and the flags of the
-    command, to print how to continue an interrupted run.
+    `target`: the report states how many rounds and bytes the run needed to reach this accuracy; None leaves this out. `command` and
+    `run_flags`: the words and the flags of the command, to print how to continue an interrupted run.
     """
     display = _display(config)
 

@@ -117,7 +117,7 @@ class Trainer:
         global_state: Tensor,
         state_of: Callable[[int], ClientState],
     ) -> list[Job]:
-        """Return the jobs of clients with the same learning rate, steps and batch size."""
+        """Return one job for each assignment. All of them have the learning rate, steps and batch size of `sgd`."""
         shards = [self.shards[a.client] for a in assignments]
         plans = plan_all_batches(sgd, shards, self.seed, [(a.round, a.client) for a in assignments])
         jobs = []

@@ -2,8 +2,9 @@
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
 
-    phase sketch   client i sends the sketch S(vᵢ);  the server announces the candidates: the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ
-    phase values   client i sends vᵢ at the candidates;  the update is the k largest values of the weighted mean at the candidates, else 0
+In the phase `sketch`, client i sends the sketch S(vᵢ). From the mean sketch Σ wᵢ S(vᵢ) / Σ wᵢ, the server estimates every coordinate of
+the mean of the vᵢ, and announces the P·k coordinates with the largest estimates as candidates. In the phase `values`, client i sends the
+values of vᵢ at the candidates. The update has the k largest values of their weighted mean, and 0 at all other coordinates.
 
 Momentum and the unsent vector vᵢ stay in the clients' memory `sketched`. The frame of `returned_frame` tells this memory which of the P·k
 candidates were dropped. This frame is the same for all clients, and takes about 3.3 bits per kept coordinate for P = 4. The memory cannot

@@ -46,7 +46,10 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """A reader that repeats on `callback` the calls in a file. `summary`: the summary of the run; None before the run has finished."""
+    """A reader of recorded calls of a callback, which makes the same calls on `callback`.
+
+    `summary` is the summary of the run, or None before the run has finished.
+    """
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback

@@ -66,7 +66,7 @@ class Regression:
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
         """Take a step on each batch, positions [m, b] in `data`, and change the weights `stack` [m, n] in place.
 
-        Return each client's mean loss before the steps, [m].
+        Return the mean loss of each client's batch at the weights before the step, [m].
         """
         losses = regression.descend(
             stack,

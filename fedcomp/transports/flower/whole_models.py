@@ -126,9 +126,9 @@ class Model:
             exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
-        """Raise ProtocolError for an error from a client that never sent a compressed record.
+        """Raise ProtocolError if a client that has never sent a compressed update reports an error.
 
-        The client's app may lack `compression_mod`.
+        The client's app may lack `compression_mod`. Flower handles the errors of the other clients.
         """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(

@@ -208,7 +208,7 @@ class PortTraffic:
 
     @contextlib.contextmanager
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
-        """Yield the socket of a descriptor, and its peer if it is a connection of the port.
+        """Yield the socket of a file descriptor, and the peer (None if the socket is not a connection of the port).
 
         Raises OSError if the descriptor is not a socket.
         """
