@@ -1,8 +1,8 @@
 """The base class of codecs that quantize a rotated vector (kernels/hadamard.py), and the format of their numbers and codes.
 
-    body   one byte, defined by the codec; 0 = float32 values follow, since the largest magnitude is above 0 and below 2⁻¹⁰⁰
-           a of each block, then b of each block if the codec has them: the upper half of a float64
-           codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format
+The body of a frame begins with one byte that the codec defines. Then come the number a of each block, and the number b of each block if the
+codec has it, each as the upper half of a float64. Then come the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own
+format. If the largest magnitude is above 0 and below 2⁻¹⁰⁰, the first byte is 0, and the values follow as float32.
 
 kernels/hadamard.py defines the rotated block u, its exponent e and its size d. Let v be the values of the codes of a block and û the
 quantized u. The decoder applies the inverse rotation to û·2^e/d = a·v + b/d. Vectors whose magnitudes are all below 2⁻¹⁰⁰ are sent without
