@@ -35,7 +35,7 @@ MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector [numel] to compress, its layout, and its description."""
+    """A vector [numel] to compress, its layout (names and shapes of tensors), and its description."""
 
     description: str
     values: Tensor
@@ -201,7 +201,7 @@ def _cells(row: CodecMeasurement) -> list[str]:
 
 
 def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG chart of error against bits per parameter, with logarithmic axes. Lossless codecs are on a line labelled 0."""
+    """Return an SVG chart of error against bits per parameter, with logarithmic axes. A codec's error of 0 is at a tick labelled 0."""
     smallest = min([row.error for row in rows if row.error > 0], default=1e-9)
     zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]

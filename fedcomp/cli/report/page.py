@@ -40,7 +40,10 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself, or for the folder of a comparison, the run folders of the alternatives that were started, in order."""
+    """Return `folder` itself if it is a run folder.
+
+    For the folder of a comparison, return the run folders of the alternatives that were started, in order.
+    """
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
@@ -168,7 +171,7 @@ def _curves(panel: Panel, all_panels: Sequence[Panel]) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. `css_class`: `n` (number), `name` or `note`; `icon`: HTML in front of the text."""
+    """A cell of a table. `css_class` is `n` (number), `name` or `note`, and `icon` is HTML in front of the text."""
 
     text: str
     css_class: str = ""
@@ -271,12 +274,12 @@ def _hours(group: Group) -> str:
 
 
 def _simulated(run: Run) -> float | None:
-    """Return the simulated hours of the whole run; None without a network."""
+    """Return the simulated hours of the whole run; None without a simulated network."""
     return next((r.simulated_hours for r in reversed(run.records)), None)
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return a table of the options that differ, and a table of the other options and the choices for the machine."""
+    """Return a table of the options that differ, and a table of the other options and of the values chosen for the machine."""
     options = [group.runs[0].options for group in groups]
     names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
     values = {name: [_shown(each.get(name)) for each in options] for name in names}
@@ -338,7 +341,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _runs(groups: Sequence[Group]) -> Iterator[tuple[Cell, Run]]:
-    """Yield each run with the cell of its name."""
+    """Yield each run with the table cell that shows its name."""
     for group in groups:
         for run in group.runs:
             seed = f", seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else ""
