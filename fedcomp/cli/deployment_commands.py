@@ -410,6 +410,7 @@ def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) ->
             "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
         )
     if (last := first + count - 1) > MAX_ID:
-        advice = f"give {flag} and --count so that no id is above {MAX_ID}"
-        raise ConfigError(f"client {last} cannot exist; {advice}")
+        raise ConfigError(
+            f"client id {last} is above the maximum {MAX_ID}; give a lower {flag} or --count"
+        )
     return range(first, first + count)

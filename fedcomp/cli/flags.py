@@ -38,7 +38,10 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return an option of a command. `panel`: heading of its group in the help. `shown`: default that the help shows, if not `default`."""
+    """Return an option of a command. `panel`: heading of the option's group in the help.
+
+    `shown`: default that the help shows, if not `default`.
+    """
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits

@@ -92,9 +92,10 @@ def lean_loop(
 
 
 def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
-    """Return a loop that trains one model on the concatenated batches of all clients. Its speed is an upper bound for training each client.
+    """Return a loop that trains one model on the concatenated batches of all clients.
 
-    A batch of more than MAX_PIECE_VALUES values is split into pieces whose gradients are accumulated.
+    The speed of the loop is an upper bound for loops that train each client separately. A batch of more than MAX_PIECE_VALUES values is
+    split into pieces whose gradients are accumulated.
     """
     model = initial_model(task, 0).to(data.device)
     optimizer = _optimizer(task, model, sgd)

@@ -208,7 +208,7 @@ def _problem(run: "Run", error: str) -> str:
 
 
 def column_titles(target: float | None) -> list[str]:
-    """Return the titles of the columns whose texts `cells` returns."""
+    """Return the titles of the columns, in the order of the texts from `cells`."""
     titles = ["accuracy", "up", "down", "ratio", "rounds", "time"]
     return titles + ([] if target is None else [f"rounds to {100 * target:g} %", "bytes to it"])
 

@@ -147,7 +147,10 @@ class ComparisonFolder:
             ) from error
 
     def is_finished(self, alternative: Alternative) -> bool:
-        """Return whether the alternative has finished all of its rounds. Raises RunFolderError if it has done more than --rounds."""
+        """Return whether the alternative has finished all of its rounds.
+
+        Raises RunFolderError if the alternative has done more rounds than --rounds allows.
+        """
         folder = self.run_folder(alternative)
         rounds = alternative.values.get("rounds", RunConfig.rounds)
         try:

@@ -67,7 +67,10 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with a value for each round of a run, NaN if not measured. `tick` formats a value on an axis, `show` one at a point."""
+    """A quantity with a value for each round of a run, NaN if not measured.
+
+    `tick` formats a value on an axis, `show` formats a value at a point.
+    """
 
     label: str
     values: Callable[[Run], np.ndarray]

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file, without scripts: `fedcomp report`, and the report of a run that has ended."""
+"""Write reports as self-contained HTML files without scripts, for the command `fedcomp report` and for runs that have ended."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +142,7 @@ def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
 
 
 def _front(drawn: Sequence[Panel], rows: Sequence[ReportLine]) -> str:
-    """Return the charts of final points and the legend of all charts."""
+    """Return the charts of final accuracy or loss against bytes, and the legend of all charts."""
     names = {entry.style: entry.name for entry in rows}
     items = "".join(
         f'<li class="{svg.classes(style)}">{svg.swatch(style)}<span>{_breakable(name)}</span></li>'
@@ -235,7 +235,7 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _own_metrics(run: Run) -> Mapping[str, float | None]:
-    """Return the task's own metrics, as measured last."""
+    """Return the last measured values of the task's own metrics."""
     return next((record.metrics for record in reversed(run.records) if record.metrics), {})
 
 

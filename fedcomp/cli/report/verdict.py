@@ -13,7 +13,7 @@ MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return one or two sentences for each panel, as HTML."""
+    """Return one or two sentences about the lines of each panel (chart), as HTML."""
     sentences = []
     for panel in panels:
         if panel.comparable:
