@@ -6,7 +6,7 @@ from .errors import INTERRUPTED
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C during its import exits with the same status as Ctrl-C later."""
+    """Run the command line. Ctrl-C while the command is imported exits with the same status as Ctrl-C later."""
     try:
         from .cli.main import main as command
 

@@ -26,7 +26,7 @@ def is_dense(options: Mapping[str, Any]) -> bool:
 
 
 def dense(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the baseline of a run: `options` with dense codecs, and without memories, density schedules and budgets."""
+    """Return `options` without compression: with the codec `identity`, and without memories, density schedules and budgets."""
     remaining = {name: value for name, value in options.items() if name not in COMPRESSION_OPTIONS}
     name = strategy_name(remaining.get("strategy", RunConfig.strategy))
     if name in COMPRESSING_STRATEGIES:

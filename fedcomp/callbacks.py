@@ -83,7 +83,7 @@ class EvaluatedRecord:
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """The bytes, latency and metrics of one client in a round. A simulation has records only of clients that reported metrics."""
+    """The bytes, latency and metrics of one client in a round. In a simulation, only clients that reported metrics have a record."""
 
     client: int  # logical id
     uplink_bytes: int  # frames from the client
@@ -106,7 +106,8 @@ class ClientRecord:
 class RoundRecord(EvaluatedRecord):
     """The results of a round, stored as a line of metrics.jsonl.
 
-    Byte counts are lengths of encoded frames. The fields dense_* are the bytes of the same exchanges with float32 models.
+    Byte counts are lengths of encoded frames. The fields dense_* are the bytes that the same uploads and downloads would have with float32
+    models.
     """
 
     round: int  # from 1
@@ -202,7 +203,7 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 class PortFigures:
     """The connections and traffic of a deployment's port since the port was opened.
 
-    Byte counts are TCP payload. They are None if the platform does not count TCP payload.
+    Byte counts are TCP payload, or None if the platform does not count it.
     """
 
     connections: int  # open connections
@@ -213,7 +214,7 @@ class PortFigures:
 
 
 class Callback:
-    """Base class of callbacks. Its hooks do nothing; override those that you need."""
+    """Base class of callbacks. The hooks, its methods on_*, do nothing; override those that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """Handle the opening of a deployment's port. `port()` returns the port's current traffic and may be called in any thread."""
@@ -222,7 +223,10 @@ class Callback:
         """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """Handle a change of the ids in `connected` while the run waits for `wanted` clients. Also called at the end of the wait."""
+        """Handle a change of the connected clients while the run waits for `wanted` clients. `connected`: their ids.
+
+        Also called when the wait ends.
+        """
 
     def on_client_joined(self, client: int) -> None:
         """Handle the connection of a client to a deployment's server."""
@@ -237,7 +241,7 @@ class Callback:
         """Handle the end of a round."""
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        """Handle the end of a checkpoint after a round. Writing the checkpoint took `seconds`."""
+        """Handle a checkpoint that was written after a round. `seconds`: how long writing the checkpoint took."""
 
     def on_warning(self, sentence: str) -> None:
         """Handle a warning for the user."""
@@ -263,7 +267,10 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 
 
 class CallbackList(ForwardingCallback):
-    """A callback that calls several callbacks. If one of `others` raises, it is reported and removed, and the run continues."""
+    """A callback that calls several callbacks.
+
+    If a callback in `others` raises an exception, it is reported and removed, and the run continues.
+    """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
         """`others`: callbacks by name; the warning about a failing callback starts with its name. `metrics`: URL of the metrics."""

@@ -43,7 +43,7 @@ def methods(short: int, long: int, warmup: int, *rates: float) -> dict[str, Meth
 
 def helps(results: Results) -> Verdict:
     warm, cold = results["dgc-warm-up-short"], results["dgc-short"]
-    text = f"with {warm}, without {cold}: {points(statistics.mean(differences(warm, cold)))} points"
+    text = f"with the warm-up {warm}, without it {cold}: {points(statistics.mean(differences(warm, cold)))} points"
     return Verdict(text, more_accurate(warm, cold))
 
 
@@ -60,11 +60,11 @@ REPRODUCTION = Reproduction(
     name="dgc-warmup",
     title="deep gradient compression with and without a warm-up, and momentum SGD",
     paper=PAPER,
-    setting="Digits, 4 clients with equal shares, all in every round, one step of 16 examples in a round, momentum 0.9. Clients "
-    "send 0.1 % of the coordinates, which is ten coordinates of this small model. In the first 20 rounds, about an epoch, "
-    "the density falls from 25 % and the learning rate grows. Claim 1 compares after 100 rounds and claim 2 after 2,000. "
-    "The paper trains for more epochs and warms up over four of them, on CIFAR-10, ImageNet and others. Each method gets "
-    "the best of three learning rates.",
+    setting="Digits, 4 clients with equal shares, all in every round, one step of 16 examples in a round, momentum 0.9. Clients send "
+    "0.1 % of the coordinates, which are ten coordinates of this small model. In the 20 rounds of the warm-up, about an epoch, "
+    "the density falls from 25 % to 0.1 % and the learning rate grows. Claim 1 compares accuracies after 100 rounds, claim 2 "
+    "after 2,000. The paper trains for more epochs and warms up over four of them, on CIFAR-10, ImageNet and others. Each method "
+    "gets the best of three learning rates.",
     full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, one step "
     "of 32 examples in a round, momentum 0.9. Clients send 0.1 % of the coordinates. In the first four epochs the density "
     "falls from 25 % and the learning rate grows. Claim 1 compares after 8,000 rounds and claim 2 after 64,000. Each method "

@@ -103,10 +103,11 @@ REPRODUCTION = Reproduction(
     name="ef-signsgd",
     title="signs with error feedback against signSGD and SGD",
     paper=PAPER,
-    setting="Two convex problems with two coordinates, computed exactly; then logistic regression on MNIST, 2 clients with equal "
-    "shares, both in each of 400 rounds of one step, batches of 32 and of 2 examples. The paper trains ResNet-18 and VGG on "
-    "CIFAR in one process. signSGD is the majority vote. The scaled signs without memory differ from EF-signSGD in the "
-    "memory alone. Each method gets the best of five learning rates, a factor of two to three apart.",
+    setting="Claims 1 and 2: two convex problems with two coordinates, computed exactly. Claims 3 to 5: logistic regression on "
+    "MNIST, 2 clients with equal shares, both in each of 400 rounds of one step, with large batches of 32 or small batches of 2 "
+    "examples. The paper trains ResNet-18 and VGG on CIFAR in one process. signSGD combines the signs of the clients by majority "
+    "vote. The method *scaled signs without memory* is EF-signSGD without error feedback. Each method gets the best of five "
+    "learning rates, which are a factor of two to three apart.",
     full_setting="The same two problems; then ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 2 clients, 40,000 rounds of one "
     "step, batches of 128 and of 8 examples.",
     small=Experiment(

@@ -95,10 +95,10 @@ REPRODUCTION = Reproduction(
     name="election",
     title="election coding against a plain majority vote, a third of the voters Byzantine",
     paper=PAPER,
-    setting="(n, b) = (9, 3), one of the paper's pairs: digits, 9 clients with equal shares, all in each of 60 rounds of one step. "
-    "3 of the clients invert what they send. All methods use the step 0.01, chosen without Byzantine clients. Bernoulli codes with an "
-    "empty row or column are drawn again, which raises their redundancy. The paper trains ResNet-18 on CIFAR-10 with "
-    "momentum.",
+    setting="Digits, n = 9 clients with equal shares, all in each of 60 rounds of one step. b = 3 Byzantine clients invert the signs "
+    "that they send; the paper also has the pair (n, b) = (9, 3). All methods use the learning rate 0.01, chosen without "
+    "Byzantine clients. A random Bernoulli code is drawn again if its allocation matrix has an empty row or column, which raises "
+    "its redundancy. The paper trains ResNet-18 on CIFAR-10 with momentum.",
     full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of "
     "one step of 14 examples, at the paper's step of 1e-4. 3 clients invert what they send. The server has no momentum, "
     "unlike the paper's.",

@@ -88,11 +88,11 @@ REPRODUCTION = Reproduction(
     name="fetchsgd",
     title="FetchSGD against FedAvg, with one class per client",
     paper=PAPER,
-    setting="Digits, 280 clients with 5 or 6 images of one class, 10 in a round, 600 local steps of 5 images. FetchSGD sends a "
-    "sketch of 3 rows of 8-bit cells, a tenth of the model, after each step, and moves 0.5 % of the coordinates. FedAvg "
-    "sends the whole model after every 8 steps. All methods have momentum 0.9 on the server. The paper has 10,000 clients with "
-    "five CIFAR-10 images of one class. A ratio divides the bytes of the uncompressed run in both directions by those of the "
-    "method. Each method gets the best of four learning rates, a factor of about three apart.",
+    setting="Digits, 280 clients with 5 or 6 images of one class, 10 clients in a round, 600 local steps of 5 images. After each "
+    "step, FetchSGD sends a sketch with 3 rows of 8-bit cells, which has a tenth of the model's bytes, and changes 0.5 % of the "
+    "coordinates. FedAvg sends the whole model after every 8 steps. All methods have momentum 0.9 on the server. The paper has "
+    "10,000 clients with five CIFAR-10 images of one class. A ratio (×) is the bytes of the uncompressed run, both ways, divided "
+    "by those of the method. Each method gets the best of four learning rates, which are a factor of about three apart.",
     full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 10,000 clients with five images of one class, 100 in a "
     "round, 2,400 local steps. FetchSGD sends a sketch of 5 rows, a twentieth of the model, and moves 0.5 % of the "
     "coordinates. FedAvg sends the whole model after every 10 steps. All methods have momentum 0.9 on the server. A ratio "

@@ -55,11 +55,11 @@ REPRODUCTION = Reproduction(
     name="sbc",
     title="sparse binary compression with 10 and 100 local steps per round, and plain SGD",
     paper=PAPER,
-    setting="Logistic regression on MNIST, 4 clients with equal shares, all in every round, local steps of 20 examples, p = 1/200 "
-    "on the uplink; 1,000 steps for claim 1 and 10,000 for claim 2. The downlink is neither compressed nor counted, as in the "
-    "paper, which trains ResNet-50 on ImageNet. A ratio divides the uplink bytes of plain SGD, which sends after every step, "
-    "by those of the method, headers included. All methods use the learning rate 0.1, which is the best of 0.01, 0.03 and 0.1 "
-    "for each method at 1,000 steps.",
+    setting="Logistic regression on MNIST, 4 clients with equal shares, all in every round, local steps of 20 examples. Clients send "
+    "1/200 of the coordinates. Claim 1 is tested after 1,000 steps, claim 2 after 10,000. The downlink is neither compressed nor "
+    "counted, as in the paper. The paper trains ResNet-50 on ImageNet. A ratio (×) is the uplink bytes of plain SGD, which sends "
+    "after every step, divided by the uplink bytes of the method, with headers. All methods use the learning rate 0.1, which is "
+    "the best of 0.01, 0.03 and 0.1 for each method at 1,000 steps.",
     full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, local "
     "steps of 32 examples with momentum factor masking, p = 1/100 on the uplink; 40,000 steps for claim 1 and 80,000 for "
     "claim 2. A ratio divides the uplink bytes of plain SGD, which sends after every step, by those of the method.",

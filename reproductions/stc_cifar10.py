@@ -25,10 +25,11 @@ REPRODUCTION = Reproduction(
     name="stc-cifar10",
     title="STC against FedAvg and signSGD, VGG11* on CIFAR-10",
     paper=PAPER,
-    setting="10 clients, 4 in a round, batches of 20, 300 local steps, one seed. STC and FedAvg have a learning rate of 0.05, "
-    "signSGD of 0.0005. STC sends after each step, at p = 1/25 both ways. FedAvg sends the whole model after every 25 "
-    "steps. signSGD sends one bit per coordinate after each step. The paper has 100 clients, p = 1/400, FedAvg with 400 "
-    "local steps, a learning rate of 0.016 and far more steps in all. After our 300 steps, the network has only begun to learn.",
+    setting="10 clients, 4 in a round, batches of 20, 300 local steps, one seed. The learning rate is 0.05 for STC and FedAvg, and "
+    "0.0005 for signSGD. STC sends 1/25 of the coordinates after each step, both ways. FedAvg sends the whole model after every "
+    "25 steps. signSGD sends one bit per coordinate after each step. The paper has 100 clients, 1/400 of the coordinates for "
+    "STC, 400 local steps per round for FedAvg, a learning rate of 0.016 and far more steps in all. After our 300 steps, the "
+    "network has only begun to learn.",
     full_setting="100 clients, 10 % in a round, batches of 20, 20,000 local steps. STC and FedAvg have the paper's learning rate of "
     "0.016, signSGD 0.0002. STC sends after each step, at p = 1/400 both ways. FedAvg sends the whole model after every 400 "
     "steps. signSGD sends one bit per coordinate after each step. The number of steps in the paper, and the paper's learning "

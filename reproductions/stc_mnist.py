@@ -85,10 +85,10 @@ REPRODUCTION = Reproduction(
     name="stc-mnist",
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
-    setting="100 clients, 10 % in a round, batches of 20, 1,600 local steps. All pixels are standardised by one mean and deviation. "
-    "STC sends after each step, at p = 1/100 both ways. FedAvg sends the whole model after every 400 steps, so it has four "
-    "rounds. signSGD sends one bit per coordinate after each step. The paper has p = 1/400 and far more steps. Each method "
-    "gets the best of three learning rates in each setting.",
+    setting="100 clients, 10 % in a round, batches of 20, 1,600 local steps. All pixels are standardised by one mean and one "
+    "standard deviation. STC sends 1/100 of the coordinates after each step, both ways. FedAvg sends the whole model after every "
+    "400 steps, so it has four rounds. signSGD sends one bit per coordinate after each step. The paper sends 1/400 of the "
+    "coordinates and trains for far more steps. Each method gets the best of three learning rates in each setting.",
     full_setting="100 clients, 10 % in a round, batches of 20, 20,000 local steps. All pixels are standardised by one mean and "
     "deviation. STC sends after each step, at p = 1/400 both ways. FedAvg sends the whole model after every 400 steps. "
     "signSGD sends one bit per coordinate after each step. The number of steps in the paper is our guess. Each method gets "

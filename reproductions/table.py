@@ -78,7 +78,11 @@ def edges(results: Results) -> str:
         for name, m in results.items()
         if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
     ]
-    return f"Choices at an end of their grid: {', '.join(names)}." if names else ""
+    return (
+        f"Best values at an end of their grid, outside of which better ones may lie: {', '.join(names)}."
+        if names
+        else ""
+    )
 
 
 def size(count: float) -> str:

@@ -35,7 +35,7 @@ MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector [numel] to compress, its layout, and its description."""
+    """A vector [numel] to compress, its layout (names and shapes of tensors), and its description."""
 
     description: str
     values: Tensor
@@ -62,7 +62,7 @@ class CodecMeasurement:
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
-    """Return a vector of standard normal values. Its layout is a square matrix, followed by the remaining values as a vector."""
+    """Return a vector of standard normal values. The layout is a square matrix, followed by a vector of the remaining values."""
     side = math.isqrt(numel)
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
     if rest := numel - side * side:
@@ -132,8 +132,8 @@ def _error(x: Tensor, y: Tensor) -> float:
 def _bound_bits(y: Tensor) -> float | None:
     """Return the entropy of `y` in bits; None for a vector that is neither quantized nor sparse.
 
-    For quantized values, this is the entropy of the levels. For sparse values, it is the entropy of the positions, plus 32 bits for each
-    nonzero value.
+    For quantized values, the result is the entropy of the levels. For sparse values, the result is the entropy of the positions, plus 32
+    bits for each nonzero value.
     """
     nonzero = int(y.count_nonzero())
     if y[y != 0][: MIN_REPEATS * MAX_LEVELS].unique().numel() <= MAX_LEVELS:
@@ -201,7 +201,7 @@ def _cells(row: CodecMeasurement) -> list[str]:
 
 
 def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG chart of error against bits per parameter, with logarithmic axes. Lossless codecs are on a line labelled 0."""
+    """Return an SVG chart of error against bits per parameter, with logarithmic axes. Errors of 0 are drawn at a tick labelled 0."""
     smallest = min([row.error for row in rows if row.error > 0], default=1e-9)
     zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]

@@ -1,4 +1,4 @@
-"""`fedcomp bench sim`: the time of each part of a simulated round, and the time of PyTorch loops that train as many clients.
+"""`fedcomp bench sim`: the time of each part of a simulated round, and of plain PyTorch loops that train the same number of clients.
 
 Rounds and loops alternate in one process. The run folder is temporary.
 """
@@ -80,7 +80,7 @@ def parse_loops(text: str) -> list[str]:
     """Return the names of loops in --loops. Raises ConfigError."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
-        raise ConfigError(f"--loops is '{text}'; give names of loops, or {NO_LOOPS} alone")
+        raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
     if unknown := [name for name in names if name not in LOOPS]:
         raise ConfigError(
             f"--loops cannot be '{unknown[0]}'; {nearest(unknown[0], [*LOOPS, NO_LOOPS])}"
@@ -203,7 +203,7 @@ def _cohort_loops(
 ) -> tuple[dict[str, Callable[[], object]], float]:
     """Return loops that train a random cohort, and the number of floating-point operations for one client's update.
 
-    The number is 0 for a task with a `train_fn`.
+    The number of operations is 0 for a task with a `train_fn`.
     """
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     if task.train_fn is not None and BIG_BATCH in loops:

@@ -52,8 +52,8 @@ MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
 class Dashboard(RunDisplay):
     """A dashboard on the terminal's alternate screen while its context is open.
 
-    On exit, the last picture and the results are printed on the main screen. Other output of the process is buffered until then. Outside of
-    its context, the dashboard only records the run, so that `picture` can draw it.
+    On exit, the last picture and the results are printed on the main screen. Other output of the process is buffered until the exit.
+    Outside of its context, the dashboard only records the run, so that `picture` can draw it.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):

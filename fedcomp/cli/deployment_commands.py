@@ -88,7 +88,7 @@ def print_message(message: str) -> None:
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
     """Yield a function that prints a message and, with `log_json`, also writes it to that log.
 
-    With "-", the log is written to standard output instead of the text. Raises ConfigError if the log cannot be written.
+    If `log_json` is "-", the log is written to standard output instead of the text. Raises ConfigError if the log cannot be written.
     """
     from ..server.logs import STDOUT, JsonLog
 
@@ -235,7 +235,10 @@ def relay(
     stay: bool = STAY,
     log_json: str | None = LOG_JSON,
 ) -> None:
-    """Run a relay between clients and a server. The server sends each broadcast to the relay once, and the relay bundles the reports."""
+    """Run a relay between clients and a server.
+
+    The server sends each broadcast to the relay once, and the relay bundles the clients' reports.
+    """
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
 
@@ -330,7 +333,10 @@ def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
 def _target(
     server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
 ) -> "Target":
-    """Return the server that --server names, or else the enrolment. Raises UserError if neither does, or if the enrolment has expired."""
+    """Return the server that --server names, or else the server in the enrolment.
+
+    Raises UserError if neither names a server, or if the enrolment has expired.
+    """
     from ..deployment.client_process import Target
     from ..keys.connection import address
 
@@ -376,7 +382,9 @@ def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolmen
     if not path.is_dir():
         if count not in (None, 1):
             advice = "give --enrolment the folder that holds them"
-            raise ConfigError(f"--count {count} needs {count} enrolments; {advice}")
+            raise ConfigError(
+                f"--count {count} needs {count} enrolments, but {path} is not a folder; {advice}"
+            )
         return [(path, Enrolment.read(path))]
     enrolments = [(file, Enrolment.read(file)) for file in path.glob("*.toml")]
     enrolments.sort(key=lambda entry: entry[1].id)
@@ -403,6 +411,7 @@ def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) ->
             "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
         )
     if (last := first + count - 1) > MAX_ID:
-        advice = f"give {flag} and --count so that no id is above {MAX_ID}"
-        raise ConfigError(f"client {last} cannot exist; {advice}")
+        raise ConfigError(
+            f"client id {last} is above the maximum {MAX_ID}; give a lower {flag} or --count"
+        )
     return range(first, first + count)

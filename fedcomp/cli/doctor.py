@@ -260,7 +260,7 @@ def listening(port: int) -> Check:
 def data_folder(folder: Path) -> Iterator[Check]:
     """Check that each built-in task can be loaded with its data in a folder.
 
-    If at least one task can be loaded, a task whose data set has no folder is skipped.
+    A task whose data is not in the folder is reported as skipped, unless no task can be loaded.
     """
     from ..tasks import available_tasks, load
 
@@ -352,7 +352,10 @@ def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now:
 
 
 def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
-    """Check that the enrolment files in `place` match the registry and are private. Missing files are not an error."""
+    """Check that the enrolment files in the subfolder `place` match the registry and are private.
+
+    Missing files, such as those moved to devices, are not an error.
+    """
     from ..keys.enrolment import Enrolment, openssh
 
     paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}

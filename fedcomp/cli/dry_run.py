@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-Dry rounds use the strategy, codecs and memories of the run, but random updates. To draw them, one client trains the initial model, and the
-coordinates of its update are multiplied by standard normal values. The length of a frame is exact if it does not depend on the values, else
-an estimate.
+Dry rounds use the strategy, codecs and memories of the run, but random updates. To draw random updates, one client trains the initial
+model, and the coordinates of its update are multiplied by standard normal values. The length of a frame (encoded update) is exact if it
+does not depend on the values, else an estimate.
 """
 
 import dataclasses
@@ -45,7 +45,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """The estimated bytes of an alternative. `frame_up` and `frame_down`: bytes of the shortest and longest frame in the dry rounds."""
+    """The estimated bytes of an alternative.
+
+    `frame_up` and `frame_down`: bytes of the shortest and of the longest frame in the dry rounds, for uplink and downlink.
+    """
 
     name: str
     parameters: int
@@ -98,7 +101,7 @@ class RandomUpdates:
 
 
 class DryRun(Simulation):
-    """A simulation whose clients do not train."""
+    """A simulation whose clients send random updates instead of training."""
 
     def _engine(
         self, model: torch.nn.Module, weights: Tensor, data: Examples, shard: np.ndarray
@@ -186,7 +189,7 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the dense alternative whose other options are the same; None if there is none."""
+    """Return the forecast of the dense (uncompressed) alternative with the same other options; None if there is none."""
     wanted = dense(alternative.values)
     for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:

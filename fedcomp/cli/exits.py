@@ -1,4 +1,4 @@
-"""The end of commands: error messages of one line on standard error, exit statuses, and signals."""
+"""How commands end: error messages of one line on standard error, exit statuses, and signals."""
 
 import errno
 import os
@@ -32,9 +32,9 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written; None if it can be written. The reason is `error` or the error of a flush.
+    """Return why standard output cannot be written; None if it can be written. The reason comes from `error` or from flushing the output.
 
-    If there is a reason, discard unwritten output, because the interpreter would try to write it again at exit.
+    If standard output cannot be written, discard unwritten output, because the interpreter would try to write it again at exit.
     """
     try:
         sys.stdout.flush()

@@ -38,7 +38,10 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return an option of a command. `panel`: heading of its group in the help. `shown`: default that the help shows, if not `default`."""
+    """Return an option of a command. `panel`: heading of the option's group in the help.
+
+    `shown`: default that the help shows, if not `default`.
+    """
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
         default, *names, metavar=metavar, help=help, rich_help_panel=panel, **limits
@@ -59,9 +62,10 @@ Device = Annotated[
 
 
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that gives `command(…, **flags)` the option --config, and one for each field of RunConfig except `without`.
+    """Return a decorator that adds options to `command(…, **flags)`.
 
-    The value of an option is a list of values, except for switches. `run_values` decides which options may have more than one value.
+    The options are --config, and one for each field of RunConfig that is not in `without`. The value of an option is a list of values,
+    except for switches. `run_values` decides which options may have more than one value.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)
@@ -135,7 +139,7 @@ def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
     if repeated := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{flag} {repeated[0]} is given twice; give it once")
     if len(given) > 1 and name not in repeatable:
-        raise ConfigError(f"{times}; give it once; fedcomp sim compares alternatives")
+        raise ConfigError(f"{times}; give it once, or compare the values with fedcomp sim")
     converted = [spec.convert(one, config.option_type(name), flag) for one in given]
     return converted if len(converted) > 1 else converted[0]
 

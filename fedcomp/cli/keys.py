@@ -1,6 +1,6 @@
 """`fedcomp keys`: create, list, add, renew and revoke the keys of a server, its clients and relays.
 
-Functions import the modules that read and write keys, so that --help is fast.
+Modules that read and write keys are imported inside functions, so that --help is fast.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ def add(
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key, which signs their certificates."""
+    """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key to sign the new certificates."""
     from ..keys import key_folder as keys
 
     if relay:
@@ -152,7 +152,7 @@ def renew(
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Create a new key and certificate for a client, a relay or the server. Needs ca.key, which signs the certificate."""
+    """Create a new key and certificate for a client, a relay or the server. Needs ca.key to sign the new certificate."""
     from ..keys import key_folder as keys
 
     if holder is None:

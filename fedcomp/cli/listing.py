@@ -52,7 +52,7 @@ OWN_TASK_LEGEND = "your own task: path/file.py:name; fedcomp init writes an exam
 
 
 def _row(name: str, folder: Path | None) -> Sequence[str]:
-    """Return the cells of a task. Counts are dashes if the task or its data cannot be loaded."""
+    """Return the table cells of a task. Numbers are dashes if the task or its data cannot be loaded."""
     numel, shape = None, NOTHING
     counts: tuple[int | None, int | None] = None, None
     try:

@@ -80,10 +80,10 @@ def simulation(
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
-    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file, the file overrides the options of the run that --resume
-    continues, and the options of that run override the defaults. If an option of the experiment, such as --uplink or --seed, is given
-    more than once, each combination of values is an alternative. The alternatives are run and compared. If they differ in their
-    compression, a run named dense, which compresses nothing, is added.
+    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. The file overrides the options of a run that --resume
+    continues. If an option of the experiment, such as --uplink or --seed, is given more than once, each combination of values is run as an
+    alternative, and the results are compared. If the alternatives differ in their compression, a run named dense, which compresses nothing,
+    is added.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
@@ -307,7 +307,7 @@ def bench_sim(
 ) -> None:
     """Measure rounds of a simulation: client updates per second, the time of each part, and the fraction of the device's peak speed.
 
-    The options are those of fedcomp sim. Complete rounds run in a temporary folder; the first round is not counted. After every other
+    The options are those of fedcomp sim. Complete rounds run in a temporary folder. The first round is not measured. After every other
     round, PyTorch loops train the same number of clients. The last line names the three largest costs besides training.
     """
     from .bench_sim import bench

@@ -30,8 +30,8 @@ def usual_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return the loop of common tutorials: a deep copy of the model, a shuffling DataLoader and an optimizer for each client.
 
-    The DataLoader draws the batches; only their number is taken from a client's plan. If the task has a `train_fn`, it replaces the steps.
-    The loop returns the updates.
+    The DataLoader draws the batches, and `plans` sets only the number of batches. A `train_fn` of the task replaces the local steps. The
+    loop returns the clients' updates.
     """
     model = initial_model(task, 0).to(data.device)
     names = _trained(model)
@@ -64,7 +64,7 @@ def lean_loop(
 ) -> Callable[[], list[dict[str, Tensor]]]:
     """Return a loop with little overhead: one model that stays on the device, examples by index, and an optimizer of torch.
 
-    If the task has a `train_fn`, it replaces the steps. The loop returns the updates.
+    A `train_fn` of the task replaces the local steps. The loop returns the clients' updates.
     """
     model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -92,9 +92,10 @@ def lean_loop(
 
 
 def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
-    """Return a loop that trains one model on the concatenated batches of all clients. Its speed is an upper bound.
+    """Return a loop that trains one model on the concatenated batches of all clients.
 
-    A batch of more than MAX_PIECE_VALUES values is split into pieces whose gradients are accumulated.
+    The speed of the loop is an upper bound for loops that train each client separately. A batch of more than MAX_PIECE_VALUES values is
+    split into pieces whose gradients are accumulated.
     """
     model = initial_model(task, 0).to(data.device)
     optimizer = _optimizer(task, model, sgd)

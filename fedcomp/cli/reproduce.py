@@ -37,7 +37,7 @@ def reproduce(
 ) -> None:
     """Test claims of papers: run the methods that a paper compares, and report whether its claim holds here.
 
-    Without --full, a reproduction takes minutes on two cores. After an interruption, the same command continues.
+    Without --full, a reproduction takes minutes on two cores. After an interruption, repeat the command to continue.
     """
     _command().run(name, full, seeds, data, out, device, write)
 

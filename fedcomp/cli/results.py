@@ -79,8 +79,8 @@ def results(
 ) -> list[Result]:
     """Return a line for each group, with the Pareto front marked.
 
-    Ratios refer to the dense group of the same options, if there is one. `target`: an accuracy, 0..1; `failed`: the error of each
-    failed run, by folder.
+    Ratios refer to the uncompressed (dense) group with the same other options, if there is one. `target`: an accuracy, 0..1; `failed`: the
+    error of each failed run, by folder.
     """
     from ..runs import baseline_of
 
@@ -90,7 +90,7 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Return whether each line is on the Pareto front of its problem. Failed, diverged and unfinished lines are not on a front."""
+    """Return whether each line is on the Pareto front of its learning problem. Failed, diverged and unfinished lines are not on a front."""
     candidates = [line for line in lines if not line.note and math.isfinite(line.rank)]
 
     def dominates(one: Result, other: Result) -> bool:
@@ -119,10 +119,10 @@ def legend(lines: Sequence[Result]) -> list[str]:
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
-    """Return the ratio of dense bytes to the bytes of `runs`, and the label of the baseline that sent the dense bytes.
+    """Return the bytes of the uncompressed baseline divided by the bytes of `runs`, and the label of the baseline.
 
-    Without a baseline, or if it has fewer rounds than `runs`, the dense bytes are those of the same exchanges in float32, and the label is
-    None.
+    Without a baseline, or if the baseline has fewer rounds than `runs`, the dividend is the bytes of the same exchanges in float32, and the
+    label is None.
     """
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
@@ -208,13 +208,13 @@ def _problem(run: "Run", error: str) -> str:
 
 
 def column_titles(target: float | None) -> list[str]:
-    """Return the titles of the columns whose texts `cells` returns."""
+    """Return the titles of the columns, in the order of the texts from `cells`."""
     titles = ["accuracy", "up", "down", "ratio", "rounds", "time"]
     return titles + ([] if target is None else [f"rounds to {100 * target:g} %", "bytes to it"])
 
 
 def cells(line: Result, target: float | None) -> list[str]:
-    """Return the numbers of a line as text."""
+    """Return the numbers of a line of results as text, one for each column."""
     spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
     loss = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
     texts = [

@@ -29,7 +29,7 @@ DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 class Screen:
-    """A terminal screen. It shows a spinner from `open` to `draw`, then `picture(width, height)` on the alternate screen until `close`."""
+    """A terminal screen that shows a spinner from `open` to `draw`, then `picture(width, height)` on the alternate screen until `close`."""
 
     def __init__(
         self, console: Console | None, picture: Callable[[int, int], RenderableType], spinner: str

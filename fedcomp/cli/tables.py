@@ -18,7 +18,7 @@ def print_table(
 ) -> None:
     """Print a table that fits the terminal, or lines with tabs if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. Only on a terminal, `title`, `legend` and the `styles` of the rows are
+    Columns in `left` are aligned to the left, others to the right. On a terminal, `title`, `legend` and the `styles` of the rows are also
     shown, and the columns in `below` become text below the first cell of a row.
     """
     if not sys.stdout.isatty():

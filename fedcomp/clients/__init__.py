@@ -1,1 +1,4 @@
-"""The client: the session that trains and encodes updates, and the state between rounds. No module here depends on a transport."""
+"""Code of the client: the session that trains and encodes updates, and the state between rounds.
+
+No module here depends on a transport (gRPC or Flower).
+"""

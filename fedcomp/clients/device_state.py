@@ -1,6 +1,6 @@
 """The state that a device stores: the client's state between rounds, its copy of the model, and its state in the current round.
 
-A device writes this state to a file in its state folder before it sends a report to the server.
+A device writes its state to a file in its state folder before it sends a report to the server.
 """
 
 import json
@@ -19,7 +19,7 @@ MAX_PAST_VERSIONS = 32  # largest number of earlier model versions that are stor
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the stored state of a client, by name. A value that is a list has the parts of one byte string. No tensor is copied."""
+    """Return the stored state of a client, by name. A list stands for the concatenation of its byte strings. No tensor is copied."""
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
     values = round_state.values if round_state else {}
@@ -39,7 +39,7 @@ def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | li
 
 
 def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) -> None:
-    """Restore a client of a session from the result of `pack`. If the session's copy of the model is newer, it is kept.
+    """Restore a client of a session from the result of `pack`. The session keeps its copy of the model if it is newer.
 
     Raises CheckpointError if `stored` is not a result of `pack`.
     """
@@ -63,7 +63,10 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
 
 
 def unpack_round(stored: Mapping[str, Any]) -> RoundState | None:
-    """Return the client's state in the round from the result of `pack`. Raises KeyError, TypeError or ValueError for other values."""
+    """Return the client's state in its current round, None if it has none, from `stored`, a result of `pack`.
+
+    Raises KeyError, TypeError or ValueError if `stored` is not a result of `pack`.
+    """
     record = json.loads(stored[SESSION])["round"]
     if not record:
         return None

@@ -27,8 +27,8 @@ class ClientEvaluator:
     """An evaluator of model weights on the held-out data of clients, one client after the other, in this process.
 
     `shards[client]` are the rows of the client's examples in `train`, and `held_out[client]` are the rows in `test` on which the client
-    evaluates. `train` and `test` are on `device`; the model is moved there. Running statistics, as of batch normalization, are first
-    recalibrated on up to 2,000 of the client's training examples.
+    evaluates. `train` and `test` are on `device`, and the model is moved to it. Before each evaluation, running statistics (of batch
+    normalization) are recalibrated on up to 2,000 of the client's training examples.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ClientEvaluator:
         )
 
     def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
-        """Return the metrics of `weights` [n] on the client's held-out examples; no metrics if there are no such examples.
+        """Return the metrics of `weights` [n] on the client's held-out examples. Without such examples, the result has no metrics.
 
         Raises ProtocolError for metric names that cannot be sent.
         """

@@ -1,4 +1,4 @@
-"""A client's copy of the model. Only downloads change it, so that it stays bit-identical to the server's model."""
+"""A client's copy of the model. Only downloads change this copy, so that it stays bit-identical to the server's model."""
 
 from collections.abc import Iterable
 
@@ -23,11 +23,11 @@ DENSE_CODEC = codec("identity")
 
 
 class NeedDense(ProtocolError):
-    """The download does not lead from the client's model version to the server's. The client needs the dense model: all weights."""
+    """Raised if a download does not lead from the client's model version to the server's, so that the client needs all weights."""
 
 
 class Replica:
-    """Weights [numel] and their version. Only `move` and `restore` change `weights`, in place."""
+    """A client's copy of the model: weights [numel] and their version. Only `move` and `restore` change `weights`, in place."""
 
     def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
         self.weights, self.layout, self.downlink = weights, layout, downlink
@@ -36,11 +36,11 @@ class Replica:
         self.past_versions = {self.version: None}  # all versions of this copy so far, in order
 
     def move(self, assignment: Assignment) -> None:
-        """Bring the weights to the assignment's version. Frames of the download that lead up to this copy's version are skipped.
+        """Update the weights to the assignment's model version. Frames of the download that this copy has applied before are skipped.
 
-        Raises NeedDense, with the weights unchanged, if the download does not lead through this copy's version, and FrameError for a
-        damaged frame. Also raises NeedDense if the fingerprint of the result is wrong; then the copy has no version until it receives the
-        dense model.
+        Raises NeedDense, with the weights unchanged, if the download cannot be applied to this copy's version. Raises FrameError for a
+        damaged frame. Raises NeedDense also if the fingerprint (hash) of the resulting weights is wrong; the copy then has no version until
+        it receives all weights.
         """
         if assignment.version != self.version:
             self._apply(assignment)
@@ -51,7 +51,7 @@ class Replica:
         if self.fingerprint != assignment.fingerprint:
             self.version, self.past_versions = "", {}
             raise NeedDense(
-                f"after the download to version {assignment.version[:8]}, the fingerprint of the weights is wrong"
+                f"after the download to version {assignment.version[:8]}, the fingerprint of the weights is wrong; all weights are needed"
             )
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str] = ()) -> None:
@@ -78,7 +78,7 @@ class Replica:
                 update.add_to(self.weights)
         else:
             raise NeedDense(
-                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}"
+                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}, so it needs all weights"
             )
 
     def _missing(self, assignment: Assignment) -> list[bytes]:
@@ -86,10 +86,12 @@ class Replica:
         for frame in assignment.frames:
             versions.append(next_version(versions[-1], frame))
         if versions[-1] != assignment.version:
-            raise FrameError("the frames of the download do not lead to its version")
+            raise FrameError(
+                "the frames of the download do not lead to the model version that it names"
+            )
         if self.version not in versions:
             raise NeedDense(
-                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}"
+                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}, so it needs all weights"
             )
         return assignment.frames[versions.index(self.version) :]
 

@@ -1,7 +1,8 @@
-"""The client's part of a round: settle the previous proposal, apply the download, train, and encode the update into a frame.
+"""The client's part of a round: commit or roll back the previous frame, apply the download, train, and encode the update into a frame.
 
-A client's memory (fedcomp.memories) keeps what frames leave out of updates. Each frame that it makes is a *proposal*. The client's next
-assignment says whether the server accepted the frame, which settles the proposal: the memory commits the proposal or rolls it back.
+A client's memory (fedcomp.memories) keeps the part of updates that frames (encoded updates) leave out. Each frame that a memory makes is a
+*proposal*. The client's next assignment says whether the server accepted the frame. To *settle* a proposal is to commit it if the server
+accepted the frame, and to roll it back otherwise.
 
 A session handles the assignments of the clients that it hosts: one client on a device, a cohort in a simulation. Clients at the same
 model version have the same weights, so one copy of the model serves all clients of a session.
@@ -114,9 +115,9 @@ class EncodingSession:
         self.rounds: dict[int, RoundState] = {}  # client → state in its current round
 
     def download(self, assignment: Assignment) -> None:
-        """Settle the client's pending proposal, and move the copy of the model to the assignment's version.
+        """Commit or roll back the client's pending proposal, and update the copy of the model to the assignment's version.
 
-        Raises NeedDense for a download that does not lead through the client's version, and FrameError for a damaged frame.
+        Raises NeedDense for a download that cannot be applied to the client's version, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
         commits = state.memory.pending is not None and state.ticket == a.accepted
@@ -132,7 +133,7 @@ class EncodingSession:
             and not self._passes(a, state.version)
         ):
             raise NeedDense(
-                f"the download starts from version {a.base[:8]}, but this client is at {state.version[:8]}"
+                f"the download starts from version {a.base[:8]}, but this client is at {state.version[:8]}, so it needs all weights"
             )
         try:
             self.replica.move(a)
@@ -149,8 +150,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return the clients' frames for a phase, and store the frames' tickets (hashes) in the clients' states.
 
-        `updates` [m, numel] may be overwritten. None: a later phase, in which each memory continues its current proposal. If a client
-        fails, the result has a FedcompError in place of its frame.
+        `updates` [m, numel] may be overwritten. `updates` is None in a later phase, in which each memory continues its current proposal. If
+        a client fails, the result has a FedcompError in place of the client's frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -167,7 +168,10 @@ class EncodingSession:
         return frames
 
     def _passes(self, a: Assignment, version: str) -> bool:
-        """Return whether a download leads through `version`. It starts earlier if the server did not receive the client's last report."""
+        """Return whether a download passes through the model version `version`.
+
+        A download starts from an earlier version if the server did not receive the client's last report.
+        """
         if a.form == OVERWRITE:
             return {a.base, version} <= self.replica.past_versions.keys()
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
@@ -175,7 +179,7 @@ class EncodingSession:
     def _encode_group(
         self, assignments: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces]
     ) -> Sequence[Frame]:
-        """Return the frames of clients with the same density, learning rate and announcements."""
+        """Return the frames of clients with the same density, learning rate and announcements of the strategy."""
         memories = [self.states.at(a.client).memory for a in assignments]
         seeds = []
         for a, memory in zip(assignments, memories, strict=True):
@@ -193,8 +197,8 @@ class ClientSession(EncodingSession):
     """A session that answers assignments with reports.
 
     `keeps_rounds`: keep a client's round state until the client's next round; by default it is dropped when any new round begins.
-    `evaluator`: None if clients do not evaluate. The frames of an assignment, which may be as large as the model, are dropped once they are
-    applied.
+    `evaluator` is None if clients do not evaluate. The frames of an assignment, which may be as large as the model, are dropped once they
+    are applied.
     """
 
     def __init__(
@@ -223,7 +227,10 @@ class ClientSession(EncodingSession):
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. The report of a client that fails has the stage and the reason. Other clients continue."""
+        """Return one report for each assignment. The report of a client that fails has the stage and the reason of the failure.
+
+        Other clients continue.
+        """
         reports: dict[int, Report] = {}
         if not self.keeps_rounds:
             running = {a.round for a in assignments}
@@ -255,7 +262,10 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Settle proposals and apply downloads for clients that start a round. Return their assignments, and those of later phases."""
+        """Commit or roll back proposals and apply downloads for clients that start a round.
+
+        Return the assignments that start a round, and those of later phases.
+        """
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -292,7 +302,7 @@ class ClientSession(EncodingSession):
         return [a for a in assignments if a.client not in reports], measured
 
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
-        """Commit, in one call, the accepted proposals of a cohort that have no returned frame and no momentum to mask."""
+        """Commit a cohort's accepted proposals in one call, except for clients with a returned frame or with momentum to mask."""
         accepted = []
         for a in assignments:
             state = self.states.at(a.client)
@@ -317,7 +327,7 @@ class ClientSession(EncodingSession):
         measured: Mapping[int, ReportedMetrics],
         reports: dict[int, Report],
     ) -> None:
-        """Train clients on `data`, and make their reports on the first phase. The updates are freed when this method returns."""
+        """Train clients on `data`, and add their reports of the first phase to `reports`. Updates are freed when this method returns."""
         failures: dict[int, Exception] = {}
         with timed("local SGD", clients=len(assignments)):
             trained, updates = self.trainer.train(

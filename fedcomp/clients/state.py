@@ -44,7 +44,10 @@ class ClientState:
             self.momentum = to_place(self.momentum)
 
     def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
-        """Return the vectors [numel], named `<name>.<vector>`, and the parts of the record with all other values. No vector is copied."""
+        """Return the vectors [numel], named `<name>.<vector>`, and a record of all other values as a list of byte strings.
+
+        No vector is copied.
+        """
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}

@@ -51,8 +51,9 @@ class Trainer:
         all_shards: Shards | None = None,
         at_once: int = 1,
     ):
-        """`all_shards`: the shards of all clients of the run, for algorithms that train on partitions; default: `shards`. `at_once`: number
-        of clients whose updates are in memory at the same time.
+        """`all_shards`: the shards of all clients of the run, for algorithms that train on partitions; by default `shards`.
+
+        `at_once`: number of clients whose updates are in memory at the same time.
         """
         self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
@@ -249,7 +250,7 @@ class PartitionTraining:
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function. Return its result, or its exception, which affects one client. A ConfigError affects all clients and is raised."""
+    """Call a function. Return its result or the exception that it raised. A ConfigError is raised instead, since it affects all clients."""
     try:
         return function(*arguments)
     except ConfigError:

@@ -117,7 +117,7 @@ def test_commands_of_one_run_refuse_several_values_of_an_option(command):
     assert (done.exit_code, done.stdout) == (2, "")
     assert (
         done.stderr
-        == "fedcomp: --uplink is given 2 times; give it once; fedcomp sim compares alternatives\n"
+        == "fedcomp: --uplink is given 2 times; give it once, or compare the values with fedcomp sim\n"
     )
 
 

@@ -236,7 +236,8 @@ def test_a_damaged_finished_alternative_is_an_error_and_can_be_run_again(compare
     assert done.exit_code == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert (
         f"{metrics} is damaged" in done.stderr
-        and f"remove {out / NAMES[0]}; --resume then runs it again" in done.stderr
+        and f"remove {out / NAMES[0]}, and repeat the command to run this alternative again"
+        in done.stderr
     )
 
 

@@ -123,7 +123,9 @@ def test_an_id_together_with_an_enrolment_is_refused(keys):
     ],
 )
 def test_ids_that_are_too_large_are_refused(given, flag):
-    with pytest.raises(ConfigError, match=f"cannot exist; give {flag} and --count"):
+    with pytest.raises(
+        ConfigError, match=f"is above the maximum .*; give a lower {flag} or --count"
+    ):
         of(insecure=True, **given)
 
 

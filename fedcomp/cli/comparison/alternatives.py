@@ -1,4 +1,4 @@
-"""The alternatives of a command: the combinations of values, if options have several. An alternative's name is also that of its folder."""
+"""The alternatives of a command: a run for each combination of values, if options have several. A run folder has its alternative's name."""
 
 import itertools
 import re
@@ -49,10 +49,10 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 
 
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
-    """Return an alternative for each combination of the lists in `values`. The last list varies fastest, and the seed fastest of all.
+    """Return an alternative for each combination of the lists in `values`.
 
-    `baseline`: also append the dense counterparts of the alternatives, which compress nothing, unless they are among the alternatives.
-    Raises ConfigError.
+    Later options vary faster than earlier ones, and the seed varies fastest. `baseline`: also append each alternative without compression
+    (its dense baseline), unless that run is already among the alternatives. Raises ConfigError.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -83,7 +83,7 @@ def alternative_error(name: str, message: str, exit_status: int) -> FedcompError
 
 
 def _missing_baselines(options: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the dense counterparts of `options`, each once, except for those that `options` already contains."""
+    """Return the options of the dense baselines of `options`, each once. Leave out the baselines that `options` already contains."""
     present = [dense(each) for each in options if is_dense(each)]
     missing: list[dict[str, Any]] = []
     for counterpart in map(dense, options):
@@ -106,7 +106,7 @@ def _unique_names(texts: Sequence[str]) -> list[str]:
 
 
 def _name_part(option: str, value: Any) -> str:
-    """Return a value as part of a name: `stc-1-400` for `stc:density=1/400`, `seed-3` for a seed."""
+    """Return an option's value as part of a folder name: `stc-1-400` for `stc:density=1/400`, `seed-3` for a seed."""
     text = re.sub(r"\w+=", "", str(value)).replace("%", "pct")
     text = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.") or "none"
     return text if option in NAMED_BY_VALUE else f"{flag(option)[2:]}-{text}"

@@ -102,7 +102,7 @@ class Comparison:
         return [checks[order] for order in range(len(unfinished))]
 
     def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many alternatives run at once. "auto" is one for each CPU core if each alternative uses one core, else one."""
+        """Return how many alternatives run at once. `auto` means one per CPU core if each alternative uses one core, else one."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
@@ -151,7 +151,7 @@ class Comparison:
 
     @property
     def exit_status(self) -> int:
-        """1 if all alternatives failed."""
+        """The exit status: 1 if all alternatives failed, else 0."""
         return int(all(p.state == FAILED for p in self.display.all))
 
 
@@ -178,7 +178,7 @@ def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> F
 
 
 def print_results(lines: Sequence[Result], target: float | None) -> None:
-    """Print the table, fitted to the width of a terminal."""
+    """Print the table of results, fitted to the width of a terminal."""
     notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note] + legend(lines)
     if sys.stdout.isatty():
         console = Console(highlight=False, markup=False)
@@ -188,7 +188,7 @@ def print_results(lines: Sequence[Result], target: float | None) -> None:
 
 
 def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
-    """Return the table as lines of text."""
+    """Return the table of results as lines of text."""
     titles, figures = _columns(lines, target)
     rows = [["", "alternative", *titles]]
     rows += [[*_name(line), *row] for line, row in zip(lines, figures, strict=True)]
@@ -196,9 +196,10 @@ def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
 
 
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
-    """Return the table for a terminal of `width` characters, without the column of rounds if all lines have the same number of rounds.
+    """Return the table of results for a terminal of `width` characters.
 
-    Columns that do not fit are omitted: first OPTIONAL_COLUMNS, then from the right. Long names are wrapped. Numbers are never cut.
+    The column of rounds is left out if all lines have the same number of rounds. Columns that do not fit are left out: first
+    OPTIONAL_COLUMNS, then the others from right to left. Long names are wrapped. Numbers are never cut.
     """
     same_rounds = len({line.rounds for line in lines}) == 1
     titles, rows = _columns(lines, target)
@@ -224,7 +225,10 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _columns(lines: Sequence[Result], target: float | None) -> tuple[list[str], list[list[str]]]:
-    """Return the titles and rows of the columns with numbers. If the worst decile of the clients is known, it follows the accuracy."""
+    """Return the titles and rows of the columns with numbers.
+
+    If the worst decile of the clients was measured, its column follows the accuracy.
+    """
     titles, rows = column_titles(target), [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         titles.insert(1, WORST)

@@ -74,7 +74,7 @@ class AlternativeProgress:
 class ComparisonDisplay:
     """Base class of the displays of a comparison, which shows nothing.
 
-    A display is a context manager. It is entered before the alternatives are checked, and exited when all alternatives have ended or the
+    A display is a context manager, which is entered before the alternatives are checked, and exited when all alternatives have ended or the
     command is interrupted.
     """
 
@@ -103,7 +103,7 @@ class ComparisonDisplay:
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle the progress of the checks: `checked` of `total` alternatives are checked."""
+        """Handle the end of a check. So far, `checked` of `total` alternatives are checked."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first alternative."""
@@ -224,7 +224,7 @@ class ComparisonView(ComparisonDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _table(self, width: int, height: int) -> list[Text]:
-        """Return a line for each alternative. If not all fit, running alternatives have priority, and the last line counts the others."""
+        """Return a line for each alternative. If not all fit, running ones have priority, and the last line counts those left out."""
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = [RUNNING, FAILED, DONE, WAITING]

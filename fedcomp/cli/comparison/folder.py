@@ -80,7 +80,7 @@ class ComparisonFolder:
             )
 
     def _check_same_options(self, stored: Mapping[str, Any]) -> None:
-        """Raise RunFolderError if the stored options define other alternatives."""
+        """Raise RunFolderError if the stored options define other alternatives than this command."""
         for name, f in FIELDS.items():
             own, other = (values.get(name, f.default) for values in (self.values, stored))
             if own != other and (allows_alternatives(f) or not f.metadata["local"]):
@@ -89,7 +89,7 @@ class ComparisonFolder:
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def open(self, resolved: Mapping[str, Any]) -> None:
-        """Create the folder, or reopen it, and lock it. Write the options and the choices of the command.
+        """Create the folder, or reopen it, and lock it. Write the options, and the values that the command chose.
 
         Without --out, the folder gets a name that no other run has.
         """
@@ -147,7 +147,10 @@ class ComparisonFolder:
             ) from error
 
     def is_finished(self, alternative: Alternative) -> bool:
-        """Return whether the alternative has finished all of its rounds. Raises RunFolderError if it has finished more than these."""
+        """Return whether the alternative has finished all of its rounds.
+
+        Raises RunFolderError if the alternative has done more rounds than --rounds allows.
+        """
         folder = self.run_folder(alternative)
         rounds = alternative.values.get("rounds", RunConfig.rounds)
         try:
@@ -171,7 +174,7 @@ class ComparisonFolder:
             records = []
         if not records:
             raise RunFolderError(
-                f"{folder / METRICS} is damaged or absent; remove {folder}; --resume then runs it again"
+                f"{folder / METRICS} is damaged or absent; remove {folder}, and repeat the command to run this alternative again"
             )
         for record in records:
             progress.add(record)

@@ -1,8 +1,8 @@
 """A pool of processes that check and run alternatives, and the program that such a process executes.
 
-The parent process sends orders to check or run an alternative, and a process of the pool sends answers, both as JSON. A process exits when
-the other end of its connection is closed. SIGINT interrupts the run in a process, as Ctrl-C interrupts a single run. The crash of one
-process does not affect the others.
+The parent process sends orders to check or run an alternative, and a process of the pool sends answers, both as JSON. A process of the pool
+exits when the parent's end of the connection is closed. SIGINT interrupts the run in a process, as Ctrl-C interrupts a single run. The
+crash of one process does not affect the others.
 """
 
 import contextlib
@@ -87,7 +87,10 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """A pool of `count` processes. On exit, the processes are killed. After Ctrl-C, each process may finish its round first."""
+    """A pool of `count` processes. On exit, the processes are killed.
+
+    After Ctrl-C, each process first has STOP_S seconds to finish its round.
+    """
 
     def __init__(self, count: int):
         self.count = count
@@ -113,7 +116,7 @@ class WorkerPool:
             self.free.pop().stop(0)
 
     def run(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
-        """Execute the orders. Yield (index of the order, answer) in order of arrival; the last answer to each order has the key `end`."""
+        """Execute the orders. Yield (index of the order, answer) as answers arrive. The last answer to an order has the key `end`."""
         waiting = deque(enumerate(orders))
         while waiting or self.busy:
             while waiting and len(self.busy) < self.count:
@@ -164,7 +167,7 @@ def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
 
 
 def _execute(order: dict[str, Any], send: Send) -> None:
-    """Execute an order. The last answer has the key `end`."""
+    """Execute an order, and send answers. The last answer to an order has the key `end`."""
     try:
         send(end=ORDERS[order.pop("order")](send=send, **order))
     except FedcompError as error:
@@ -190,7 +193,7 @@ def check(send: Send, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(send: Send, values: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Train an alternative. `threads`: threads of torch, 0 for the default of torch."""
+    """Train an alternative. `threads`: number of threads that torch uses; 0 means the default of torch."""
     import torch
 
     from ...sim import simulate

@@ -35,7 +35,7 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that are drawn in one chart. They have a Pareto front if all of them have the same learning problem."""
+    """Lines that are drawn in one chart, with a Pareto front if all lines have the same learning problem."""
 
     title: str
     entries: Sequence[ReportLine]
@@ -52,7 +52,7 @@ class Panel:
 
 
 def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
-    """Return a panel for each problem, or one panel of all lines if no problem has several lines."""
+    """Return a panel for each learning problem, or one panel of all lines if no problem has several lines."""
     problems = dict.fromkeys(group.problem_label for group in groups)
     separate = 1 < len(problems) < len(groups)
     names = [group.method_label if separate else group.label for group in groups]
@@ -67,7 +67,10 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with a value for each round of a run, NaN if not measured. `tick` and `show`: format of a value on an axis, at a point."""
+    """A quantity with a value for each round of a run, NaN if not measured.
+
+    `tick` formats a value on an axis, `show` formats a value at a point.
+    """
 
     label: str
     values: Callable[[Run], np.ndarray]
@@ -92,7 +95,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function that returns the server's value of each round, or the mean over the clients if the server has none."""
+    """Return a function that returns a metric's value of each round: the server's, or the mean over the clients if the server has none."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -119,7 +122,10 @@ HOURS = Quantity(
 
 
 def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
-    """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes. Empty for a single line."""
+    """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes.
+
+    The list is empty for a single line.
+    """
     if sum(len(panel.entries) for panel in all_panels) < 2:
         return []
     drawn = []
@@ -166,7 +172,7 @@ def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
 
 
 def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
-    """Return the corners of the front, from the fewest bytes to the most."""
+    """Return the corners of the Pareto front, from the fewest bytes to the most."""
     points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
     steps = points[:1]
     for (_, before), (x, y) in pairwise(points):
@@ -198,7 +204,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 def _line(
     entry: ReportLine, across: Quantity, up: Quantity, max_points: int, lines: int
 ) -> svg.Series | None:
-    """Return a line: mean and range over the seeds, in the rounds that all seeds have. Return None if nothing was measured."""
+    """Return a curve with the mean and the range over the seeds, in the rounds that all seeds have. Return None if nothing was measured."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
@@ -237,8 +243,8 @@ def _every(count: int, max_count: int) -> list[int]:
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
     """Return an axis that covers all series.
 
-    The axis is logarithmic if the ratio of the largest to the smallest value is above `quantity.log_from`. For a horizontal axis, only the
-    last value of each series is compared.
+    The axis is logarithmic if the ratio of the largest to the smallest value is above `quantity.log_from`. For a horizontal axis, this
+    ratio compares only the last value of each series.
     """
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]

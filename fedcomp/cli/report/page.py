@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file, without scripts: `fedcomp report`, and the report of a run that has ended."""
+"""Write reports as self-contained HTML files without scripts, for the command `fedcomp report` and for runs that have ended."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,10 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself, or for the folder of a comparison, the run folders of the alternatives that were started, in order."""
+    """Return `folder` itself if it is a run folder.
+
+    For the folder of a comparison, return the run folders of the alternatives that were started, in order.
+    """
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
@@ -139,7 +142,7 @@ def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
 
 
 def _front(drawn: Sequence[Panel], rows: Sequence[ReportLine]) -> str:
-    """Return the charts of final points and the legend of all charts."""
+    """Return the charts of final accuracy or loss against bytes, and the legend of all charts."""
     names = {entry.style: entry.name for entry in rows}
     items = "".join(
         f'<li class="{svg.classes(style)}">{svg.swatch(style)}<span>{_breakable(name)}</span></li>'
@@ -168,7 +171,7 @@ def _curves(panel: Panel, all_panels: Sequence[Panel]) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. `css_class`: `n` (number), `name` or `note`; `icon`: HTML in front of the text."""
+    """A cell of a table. `css_class` is `n` (number), `name` or `note`, and `icon` is HTML in front of the text."""
 
     text: str
     css_class: str = ""
@@ -232,7 +235,7 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _own_metrics(run: Run) -> Mapping[str, float | None]:
-    """Return the task's own metrics, as measured last."""
+    """Return the last measured values of the task's own metrics."""
     return next((record.metrics for record in reversed(run.records) if record.metrics), {})
 
 
@@ -271,12 +274,12 @@ def _hours(group: Group) -> str:
 
 
 def _simulated(run: Run) -> float | None:
-    """Return the simulated hours of the whole run; None without a network."""
+    """Return the simulated hours of the whole run; None without a simulated network."""
     return next((r.simulated_hours for r in reversed(run.records)), None)
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return a table of the options that differ, and a table of the other options and the choices for the machine."""
+    """Return a table of the options that differ, and a table of the other options and of the values chosen for the machine."""
     options = [group.runs[0].options for group in groups]
     names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
     values = {name: [_shown(each.get(name)) for each in options] for name in names}
@@ -338,7 +341,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _runs(groups: Sequence[Group]) -> Iterator[tuple[Cell, Run]]:
-    """Yield each run with the cell of its name."""
+    """Yield each run with the table cell that shows its name."""
     for group in groups:
         for run in group.runs:
             seed = f", seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else ""

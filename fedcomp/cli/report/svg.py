@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A point whose text is shown while the pointer is on it. `data`: HTML attributes with the exact numbers."""
+    """A point whose text is shown while the pointer is on it. `data` holds HTML attributes with the exact numbers."""
 
     x: float
     y: float
@@ -106,7 +106,7 @@ class Point:
 class Series:
     """One data series of a chart: points and a line of the same style.
 
-    `band`: (x, lowest, highest) of the range, drawn as a whisker if there is one x. `ring`: draw circles around the points.
+    `band` holds the range as (x, lowest, highest), drawn as a whisker if there is only one x. `ring`: draw circles around the points.
     """
 
     name: str
@@ -125,7 +125,7 @@ def dashes(style: int) -> str:
 
 
 def classes(style: int) -> str:
-    """Return the CSS classes of a style: `s` and its number, for highlighting; `c` and the number of its colour."""
+    """Return the CSS classes of a style: `s` and `s0`, `s1`, … for highlighting, `c0`, `c1`, … for the colour."""
     return f"s s{style} c{style % COLOURS}"
 
 

@@ -13,7 +13,7 @@ MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return one or two sentences for each panel, as HTML."""
+    """Return one or two sentences about the lines of each panel (chart), as HTML."""
     sentences = []
     for panel in panels:
         if panel.comparable:
@@ -77,7 +77,7 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _range(entries: Sequence[ReportLine]) -> str:
-    """Return a sentence with the best and the worst line. The lines have different problems, so none can be recommended."""
+    """Return a sentence with the best and the worst line. The lines have different learning problems, so none can be recommended."""
     good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         return "No run is finished yet." + _failures(entries)
