@@ -214,7 +214,7 @@ class PortFigures:
 
 
 class Callback:
-    """Base class of callbacks. The hooks, its methods on_*, do nothing; override those that you need."""
+    """Base class of callbacks. The hooks (methods on_*) do nothing; override those that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """Handle the opening of a deployment's port. `port()` returns the port's current traffic and may be called in any thread."""

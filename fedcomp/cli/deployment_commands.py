@@ -34,7 +34,7 @@ INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
 def _reject_nan(seconds: float | None) -> float | None:
     """Raise BadParameter for NaN, which click's check of the range accepts."""
     if seconds is not None and math.isnan(seconds):
-        raise click.BadParameter("nan is not a number of seconds")
+        raise click.BadParameter("nan is not a number of seconds; give one such as 600")
     return seconds
 
 
@@ -335,7 +335,7 @@ def _target(
 ) -> "Target":
     """Return the server that --server names, or else the server in the enrolment.
 
-    Raises UserError if neither names a server, or if the enrolment has expired.
+    Raises UserError if neither --server nor the enrolment names a server, or if the enrolment has expired.
     """
     from ..deployment.client_process import Target
     from ..keys.connection import address

@@ -260,7 +260,7 @@ def listening(port: int) -> Check:
 def data_folder(folder: Path) -> Iterator[Check]:
     """Check that each built-in task can be loaded with its data in a folder.
 
-    A task whose data is not in the folder is reported as skipped, unless no task can be loaded.
+    A task whose data is not in the folder is skipped. If no task can be loaded, all checks fail.
     """
     from ..tasks import available_tasks, load
 

@@ -128,7 +128,7 @@ def revoke(
     ),
     folder: Path = FOLDER,
 ) -> None:
-    """Revoke the keys of clients or relays. A running server disconnects them."""
+    """Revoke the keys of clients or relays. A running server disconnects these clients and relays."""
     from ..keys import key_folder as keys
 
     holders = list(dict.fromkeys(_holder(id, folder, "revoke", "relay-0") for id in ids))

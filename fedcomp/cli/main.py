@@ -80,10 +80,10 @@ def simulation(
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
-    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. The file overrides the options of a run that --resume
-    continues. If an option of the experiment, such as --uplink or --seed, is given more than once, each combination of values is run as an
-    alternative, and the results are compared. If the alternatives differ in their compression, a run named dense, which compresses nothing,
-    is added.
+    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. The --config file overrides the options of a run that
+    --resume continues. If an option of the experiment, such as --uplink or --seed, is given more than once, each combination of values is
+    run as an alternative, and the results are compared. If the alternatives differ in their compression, a run named dense, which
+    compresses nothing, is added.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)

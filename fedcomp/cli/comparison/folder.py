@@ -89,7 +89,7 @@ class ComparisonFolder:
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def open(self, resolved: Mapping[str, Any]) -> None:
-        """Create the folder, or reopen it, and lock it. Write the options, and the values that the command chose.
+        """Create the folder, or reopen it, and lock it. Write the options, and the values that the command chose, to alternatives.toml.
 
         Without --out, the folder gets a name that no other run has.
         """
