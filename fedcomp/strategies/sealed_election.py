@@ -420,7 +420,7 @@ def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
     known = signed_attempts(state)
     if known and known[-1] == attempt and round <= state.round:
         raise ProtocolError(
-            f"the server asks for round {round}, but since the server's start (attempt) this client has already signed round {state.round}"
+            f"the server asks for round {round}, but this client has already signed round {state.round} since the server's last start"
         )
     if attempt in known[:-1]:
         raise ProtocolError(

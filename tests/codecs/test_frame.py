@@ -133,7 +133,7 @@ def test_a_layout_of_another_size_is_refused(spec):
 def test_a_frame_by_layers_needs_its_own_layout():
     c, x = codec("stc@layer"), vectors(401)["normal"]
     frame = c.encode(x, layout=layout_of(401))
-    with pytest.raises(FrameError, match="needs the layout"):
+    with pytest.raises(FrameError, match="needs a layout"):
         c.decode(frame, numel=401)
     with pytest.raises(FrameError, match="follow the last section"):
         c.decode(frame, numel=401, layout=Layout.flat(401))

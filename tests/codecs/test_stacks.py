@@ -36,7 +36,7 @@ def test_separate_tensors_are_encoded_like_a_stack(spec):
 
 def test_vectors_of_a_stack_must_have_one_size_and_precision():
     for other in (torch.ones(8), torch.ones(7, dtype=torch.float16)):
-        with pytest.raises(ConfigError, match="vectors of one size, precision and device"):
+        with pytest.raises(ConfigError, match="vectors of one size, dtype and device"):
             codec("stc").encode_batch([torch.ones(7), other], [0, 0])
 
 

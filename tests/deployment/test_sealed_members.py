@@ -106,7 +106,7 @@ def test_a_client_signs_no_second_ballot_for_a_slot_after_another_run(server):
         assert (again.kind, again.stage) == (
             "failed",
             "phase",
-        ) and "asks for round 1 of an attempt" in again.reason
+        ) and "has already signed round 1" in again.reason
 
 
 def test_a_returning_client_joins_new_rounds_but_no_abandoned_attempt(server):
@@ -180,7 +180,7 @@ def test_pinned_keys_survive_a_run_with_another_strategy(tmp_path):
     )
     server.restart()
     server.invite("A")
-    assert "asks for round 1 of an attempt" in server.cards().reason
+    assert "has already signed round 1" in server.cards().reason
 
 
 def test_a_client_has_one_id_in_a_run(server):

@@ -189,7 +189,7 @@ def test_an_accuracy_outside_of_0_to_1_ends_the_run(tmp_path):
     )
     with pytest.raises(
         TaskError,
-        match="'mine': accuracy.* on the test data; expected a fraction .* --resume",
+        match="'mine': accuracy.* on the test data; make it return a fraction .* --resume",
     ):
         fedcomp.simulate(counts, out=tmp_path / "run", **SMALL)
 

@@ -107,9 +107,9 @@ def test_slots_with_different_parts_have_different_bytes():
 
 
 def test_a_card_is_valid_only_for_its_voter(cards):
-    with pytest.raises(ProtocolError, match="card of voter 2"):
+    with pytest.raises(ProtocolError, match="of voter 2 for the ballot"):
         card_key(cards[1].data, SLOT, 2, KEYS[2].public_key())
-    with pytest.raises(ProtocolError, match="card of voter 1"):
+    with pytest.raises(ProtocolError, match="of voter 1 for the ballot"):
         card_key(cards[1].data, SLOT, 1, KEYS[2].public_key())
 
 

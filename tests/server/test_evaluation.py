@@ -173,7 +173,7 @@ def test_an_accuracy_may_be_nan_but_not_above_1():
         if math.isnan(value):
             assert math.isnan(made.evaluate(1, weights).accuracy)
         else:
-            with pytest.raises(TaskError, match="got 1.5"):
+            with pytest.raises(TaskError, match="returned 1.5"):
                 made.evaluate(1, weights)
 
 

@@ -143,7 +143,7 @@ def test_line_endings_and_a_byte_order_mark_do_not_change_the_data(folder):
         ),
         (
             lambda path: path / "absent",
-            "is not a folder; give one that contains shakespeare/input.txt",
+            "is not a folder; give a folder that contains shakespeare/input.txt",
         ),
         (lambda path: path, "is empty; give a folder that contains shakespeare/input.txt"),
         (
