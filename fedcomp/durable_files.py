@@ -26,11 +26,13 @@ def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. When the `with` block ends, the temporary file atomically replaces `path`."""
+    """Yield a temporary path. When the `with` block ends, the temporary file atomically replaces `path`.
+
+    The block has to flush the temporary file.
+    """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # left by a process that was killed
     yield temporary
-    flush(temporary)
     os.replace(temporary, path)
     flush(path.parent)
 

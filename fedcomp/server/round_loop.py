@@ -120,7 +120,7 @@ class RoundLoop:
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
-            del exchange, assignments
+            del exchange, assignments  # frees the downloads
         return self.close(round, cohort, phases, rejected, traffic)
 
     # The steps of a round.

@@ -149,6 +149,7 @@ class RunFolder:
         """Write model.safetensors from contiguous tensors on the CPU that do not overlap."""
         with self._writing(), durable_files.replacing(self.path / MODEL) as temporary:
             save_file(tensors, temporary)
+            durable_files.flush(temporary)
 
     def write_summary(self, summary: Summary) -> None:
         with self._writing():
