@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 
@@ -189,7 +189,7 @@ class Summary(EvaluatedRecord):
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
     """Return the fields of a record by name, to be written as JSON. Virtual times and metrics are omitted if the record has none."""
-    values = asdict(record)
+    values = {name: _plain(value) for name, value in vars(record).items()}
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
             values.pop(name, None)
@@ -197,6 +197,15 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
         if not client["metrics"]:
             del client["metrics"]
     return values
+
+
+def _plain(value: Any) -> Any:
+    """Replace dataclasses by dicts of their fields: like `asdict`, but fast for a thousand clients, since plain values are not copied."""
+    if is_dataclass(value):
+        return dict(vars(value))
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

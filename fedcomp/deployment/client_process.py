@@ -132,6 +132,17 @@ class Request:
     answer: Future[Any] = field(default_factory=Future)
 
 
+def _save(clients: Sequence[HostedClient]) -> dict[int, Exception]:
+    """Save the states of clients. Return the errors of the clients that could not be saved, by client id."""
+    errors: dict[int, Exception] = {}
+    for hosted in clients:
+        try:
+            hosted.client.save()
+        except Exception as error:
+            errors[hosted.id] = error
+    return errors
+
+
 class ClientProcess:
     """A process with one or more clients.
 
@@ -210,10 +221,13 @@ class ClientProcess:
                 assigned.append((request, request.message))
         downlink_bytes = [sum(map(len, assignment.frames)) for _, assignment in assigned]
         reports = handle([(request.hosted.client, a) for request, a in assigned])
-        saves = [savers.submit(request.hosted.client.save) for request, _ in assigned]
-        answered = zip(assigned, reports, saves, downlink_bytes, strict=True)
-        for (request, assignment), report, save, down_bytes in answered:
-            if error := save.exception():
+        # Few large tasks, because handing a task to a thread takes longer than a small save.
+        hosted = [request.hosted for request, _ in assigned]
+        shares = [hosted[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(hosted)))]
+        errors = {id: error for failed in savers.map(_save, shares) for id, error in failed.items()}
+        answered = zip(assigned, reports, downlink_bytes, strict=True)
+        for (request, assignment), report, down_bytes in answered:
+            if error := errors.get(request.hosted.id):
                 request.answer.set_exception(error)
                 continue
             if report is not None:
