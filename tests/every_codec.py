@@ -18,6 +18,7 @@ from fedcomp.codecs import Chunked, Codec, LayerWise
 DENSITIES = ("1", "1/10", "1/400")
 MANY = 12  # number of variants above which most are tested with one density only
 MOST = 255 * 2.0**120  # the largest bfloat16
+NEAREST = "qsgd:norm=max,rounding=nearest"
 PRODUCTS = [
     "topk:density=1/10+fp16",
     "randomk:density=1/10,scaled=true+natural",
@@ -36,7 +37,7 @@ def variants(name: str) -> list[str]:
     tried = {
         f.name: DENSITIES if f.name == "density" else typing.get_args(hints[f.name])
         for f in dataclasses.fields(cls)
-        if f.name != "norm"
+        if f.name != "norm" and (name, f.name) != ("qsgd", "rounding")  # not every pair is valid
     }
     tried |= {option: ("false", "true") for option in tried if hints[option] is bool}
     tried |= (
@@ -61,7 +62,7 @@ def variants(name: str) -> list[str]:
     return list({codec(spec): spec for spec in reversed(specs)}.values())[::-1]
 
 
-WHOLE = [text for name in available_codecs() for text in variants(name)] + PRODUCTS
+WHOLE = [text for name in available_codecs() for text in variants(name)] + [NEAREST, *PRODUCTS]
 LAYERED = [f"{name}@layer" for name in (*available_codecs(), PRODUCTS[0])]
 CHUNKED = [f"{name}@chunk=16" for name in (*available_codecs(), *PRODUCTS)]
 CHUNKED += [

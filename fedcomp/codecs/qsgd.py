@@ -7,6 +7,10 @@ Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: communication-efficient SGD via 
 E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec. With
 `damped`, the codec is C/(1 + ω), which contracts with δ = 1/(1 + ω).
 
+With rounding=nearest, the codec is a deterministic uniform quantizer, such as that of LAQ (Sun, Chen, Giannakis, Yang: NeurIPS 2019, eq.
+5–6) with about log₂(2s + 1) bits. It contracts with δ = (4s² − 1)/(4s² + n − 1), since the error of a coordinate is at most |x_i| and at
+most u/2, and the largest |x| is at least s·u.
+
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
 the range of float32. A section has the format `multiples` of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With @chunk, a
 frame has the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
@@ -41,6 +45,8 @@ class QSGD(Codec):
     levels: int = 16  # s: levels between 0 and the norm; more = longer frames, less noise
     damped: bool = False  # divide the result by 1 + ω, for error feedback
     norm: Literal["l2", "max"] = "l2"  # max: u = max|x|/s, less noise for the same levels
+    # nearest: deterministic and biased, for error feedback and `laq`; needs norm=max
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12
     source: ClassVar[str] = "Alistarh et al. 2017"
@@ -51,16 +57,22 @@ class QSGD(Codec):
             raise SpecError(
                 f"levels is {self.levels}; give a number from 1 to {MAX_LEVELS}, such as 16"
             )
+        if self.rounding == "nearest" and (self.norm != "max" or self.damped):
+            raise SpecError(
+                "rounding=nearest needs norm=max and no `damped`; give norm=max,rounding=nearest"
+            )
 
     def omega(self, numel: int) -> float:
-        """Return the variance bound ω of the codec without `damped`."""
+        """Return the variance bound ω of the codec with stochastic rounding and without `damped`."""
         return min(numel / self.levels**2, math.sqrt(numel) / self.levels)
 
     def contraction(self, numel: int) -> float | None:
+        if self.rounding == "nearest":
+            return (4 * self.levels**2 - 1) / (4 * self.levels**2 + max(numel, 1) - 1)
         return 1 / (1 + self.omega(numel)) if self.damped else None
 
     def variance(self, numel: int) -> float | None:
-        return None if self.damped else self.omega(numel)
+        return None if self.damped or self.rounding == "nearest" else self.omega(numel)
 
     def longest_section(self, numel: int) -> int:
         # If the unit is one of the smallest float32 numbers, there can be twice as many levels.
@@ -75,7 +87,12 @@ class QSGD(Codec):
         if norm == 0:
             return np.zeros(x.numel(), np.int8), 0.0
         unit = _unit(norm, self.levels)
-        rounded = rounding.to_multiples(x, unit, min(norm, wire.LARGEST // unit * unit), seed)
+        limit = min(norm, wire.LARGEST // unit * unit)
+        if self.rounding == "nearest":
+            top = int(limit / unit + 0.5)
+            levels = (x.detach() / unit).round_().clamp_(-top, top).cpu().numpy()
+            return levels.astype(np.int8 if top <= 127 else np.int16), unit
+        rounded = rounding.to_multiples(x, unit, limit, seed)
         return rounded, wire.round_down(unit / (1 + self.omega(x.numel()))) if self.damped else unit
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:

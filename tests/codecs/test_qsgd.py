@@ -164,3 +164,29 @@ def test_the_largest_float32_is_a_level(s):
     """A value that is always rounded down would be biased."""
     x = torch.tensor([LARGEST, -LARGEST, 0.0])
     np.testing.assert_allclose(decoded(f"qsgd:levels={s}", x, 1), x.double(), rtol=1e-6)
+
+
+@for_each("s", [1, 7, 127, 1000])
+def test_nearest_rounding_is_the_uniform_quantizer_and_contracts(s):
+    spec = f"qsgd:levels={s},norm=max,rounding=nearest"
+    for kind in ("normal", "huge", "denormal", "constant", "one spike", "spike over noise"):
+        for numel in (1, 2, 40, 1001):
+            x = normal(numel) if kind == "normal" else vectors(numel)[kind]
+            v, y = x.double().numpy(), decoded(spec, x, 0)
+            unit = _unit(np.abs(v).max(), s)
+            assert (np.abs(y - v) <= unit / 2 * (1 + 1e-5)).all()
+            left = (1 - codec(spec).contraction(numel)) * np.square(v).sum()
+            assert np.square(y - v).sum() <= left * (1 + 1e-5)
+            assert (y == decoded(spec, x, 1)).all()
+
+
+def test_levels_of_nearest_rounding_by_hand():
+    x = torch.tensor([7.0, -3.4, 0.6, -0.4, 0.0])
+    y = decoded("qsgd:levels=7,norm=max,rounding=nearest", x, 0)
+    assert y.tolist() == [7, -3, 1, 0, 0]
+
+
+@for_each("options", ["rounding=nearest", "norm=max,rounding=nearest,damped=true"])
+def test_nearest_rounding_with_options_that_it_excludes_is_refused(options):
+    with pytest.raises(SpecError, match="give norm=max,rounding=nearest"):
+        codec(f"qsgd:{options}")
