@@ -69,7 +69,11 @@ class Memory(ABC):
                 f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
             )
         if self.selects_coordinates:
-            codec = at_full_density(codec, self.name)
+            if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
+                raise MismatchError(
+                    f"{{memory}} {self.name} selects the coordinates itself, and {codec} cannot send a selection; use {{uplink}} topk or stc"
+                )
+            codec = at_density(codec, 1.0)
         self.codec = self._configured_codec = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # frame of the unsettled proposal
@@ -440,22 +444,6 @@ def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)
     at = update.positions
-    if vector.is_cpu:  # numpy is faster for a small number of positions
-        finite = kernels.all_finite(vector.numpy() if at is None else vector.numpy()[at])
-    else:
-        touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
-        (finite,) = kernels.are_finite([touched])
-    if not finite:
+    touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
+    if kernels.are_finite([touched]) != [True]:
         vector.nan_to_num_()
-
-
-def at_full_density(codec: Codec, name: str) -> Codec:
-    """Return the codec at density 1, for the memory `name`, which selects coordinates itself.
-
-    Raises MismatchError for a codec that cannot send the coordinates that the memory selects.
-    """
-    if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
-        raise MismatchError(
-            f"{{memory}} {name} selects the coordinates itself, and {codec} cannot send a selection; use {{uplink}} topk or stc"
-        )
-    return at_density(codec, 1.0)
