@@ -71,7 +71,8 @@ class Memory(ABC):
         if self.selects_coordinates:
             if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
                 raise MismatchError(
-                    f"{{memory}} {self.name} selects the coordinates itself, and {codec} cannot send a selection; use {{uplink}} topk or stc"
+                    f"{{memory}} {self.name} selects the coordinates itself, and {codec} cannot send a selection; "
+                    "use {uplink} topk or stc"
                 )
             codec = at_density(codec, 1.0)
         self.codec = self._configured_codec = codec
@@ -118,7 +119,15 @@ class Memory(ABC):
         if not memories:
             return []
         for memory, row in zip(memories, x, strict=True):
-            memory._check_ready(row)
+            if isinstance(row, Tensor) and row.shape != (memory.numel,):
+                raise ConfigError(
+                    f"the update has the shape {list(row.shape)}, but the memory needs {memory.numel} elements; "
+                    "give an update of this model"
+                )
+            if memory.pending is not None:
+                raise ConfigError(
+                    "a proposal is pending; call commit() or rollback() before the next propose()"
+                )
         for row in x[:1] if isinstance(x, Tensor) else x:
             check_vector(row)
         rows = x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
@@ -265,16 +274,6 @@ class Memory(ABC):
     def _open(memories: Sequence["Memory"], frames: Sequence[bytes]) -> list[Update]:
         first = memories[0]
         return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
-
-    def _check_ready(self, x: Tensor) -> None:
-        if isinstance(x, Tensor) and x.shape != (self.numel,):
-            raise ConfigError(
-                f"the update has the shape {list(x.shape)}, but the memory needs {self.numel} elements; give an update of this model"
-            )
-        if self.pending is not None:
-            raise ConfigError(
-                "a proposal is pending; call commit() or rollback() before the next propose()"
-            )
 
     def _settle(self) -> bytes:
         if self.pending is None:

@@ -55,9 +55,8 @@ class Slot:
     """The identity of one ballot. Signatures and keys are bound to their slot, so they are invalid in every other slot."""
 
     run: str
-    attempt: (
-        str  # a random name, drawn when a server starts, so that a repeated round has other keys
-    )
+    # A random name, drawn when a server starts, so that a repeated round has other keys
+    attempt: str
     round: int
     sender: int
     terms: str = ""  # a digest of the model from which all participants start, and of the options

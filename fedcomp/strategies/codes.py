@@ -40,6 +40,8 @@ import torch
 from torch import Tensor
 
 from .. import kernels, seeds
+from ..codecs import Update
+from ..codecs.update import Bits
 from ..errors import ConfigError, ProtocolError, SpecError, nearest
 from ..kernels import votes
 from .base import DataPartition
@@ -254,6 +256,11 @@ def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
 def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
     """Return the ballot (packed signs) of a partition's update [numel]. Zeros and NaN get random signs, keyed by the partition."""
     return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
+
+
+def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
+    """Return the packed signs of an update [numel]. Zeros get random signs, keyed by `zeros`; without a key they count as positive."""
+    return update.raw if isinstance(update, Bits) else kernels.bits.signs(update.dense(), zeros)
 
 
 def vote_on_ballots(

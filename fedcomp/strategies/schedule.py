@@ -42,13 +42,17 @@ class Schedule:
             "--density-warmup": config.density_warmup,
             "--budget": self.budget,
         }
-        density_options = [option for option, value in options.items() if value]
-        if self.budget and len(density_options) > 1:
-            raise ConfigError(
-                f"{density_options[0]} and --budget both set the density; give one of them"
-            )
-        if density_options:
-            _check_density(codec, density_options[0])
+        given = [option for option, value in options.items() if value]
+        if self.budget and len(given) > 1:
+            raise ConfigError(f"{given[0]} and --budget both set the density; give one of them")
+        if given:
+            try:
+                at_density(codec, FIRST_DENSITY)
+            except ConfigError:
+                raise ConfigError(
+                    f"{given[0]} changes the density of the uplink, but {codec} has no density; leave {given[0]} out, "
+                    "or use --uplink stc"
+                ) from None
         if self.budget:
             self._min_frame_bytes()
         every = schedules.of_options(config, horizon)
@@ -89,13 +93,6 @@ class Schedule:
     def count(self, name: str, round: int) -> int:
         """Return the scheduled value of `name`, "local_steps" or "batch_size", in a round; 0 without a schedule."""
         return int(self.local[name].at(round)) if name in self.local else 0
-
-    def densities(self, rounds: int) -> set[float]:
-        """Return densities that a density schedule reaches within `rounds`, including smallest and largest.
-
-        Without a schedule, the set is empty.
-        """
-        return set() if self.density is None else self.density.values(rounds)
 
     def _density(self, round: int) -> float:
         """Return the density of a round; 0 means the codec's density."""
@@ -165,14 +162,3 @@ class Schedule:
                 f"--budget needs a codec whose frames have a largest size, but frames of {self.codec} have none; use --uplink stc"
             )
         return longest
-
-
-def _check_density(codec: Codec, option: str) -> None:
-    """Raise ConfigError if the codec has no density that `option` could change."""
-    try:
-        at_density(codec, FIRST_DENSITY)
-    except ConfigError:
-        raise ConfigError(
-            f"{option} changes the density of the uplink, but {codec} has no density; leave {option} out, "
-            "or use --uplink stc"
-        ) from None

@@ -73,9 +73,8 @@ NO_CARD = bytes(CARD)  # in place of the card for a sender whose key the voter d
 MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts of a run, bytes of an attempt
 COUNT = struct.Struct("<H")  # number of complaints, at the start of a vote
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private key of the voter's card
-PROOF = struct.Struct(
-    f"<q{CARD}s{KEY}s"
-)  # voter, its card, and the card's private key; the ballot follows
+# Voter, its card, and the card's private key; the ballot follows
+PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
 ROUND = struct.Struct("<q")  # round, at the start of the record of a run (`pack_signed`)
 NO_COMPLAINTS = COUNT.pack(0)
 
@@ -231,8 +230,20 @@ class SealedElectionClient(ClientAlgorithm):
                 "the server makes this client train with another model or other options than it announces to all clients, "
                 "which could reveal ballots"
             )
-        if state is not None:
-            _check_attempt(state, attempt_of(announced), a.round)
+        attempt, known = attempt_of(announced), signed_attempts(state)
+        if state and known and known[-1] == attempt and a.round <= state.round:
+            raise ProtocolError(
+                f"the server asks for round {a.round}, but this client has already signed round {state.round} since the server's last start"
+            )
+        if attempt in known[:-1]:
+            raise ProtocolError(
+                "the server repeats the name of an earlier attempt of this run; each start of the server needs a new name"
+            )
+        if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
+            raise ProtocolError(
+                f"this is attempt {len(known) + 1} of the run (server start), but at most {MAX_ATTEMPTS} are allowed; "
+                "give the run a new name"
+            )
         return True
 
     def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
@@ -413,23 +424,6 @@ def pack_signed(state: RoundState | None) -> bytes:
 def unpack_signed(record: bytes) -> RoundState:
     """Return a client's round state when it returns to a run. The state holds only the round and the attempts of the record."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
-
-
-def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
-    """Raise ProtocolError if the client may not start this round of an attempt, given the state of its previous round."""
-    known = signed_attempts(state)
-    if known and known[-1] == attempt and round <= state.round:
-        raise ProtocolError(
-            f"the server asks for round {round}, but this client has already signed round {state.round} since the server's last start"
-        )
-    if attempt in known[:-1]:
-        raise ProtocolError(
-            "the server repeats the name of an earlier attempt of this run; each start of the server needs a new name"
-        )
-    if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
-        raise ProtocolError(
-            f"this is attempt {len(known) + 1} of the run (server start), but at most {MAX_ATTEMPTS} are allowed; give the run a new name"
-        )
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
