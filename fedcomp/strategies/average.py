@@ -13,7 +13,7 @@ memory, the client would send it again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -103,6 +103,13 @@ class Average(RoundStrategy):
             if a.update is not None
         ]
 
+    def weighted_mean(self, accepted: Sequence[AcceptedUpdate], numel: int) -> Tensor:
+        """Return the weighted mean of the updates, float32 [numel]."""
+        mean = torch.zeros(numel, dtype=torch.float32)
+        for update, weight in self.weighted_updates(accepted):
+            update.add_to(mean, weight)
+        return mean
+
     def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
         """Return the weight of each accepted client, not normalized."""
         by_examples = self.config.weights == "examples"
@@ -128,7 +135,7 @@ def _sum_squares(update: Update) -> float:
     if isinstance(update, Sections):
         return math.fsum(_sum_squares(part) for _, part in update.parts)
     if isinstance(update, Sparse):
-        blocks = [update.values]
+        blocks: Iterable[np.ndarray] = [update.values]
     else:
         starts = range(0, update.numel, BLOCK)
         blocks = (update.block(start, min(start + BLOCK, update.numel)) for start in starts)

@@ -424,7 +424,7 @@ class RoundStrategy(ABC):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return defaults for unset options of a run, by field of `fedcomp.config.RunConfig`."""
+        """Return defaults for unset options of a run, by field of `fedcomp.config.RunConfig`. `required_memory` is a default already."""
         return {}
 
     @abstractmethod
@@ -441,7 +441,7 @@ class RoundStrategy(ABC):
 
     def phases(self, round: int) -> Iterable[Phase]:
         """Return the exchanges of a round, in order. Only clients accepted in one phase take part in the next."""
-        return (Phase(),)
+        return [Phase(name) for name in self.client_algorithm.phases]
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         """Return the announcements to a client at the start of a phase, by name. Announced bytes are counted as traffic.

@@ -168,11 +168,10 @@ class BallotElectionClient(ClientAlgorithm):
 
     def later_update(self, memory: Memory, values: Values, seed: int, context: Context) -> Tensor:
         announced, row = context.announced, announced_row(context.announced)
-        frames = {client: announced.get(str(client)) for client in row.senders}
         ballots = {
-            client: signs_of(memory.codec.open(frame, memory.numel, memory.layout))
-            for client, frame in frames.items()
-            if frame is not None
+            client: signs_of(memory.codec.open(announced[str(client)], memory.numel, memory.layout))
+            for client in row.senders
+            if str(client) in announced
         }
         return vote_on_ballots(row, ballots, memory.numel, seed, context.round)
 

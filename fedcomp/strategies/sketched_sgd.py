@@ -17,7 +17,7 @@ Unlike in the paper, the counted bytes include positions: those of the candidate
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,14 +88,7 @@ class SketchedSGD(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {
-            "uplink": Sketch.name,
-            "memory": Sketched.name,
-            "downlink": str(TopK(options.density)),
-        }
-
-    def phases(self, round: int) -> Iterable[Phase]:
-        return Phase(SKETCH), Phase(VALUES)
+        return {"uplink": Sketch.name, "downlink": str(TopK(options.density))}
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         return {} if phase.name == SKETCH else {CANDIDATES: self._announced}
@@ -114,9 +107,7 @@ class SketchedSGD(Average):
         return NUMBERS.open_batch(frames, self.candidates.size)
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        mean = torch.zeros(self.candidates.size, dtype=torch.float32)
-        for update, weight in self.weighted_updates(updates.phases[VALUES]):
-            update.add_to(mean, weight)
+        mean = self.weighted_mean(updates.phases[VALUES], self.candidates.size)
         selected = kernels.top_k([mean], self.count).positions.numpy()
         into[torch.from_numpy(self.candidates[selected])] = mean[selected]
         dropped = np.setdiff1d(np.arange(mean.numel()), selected, assume_unique=True)
