@@ -211,10 +211,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned. The caller has checked the vectors.
-
-        Subclasses first call `super()._load_state(state)`.
-        """
+        """Restore a state that `_state` returned, with checked vectors. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
     # For subclasses to implement.
@@ -410,10 +407,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint, using `vector` and `value` to read its entries.
-
-        Raises ValueError or TypeError for invalid data.
-        """
+        """Restore the state from a checkpoint; `vector` and `value` read its entries. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:

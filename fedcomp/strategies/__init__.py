@@ -35,7 +35,6 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-
 # Option of a run → function that reads its value and raises SpecError if it is invalid
 SPEC_READERS = {
     "uplink": codec,

@@ -77,12 +77,13 @@ class Average(RoundStrategy):
             for client, examples in updates.examples.items()
             if client not in cohort
         ]
-        n_clients = max(self.config.clients, updates.clients, len(cohort) + len(absent))
-        all_weights = self.client_weights([*accepted, *absent])
-        total = sum(all_weights) * n_clients / len(all_weights)
+        everyone = [*accepted, *absent]
+        all_weights = self.client_weights(everyone)
+        n_clients = max(self.config.clients, updates.clients, len(everyone))
+        total = sum(all_weights) * n_clients / len(everyone)
         fractions = {
             a.client: weight / total
-            for a, weight in zip([*accepted, *absent], all_weights, strict=True)
+            for a, weight in zip(everyone, all_weights, strict=True)
             if not a.fresh
         }
         present = {

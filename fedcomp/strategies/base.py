@@ -88,10 +88,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class DataPartition:
-    """Data of one or more clients, on which several clients train.
-
-    Random draws are keyed by `number`, so that all clients that train on the partition compute the same update.
-    """
+    """Data of one or more clients. Random draws are keyed by `number`, so all clients that train on it compute the same update."""
 
     number: int
     clients: tuple[int, ...]  # logical ids of the clients whose data form the partition
@@ -432,10 +429,7 @@ class RoundStrategy(ABC):
         """Write the combined update of the cohort to `into` [numel], which holds zeros before the call."""
 
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
-        """Return the cohort of a round, a subset of the connected clients.
-
-        `fingerprint`: a digest of the model at the start of the round.
-        """
+        """Return the cohort of a round, a subset of the connected clients. `fingerprint`: a digest of the model before the round."""
         count = cohort_size(self.config.participation, len(clients))
         return draw_cohort(clients, count, self.config.seed, round)
 

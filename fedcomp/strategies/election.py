@@ -81,6 +81,7 @@ from .sealed_election import (
     SealedRound,
     split_vote,
     terms_of,
+    too_few_ballots,
 )
 from .vote import Vote, even_cohort
 
@@ -235,7 +236,6 @@ class Election(Vote):
             self.sealed.ring, self.sealed.options = ServerKeys(run, key_of), options
 
     def _make_code(self, clients: int) -> None:
-        """Make the allocation matrix for cohorts of this size. Raises ConfigError if no matrix fits the options."""
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         self._check_seats(n, clients)
@@ -372,10 +372,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The quorum of the run, raised to the number of answers that a certainly correct result needs.
-
-        Fast Byzantine clients could fill a smaller quorum.
-        """
+        """The quorum of the run, raised if a certainly correct result needs it, since fast Byzantine clients could fill a smaller one."""
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -449,7 +446,9 @@ class Election(Vote):
         """The reason why a sealed round has too few ballots for a vote; "" if it has enough, or has not received them yet."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
-        return self.sealed.too_few({a.client for a in self._results[BALLOTS].accepted})
+        row = next(iter(self.sealed.rows.values()))  # every row contains all senders
+        senders = {a.client for a in self._results[BALLOTS].accepted}
+        return too_few_ballots(row, senders - self.sealed.proofs.keys())
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
         """Return the reason why these votes are too few for a certainly correct result; "" if they suffice."""

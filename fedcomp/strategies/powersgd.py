@@ -64,13 +64,12 @@ class PowerSGD(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.factor_layout = FactorLayout(self.layout, self.options.rank)
-        if not self.factor_layout.matrices:
+        self.factor_layout = factors = FactorLayout(self.layout, self.options.rank)
+        if not factors.matrices:
             raise ConfigError(
                 f"--strategy {self.name}: no tensor of the model is larger than its factors of rank {self.options.rank}; "
                 f"give --strategy {self.name} a lower rank, or --strategy average"
             )
-        factors = self.factor_layout
         self.left_numel = total_numel(factors.left_shapes)
         self.right_numel = total_numel(factors.right_shapes)
         self.second_numel = self.right_numel + total_numel(factors.other_shapes)

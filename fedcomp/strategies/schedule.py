@@ -70,10 +70,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return the settings of each client of a cohort. `bandwidths`: client → bytes/s.
-
-        With a budget in bytes, clients without a bandwidth get the mean.
-        """
+        """Return each client's settings. `bandwidths`: client → bytes/s; with a budget in bytes, clients without one get the mean."""
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -105,10 +102,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return each client's part of `budget_bytes`: the smallest frame, plus a part of the rest in proportion to its bandwidth.
-
-        Raises ConfigError if the budget is too small.
-        """
+        """Return each client's bytes: the smallest frame, plus a part of the rest of `budget_bytes` in proportion to its bandwidth."""
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:

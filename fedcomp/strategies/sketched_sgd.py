@@ -95,7 +95,12 @@ class SketchedSGD(Average):
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         if result.phase == SKETCH and result.accepted:
-            self.candidates = self._largest(result.accepted)
+            mean = torch.zeros(self.layout.numel, dtype=torch.float32)
+            weighted = self.weighted_updates(result.accepted)
+            updates = [update for update, _ in weighted]
+            # Weights are halved so that the sum cannot overflow.
+            add_all(updates, [weight / 2 for _, weight in weighted], mean)
+            self.candidates = kernels.top_k([mean], self.max_candidates).positions.numpy()
             self._announced = _marks(self.candidates, self.layout.numel)
         return {}
 
@@ -116,14 +121,6 @@ class SketchedSGD(Average):
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         return self._returned if accepted.update is not None else b""
-
-    def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
-        """Return the candidates: the positions of the largest estimates of the weighted mean."""
-        mean = torch.zeros(self.layout.numel, dtype=torch.float32)
-        weighted = self.weighted_updates(accepted)
-        # Weights are halved so that the sum cannot overflow.
-        add_all([update for update, _ in weighted], [weight / 2 for _, weight in weighted], mean)
-        return kernels.top_k([mean], self.max_candidates).positions.numpy()
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:
