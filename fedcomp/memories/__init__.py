@@ -19,7 +19,6 @@ __all__ = [
     "Counterpart",
     "Memory",
     "available_memories",
-    "counterpart",
     "default_uplink",
     "memory",
     "with_memories",
@@ -65,8 +64,8 @@ def with_memories(options: T, numel: int) -> T:
 
 
 def _suited(codec: Codec, numel: int) -> str:
-    leaves_nothing_out = codec.unscoped.lossless
-    return "none" if leaves_nothing_out or codec.contraction(numel) is None else "residual"
+    needs_none = codec.unscoped.lossless or codec.contraction(numel) is None
+    return "none" if needs_none else "residual"
 
 
 @functools.lru_cache(64)
@@ -79,11 +78,3 @@ def _parsed(text: str) -> tuple[type[Memory], Any]:
 def default_uplink(text: str) -> str:
     """Return the default of --uplink with this memory, "" if the memory has no default of its own. Raises SpecError."""
     return "" if text == AUTO else _parsed(text)[0].default_uplink
-
-
-def counterpart(
-    text: str, codec: Codec, numel: int, layout: Layout | None = None
-) -> Counterpart | None:
-    """Return the server's side of a memory, or None if the memory has no state on the server. Raises the same errors as `memory`."""
-    configured = memory(text, codec, numel, layout)
-    return configured.counterpart and configured.counterpart(configured)

@@ -69,7 +69,12 @@ class Memory(ABC):
                 f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
             )
         if self.selects_coordinates:
-            codec = at_full_density(codec, self.name)
+            if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
+                raise MismatchError(
+                    f"{{memory}} {self.name} selects the coordinates itself, and {codec} cannot send a selection; "
+                    "use {uplink} topk or stc"
+                )
+            codec = at_density(codec, 1.0)
         self.codec = self._configured_codec = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # frame of the unsettled proposal
@@ -114,7 +119,15 @@ class Memory(ABC):
         if not memories:
             return []
         for memory, row in zip(memories, x, strict=True):
-            memory._check_ready(row)
+            if isinstance(row, Tensor) and row.shape != (memory.numel,):
+                raise ConfigError(
+                    f"the update has the shape {list(row.shape)}, but the memory needs {memory.numel} elements; "
+                    "give an update of this model"
+                )
+            if memory.pending is not None:
+                raise ConfigError(
+                    "a proposal is pending; call commit() or rollback() before the next propose()"
+                )
         for row in x[:1] if isinstance(x, Tensor) else x:
             check_vector(row)
         rows = x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
@@ -198,10 +211,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned. The caller has checked the vectors.
-
-        Subclasses first call `super()._load_state(state)`.
-        """
+        """Restore a state that `_state` returned, with checked vectors. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
     # For subclasses to implement.
@@ -261,16 +271,6 @@ class Memory(ABC):
     def _open(memories: Sequence["Memory"], frames: Sequence[bytes]) -> list[Update]:
         first = memories[0]
         return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
-
-    def _check_ready(self, x: Tensor) -> None:
-        if isinstance(x, Tensor) and x.shape != (self.numel,):
-            raise ConfigError(
-                f"the update has the shape {list(x.shape)}, but the memory needs {self.numel} elements; give an update of this model"
-            )
-        if self.pending is not None:
-            raise ConfigError(
-                "a proposal is pending; call commit() or rollback() before the next propose()"
-            )
 
     def _settle(self) -> bytes:
         if self.pending is None:
@@ -407,10 +407,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint, using `vector` and `value` to read its entries.
-
-        Raises ValueError or TypeError for invalid data.
-        """
+        """Restore the state from a checkpoint; `vector` and `value` read its entries. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -440,22 +437,6 @@ def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)
     at = update.positions
-    if vector.is_cpu:  # numpy is faster for a small number of positions
-        finite = kernels.all_finite(vector.numpy() if at is None else vector.numpy()[at])
-    else:
-        touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
-        (finite,) = kernels.are_finite([touched])
-    if not finite:
+    touched = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
+    if kernels.are_finite([touched]) != [True]:
         vector.nan_to_num_()
-
-
-def at_full_density(codec: Codec, name: str) -> Codec:
-    """Return the codec at density 1, for the memory `name`, which selects coordinates itself.
-
-    Raises MismatchError for a codec that cannot send the coordinates that the memory selects.
-    """
-    if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
-        raise MismatchError(
-            f"{{memory}} {name} selects the coordinates itself, and {codec} cannot send a selection; use {{uplink}} topk or stc"
-        )
-    return at_density(codec, 1.0)

@@ -75,16 +75,12 @@ class DGC(VectorMemory):
         )
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
-        u = (vectors["velocity"] * self.options.momentum).add_(self._clipped(x))
+        o = self.options
+        if o.clip and (norm := norm2(x)):
+            x = x * min(1.0, o.clip / math.sqrt(o.nodes) / norm)
+        u = (vectors["velocity"] * o.momentum).add_(x)
         v = vectors["residual"] + u
         return {"velocity": u, "residual": v}, v
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         mask((self.velocity, self.residual), update.positions, dropped)
-
-    def _clipped(self, x: Tensor) -> Tensor:
-        if not self.options.clip:
-            return x
-        limit = self.options.clip / math.sqrt(self.options.nodes)
-        norm = norm2(x)
-        return x * min(1.0, limit / norm) if norm else x

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..codecs import Codec, Context
+from ..codecs import Context
 from ..errors import MismatchError
 from .base import Updated, VectorMemory, Vectors
 
@@ -42,7 +42,9 @@ class ECQ(VectorMemory):
 
     def _check_codec(self) -> None:
         alpha, beta = self.options.alpha, self.options.beta
-        gamma = error_factor(self.codec, self.numel)
+        contraction = self.codec.contraction(self.numel)
+        variance = self.codec.variance(self.numel)
+        gamma = variance if contraction is None else 1 - contraction
         if gamma is None:
             raise MismatchError(
                 f"{{memory}} ecq needs a codec with a bounded error, and the error of {self.codec} has no bound; use {{uplink}} stc"
@@ -55,7 +57,7 @@ class ECQ(VectorMemory):
                 f"{{memory}} {given} diverges with {self.codec}: α²γ + (β − α)² is {growth:.3g} and must be below 1; "
                 f"use {{memory}} ecq:alpha={pair:g},beta={pair:g}"
             )
-        if gamma > 0 and abs(beta) > 1 and self.codec.variance(self.numel) is None:
+        if gamma > 0 and abs(beta) > 1 and variance is None:
             raise MismatchError(
                 f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: unsent coordinates grow by the factor beta "
                 "in every round; give a beta of at most 1"
@@ -64,9 +66,3 @@ class ECQ(VectorMemory):
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         h = vectors["residual"]
         return {"residual": (h * self.options.beta).add_(x)}, (h * self.options.alpha).add_(x)
-
-
-def error_factor(codec: Codec, numel: int) -> float | None:
-    """Return γ with E ‖x − C(x)‖² ≤ γ‖x‖² for every x [numel]; None if there is no such bound."""
-    contraction = codec.contraction(numel)
-    return codec.variance(numel) if contraction is None else 1 - contraction

@@ -51,10 +51,7 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """The server's estimate q of every client's update, and the norms of the last model steps.
-
-    Clients with an estimate count in every round.
-    """
+    """The server's estimates q of the clients' updates, which count in every round, and the norms of the last model steps."""
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True

@@ -48,10 +48,13 @@ class ShiftMemory(Memory):
     def _propose(
         cls, memories: Sequence["ShiftMemory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        differences = [
-            memory._difference(row.to(torch.float32), context.rate)
-            for memory, row in zip(memories, x, strict=True)
-        ]
+        differences = []
+        for memory, row in zip(memories, x, strict=True):
+            row = row.to(torch.float32)
+            if memory.shift is not None:
+                memory.shift = memory.shift.to(row.device)
+                row = torch.sub(row, memory.shift, alpha=context.rate)
+            differences.append(row)
         proposals: list[bytes | None | NonFiniteError] = []
         frames = cls._encode(memories, differences, seeds, context)
         for memory, difference, frame in zip(memories, differences, frames, strict=True):
@@ -60,13 +63,6 @@ class ShiftMemory(Memory):
                 frame = memory._filter(difference, frame, context)
             proposals.append(frame)
         return proposals
-
-    def _difference(self, x: Tensor, rate: float) -> Tensor:
-        """Return x − rate·shift, with the shift moved to the device of x."""
-        if self.shift is None:
-            return x
-        self.shift = self.shift.to(x.device)
-        return torch.sub(x, self.shift, alpha=rate)
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
         """Return the frame to send, or None to skip the round. `difference`: x − rate·shift; do not modify it."""
@@ -148,7 +144,9 @@ class ShiftCounterpart(Counterpart):
     ) -> None:
         for client, update, fresh in accepted:
             if fresh:
-                self.forget(client)
+                self.shifts.pop(client, None)
+                self.clients.discard(client)
+                self.changed.discard(client)
             if update is not None:
                 if self.shift_of(client) is None:
                     self.shifts[client] = torch.zeros(self.numel, dtype=torch.float32)
@@ -156,12 +154,6 @@ class ShiftCounterpart(Counterpart):
                 add_saturating(self.shifts[client], update, self.step / rate)
                 self.clients.add(client)
                 self.changed.add(client)
-
-    def forget(self, client: int) -> None:
-        """Delete the shift of a client."""
-        self.shifts.pop(client, None)
-        self.clients.discard(client)
-        self.changed.discard(client)
 
     def take_changes(self) -> Changes:
         vectors = {str(client): self.shifts[client] for client in sorted(self.changed)}

@@ -109,5 +109,4 @@ class Sketched(VectorMemory):
         self.candidates = b""
 
     def _values(self, at: np.ndarray) -> Tensor:
-        """Return the values of the residual v at the positions `at`, on the CPU."""
         return self.residual[torch.from_numpy(at).to(self.residual.device)].cpu()

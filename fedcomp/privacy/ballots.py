@@ -55,9 +55,8 @@ class Slot:
     """The identity of one ballot. Signatures and keys are bound to their slot, so they are invalid in every other slot."""
 
     run: str
-    attempt: (
-        str  # a random name, drawn when a server starts, so that a repeated round has other keys
-    )
+    # A random name, drawn when a server starts, so that a repeated round has other keys
+    attempt: str
     round: int
     sender: int
     terms: str = ""  # a digest of the model from which all participants start, and of the options
@@ -239,10 +238,7 @@ def signed_text(slot: Slot, commitment: bytes, point: bytes, wraps: bytes, conte
 def _wrapping(
     slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
 ) -> bytes:
-    """Return the key that encrypts the ballot's key K for a voter.
-
-    Each side derives this key from its own private key and the other side's public key.
-    """
+    """Return the key that encrypts the ballot's key K for a voter, from the private key of one side and the public key of the other."""
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:

@@ -35,13 +35,13 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-
+# Option of a run → function that reads its value and raises SpecError if it is invalid
 SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
     "downlink_memory": default_uplink,
     "server_optimizer": optimizer,
-}  # option of a run → function that reads its value and raises SpecError if it is invalid
+}
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
@@ -73,13 +73,14 @@ def resolved(config: RunConfig) -> RunConfig:
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)
     stored = read_run(config.out) if config.resume and config.out else {}
-    own: dict[str, Any] = {
-        name: stored.get(name, value) if getattr(config, name) == AUTO else value
-        for name, value in (
-            {"memory": AUTO, "downlink_memory": AUTO, **cls.defaults(options)}
-        ).items()
-        if isinstance(getattr(config, name), StrategyDefault) or getattr(config, name) == AUTO
-    }
+    memories = {"memory": cls.required_memory or AUTO, "downlink_memory": AUTO}
+    own: dict[str, Any] = {}
+    for name, default in (memories | dict(cls.defaults(options))).items():
+        given = getattr(config, name)
+        if given == AUTO:
+            own[name] = stored.get(name, default)
+        elif isinstance(given, StrategyDefault):
+            own[name] = default
     chosen = dataclasses.replace(config, **own)
     with spec.error_context(flag="--memory"):
         suited = default_uplink(chosen.memory)

@@ -13,7 +13,7 @@ memory, the client would send it again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -36,8 +36,12 @@ class Average(RoundStrategy):
     supports_clipping: ClassVar[bool] = True
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        accepted = updates.accepted
-        weights, factors = self.client_weights(accepted), self._clip_factors(accepted)
+        accepted, bound = updates.accepted, self.config.clip_update
+        weights = self.client_weights(accepted)
+        factors = [
+            clip_factor(a.update, bound) if bound and a.update is not None else 1.0
+            for a in accepted
+        ]
         sent = [
             (a.update, weight * (factor * self.discount(a)))
             for a, weight, factor in zip(accepted, weights, factors, strict=True)
@@ -50,7 +54,7 @@ class Average(RoundStrategy):
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
-        if counterpart is not None and not self.config.clip_update:
+        if counterpart is not None and not bound:
             self._correct(counterpart, updates, weights, into)
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
@@ -73,12 +77,13 @@ class Average(RoundStrategy):
             for client, examples in updates.examples.items()
             if client not in cohort
         ]
-        n_clients = max(self.config.clients, updates.clients, len(cohort) + len(absent))
-        all_weights = self.client_weights([*accepted, *absent])
-        total = sum(all_weights) * n_clients / len(all_weights)
+        everyone = [*accepted, *absent]
+        all_weights = self.client_weights(everyone)
+        n_clients = max(self.config.clients, updates.clients, len(everyone))
+        total = sum(all_weights) * n_clients / len(everyone)
         fractions = {
             a.client: weight / total
-            for a, weight in zip([*accepted, *absent], all_weights, strict=True)
+            for a, weight in zip(everyone, all_weights, strict=True)
             if not a.fresh
         }
         present = {
@@ -90,14 +95,6 @@ class Average(RoundStrategy):
         if correction is not None:
             correction.add_to(into)
 
-    def _clip_factors(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
-        """Return the factor 0..1 that clips each update."""
-        bound = self.config.clip_update
-        return [
-            clip_factor(a.update, bound) if bound and a.update is not None else 1.0
-            for a in accepted
-        ]
-
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
         """Return the updates with their normalized weights. Clients without an update also count in the normalization."""
         weights = self.client_weights(accepted)
@@ -106,6 +103,13 @@ class Average(RoundStrategy):
             for a, weight in zip(accepted, weights, strict=True)
             if a.update is not None
         ]
+
+    def weighted_mean(self, accepted: Sequence[AcceptedUpdate], numel: int) -> Tensor:
+        """Return the weighted mean of the updates, float32 [numel]."""
+        mean = torch.zeros(numel, dtype=torch.float32)
+        for update, weight in self.weighted_updates(accepted):
+            update.add_to(mean, weight)
+        return mean
 
     def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
         """Return the weight of each accepted client, not normalized."""
@@ -132,13 +136,8 @@ def _sum_squares(update: Update) -> float:
     if isinstance(update, Sections):
         return math.fsum(_sum_squares(part) for _, part in update.parts)
     if isinstance(update, Sparse):
-        return _array_sum_squares(update.values)
-    starts = range(0, update.numel, BLOCK)
-    return math.fsum(
-        _array_sum_squares(update.block(start, min(start + BLOCK, update.numel)))
-        for start in starts
-    )
-
-
-def _array_sum_squares(values: np.ndarray) -> float:
-    return sum_squares(torch.from_numpy(np.nan_to_num(values)))
+        blocks: Iterable[np.ndarray] = [update.values]
+    else:
+        starts = range(0, update.numel, BLOCK)
+        blocks = (update.block(start, min(start + BLOCK, update.numel)) for start in starts)
+    return math.fsum(sum_squares(torch.from_numpy(np.nan_to_num(block))) for block in blocks)

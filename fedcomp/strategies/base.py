@@ -88,10 +88,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class DataPartition:
-    """Data of one or more clients, on which several clients train.
-
-    Random draws are keyed by `number`, so that all clients that train on the partition compute the same update.
-    """
+    """Data of one or more clients. Random draws are keyed by `number`, so all clients that train on it compute the same update."""
 
     number: int
     clients: tuple[int, ...]  # logical ids of the clients whose data form the partition
@@ -301,9 +298,8 @@ class AcceptedUpdate:
     """A client's report that passed every check."""
 
     client: int
-    update: (
-        Update | None
-    )  # None: nothing was sent, or a relay added it to the update of another client
+    # None: nothing was sent, or a relay added it to the update of another client
+    update: Update | None
     examples: int
     loss: float
     ticket: str  # hash that identifies the proposal (`fedcomp.messages.ticket`)
@@ -358,11 +354,6 @@ def cohort_size(participation: float, clients: int) -> int:
     return min(clients, max(2, math.floor(participation * clients + 0.5)))
 
 
-def sample_cohort(clients: Sequence[int], participation: float, seed: int, round: int) -> list[int]:
-    """Return a cohort of logical ids, drawn without replacement, ascending."""
-    return draw_cohort(clients, cohort_size(participation, len(clients)), seed, round)
-
-
 def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> list[int]:
     """Return `count` logical ids, drawn without replacement, ascending."""
     ordered = clients if isinstance(clients, range) and clients.step > 0 else sorted(clients)
@@ -382,9 +373,8 @@ class RoundStrategy(ABC):
     client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
     min_clients: int = 1  # smallest number of clients with which a round can move the model
     notice: str = ""  # text printed at the start of a run
-    allowed_uplinks: ClassVar[
-        tuple[type[Codec], ...]
-    ] = ()  # codecs that --uplink allows, in any scope; () = all
+    # Codecs that --uplink allows, in any scope; () = all
+    allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
     required_memory: ClassVar[str] = ""  # the only --memory that the strategy works with; "" = any
     supports_weights: ClassVar[bool] = True  # --weights examples is allowed
     # The density of frames cannot change from round to round
@@ -431,7 +421,7 @@ class RoundStrategy(ABC):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return defaults for unset options of a run, by field of `fedcomp.config.RunConfig`."""
+        """Return defaults for unset options of a run, by field of `fedcomp.config.RunConfig`. `required_memory` is a default already."""
         return {}
 
     @abstractmethod
@@ -439,15 +429,13 @@ class RoundStrategy(ABC):
         """Write the combined update of the cohort to `into` [numel], which holds zeros before the call."""
 
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
-        """Return the cohort of a round, a subset of the connected clients.
-
-        `fingerprint`: a digest of the model at the start of the round.
-        """
-        return sample_cohort(clients, self.config.participation, self.config.seed, round)
+        """Return the cohort of a round, a subset of the connected clients. `fingerprint`: a digest of the model before the round."""
+        count = cohort_size(self.config.participation, len(clients))
+        return draw_cohort(clients, count, self.config.seed, round)
 
     def phases(self, round: int) -> Iterable[Phase]:
         """Return the exchanges of a round, in order. Only clients accepted in one phase take part in the next."""
-        return (Phase(),)
+        return [Phase(name) for name in self.client_algorithm.phases]
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         """Return the announcements to a client at the start of a phase, by name. Announced bytes are counted as traffic.
@@ -461,7 +449,7 @@ class RoundStrategy(ABC):
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
-        """Raise FrameError for a frame that this client may not send. Called before `open`."""
+        """Raise FrameError for a frame that this client may not send. Called after `open`."""
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         """Return the clients to exclude at the end of a phase although their updates are valid, with the reasons."""
@@ -574,6 +562,7 @@ class RoundStrategy(ABC):
                 f"{option} has no effect with memory '{self.memory.name}', which selects the coordinates itself; leave it out"
             )
         schedule = Schedule(config, self.uplink, layout)
-        for density in schedule.densities(config.rounds or config.horizon):
-            memory(config.memory, at_density(self.uplink, density), layout.numel, layout)
+        if schedule.density is not None:
+            for density in schedule.density.values(config.rounds or config.horizon):
+                memory(config.memory, at_density(self.uplink, density), layout.numel, layout)
         return schedule

@@ -3,8 +3,7 @@
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
 The data are divided into n partitions. An election has n seats, each held by one or more voters. The allocation matrix G ∈ {0,1}^(n×n)
-assigns partitions to seats. Seat i computes the majority of the signs of the partitions j with G_ij = 1 (local election) and votes for it.
-The result is the majority of all votes (global election).
+assigns partitions to seats: seat i votes for the majority of the signs of the partitions j with G_ij = 1.
 
 The code `deterministic` tolerates b < n/2 Byzantine seats, for odd n. With s = (n−1)/2 − b, row i of G assigns to seat i:
 
@@ -26,8 +25,7 @@ than `uncoded` (benchmarks/codes.py).
 
 The code `uncoded`, G = I, is an ordinary vote.
 
-A voter receives the row of its seat as a `CodeRow`, and votes on the *ballots* of the partitions in this row. The ballot of a partition
-holds the signs of the partition's update, packed as in kernels/votes.py.
+The *ballot* of a partition holds the signs of the partition's update, packed as in kernels/votes.py.
 """
 
 import json
@@ -40,6 +38,8 @@ import torch
 from torch import Tensor
 
 from .. import kernels, seeds
+from ..codecs import Update
+from ..codecs.update import Bits
 from ..errors import ConfigError, ProtocolError, SpecError, nearest
 from ..kernels import votes
 from .base import DataPartition
@@ -156,10 +156,7 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether a round of this many clients can have a certainly correct result if `f` of them are Byzantine.
-
-    If clients < n, empty seats count as absent.
-    """
+    """Return whether `clients` clients, `f` of them Byzantine, can have a certainly correct result. Empty seats count as absent."""
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
@@ -221,10 +218,7 @@ class CodeRow:
 
     @classmethod
     def unpack(cls, data: bytes) -> "CodeRow":
-        """Read a row from the JSON of `pack`.
-
-        Raises ProtocolError for a row without partitions, an empty partition, and a repeated partition or client.
-        """
+        """Read the JSON of `pack`. Raises ProtocolError if a partition or client is repeated, and if the row or a partition is empty."""
         try:
             client, seat, listed = json.loads(data)
             parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
@@ -254,6 +248,11 @@ def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
 def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
     """Return the ballot (packed signs) of a partition's update [numel]. Zeros and NaN get random signs, keyed by the partition."""
     return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
+
+
+def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
+    """Return the packed signs of an update [numel]. Zeros get random signs, keyed by `zeros`; without a key they count as positive."""
+    return update.raw if isinstance(update, Bits) else kernels.bits.signs(update.dense(), zeros)
 
 
 def vote_on_ballots(

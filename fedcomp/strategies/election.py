@@ -38,11 +38,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from .. import kernels, spec
+from .. import spec
 from ..codecs import Codec, Context, Update
 from ..codecs.base import nonfinite_errors
 from ..codecs.sign import Sign
-from ..codecs.update import Bits, Dense
+from ..codecs.update import Dense
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..keys.keyring import DerivedKeys, ServerKeys
 from ..memories import Memory
@@ -69,6 +69,7 @@ from .codes import (
     CodeRow,
     announced_row,
     ballot_of,
+    signs_of,
     vote_of,
     vote_on_ballots,
 )
@@ -80,6 +81,7 @@ from .sealed_election import (
     SealedRound,
     split_vote,
     terms_of,
+    too_few_ballots,
 )
 from .vote import Vote, even_cohort
 
@@ -167,15 +169,12 @@ class BallotElectionClient(ClientAlgorithm):
 
     def later_update(self, memory: Memory, values: Values, seed: int, context: Context) -> Tensor:
         announced, row = context.announced, announced_row(context.announced)
-        sent: dict[int, bytes | np.ndarray] = {}
-        for client in row.senders:
-            if str(client) in announced:
-                update = memory.codec.open(announced[str(client)], memory.numel, memory.layout)
-                if isinstance(update, Bits):
-                    sent[client] = update.raw
-                else:
-                    sent[client] = kernels.bits.signs(update.dense())
-        return vote_on_ballots(row, sent, memory.numel, seed, context.round)
+        ballots = {
+            client: signs_of(memory.codec.open(announced[str(client)], memory.numel, memory.layout))
+            for client in row.senders
+            if str(client) in announced
+        }
+        return vote_on_ballots(row, ballots, memory.numel, seed, context.round)
 
     def encode_one(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
@@ -237,7 +236,6 @@ class Election(Vote):
             self.sealed.ring, self.sealed.options = ServerKeys(run, key_of), options
 
     def _make_code(self, clients: int) -> None:
-        """Make the allocation matrix for cohorts of this size. Raises ConfigError if no matrix fits the options."""
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         self._check_seats(n, clients)
@@ -374,10 +372,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The quorum of the run, raised to the number of answers that a certainly correct result needs.
-
-        Fast Byzantine clients could fill a smaller quorum.
-        """
+        """The quorum of the run, raised if a certainly correct result needs it, since fast Byzantine clients could fill a smaller one."""
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -451,7 +446,9 @@ class Election(Vote):
         """The reason why a sealed round has too few ballots for a vote; "" if it has enough, or has not received them yet."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
-        return self.sealed.too_few({a.client for a in self._results[BALLOTS].accepted})
+        row = next(iter(self.sealed.rows.values()))  # every row contains all senders
+        senders = {a.client for a in self._results[BALLOTS].accepted}
+        return too_few_ballots(row, senders - self.sealed.proofs.keys())
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
         """Return the reason why these votes are too few for a certainly correct result; "" if they suffice."""
@@ -468,17 +465,11 @@ class Election(Vote):
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
         remaining = [a for a in accepted if a.client not in self.convicted]
-        if not remaining and self.seats is not NO_SEATS:
-            failed = f"round {self._round} failed: none of {self._asked} clients has voted"
-            self.warn(failed, kind="failed election")
-        reason = self._refusal(remaining) if remaining else ""
-        return self.convicted | ({a.client: reason for a in remaining} if reason else {})
-
-    def _refusal(self, accepted: Sequence[AcceptedUpdate]) -> str:
-        """Return the reason why these votes do not move the model; "" if they do.
-
-        Warn if the round fails, or if more than f clients are proven Byzantine.
-        """
+        if not remaining:
+            if self.seats is not NO_SEATS:
+                failed = f"round {self._round} failed: none of {self._asked} clients has voted"
+                self.warn(failed, kind="failed election")
+            return self.convicted
         m, f = len(self.proven_byzantine), self.f
         if m > f:
             clients = f"{m} clients were" if m > 1 else "1 client was"
@@ -487,14 +478,16 @@ class Election(Vote):
                 f"is Byzantine; give f={m} or more",
                 kind="more than f",
             )
-        voted = [a for a in accepted if a.update is not None]
-        if reason := self._too_few_ballots or self._too_few_votes(voted):
-            self.warn(
-                f"round {self._round} failed: {reason}; to tolerate more absent clients, take more clients in a round, a larger "
-                "'byzantine' or a smaller 'f'",
-                kind="failed election",
-            )
-        return reason
+        voted = [a for a in remaining if a.update is not None]
+        reason = self._too_few_ballots or self._too_few_votes(voted)
+        if not reason:
+            return self.convicted
+        self.warn(
+            f"round {self._round} failed: {reason}; to tolerate more absent clients, take more clients in a round, a larger "
+            "'byzantine' or a smaller 'f'",
+            kind="failed election",
+        )
+        return self.convicted | {a.client: reason for a in remaining}
 
     def _is_judged(self, client: int) -> bool:
         # Honest votes on few partitions often lose by wide margins, so only votes on most of the partitions are judged, if there are any.

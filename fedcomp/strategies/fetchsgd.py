@@ -113,12 +113,10 @@ class FetchSGD(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        nothing = NoMemory.name
         return {
             "uplink": Sketch.name,
-            "memory": nothing,
             "downlink": str(TopK(options.density)),
-            "downlink_memory": nothing,
+            "downlink_memory": NoMemory.name,
         }
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:

@@ -17,7 +17,7 @@ Unlike in the paper, a server announces Q and P̂, and their bytes are counted f
 contributed to P̂, but rolls back its whole update.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,7 +37,6 @@ from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
 from .base import (
     AcceptedByPhase,
-    AcceptedUpdate,
     Aggregation,
     ClientAlgorithm,
     Phase,
@@ -65,13 +64,12 @@ class PowerSGD(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.factor_layout = FactorLayout(self.layout, self.options.rank)
-        if not self.factor_layout.matrices:
+        self.factor_layout = factors = FactorLayout(self.layout, self.options.rank)
+        if not factors.matrices:
             raise ConfigError(
                 f"--strategy {self.name}: no tensor of the model is larger than its factors of rank {self.options.rank}; "
                 f"give --strategy {self.name} a lower rank, or --strategy average"
             )
-        factors = self.factor_layout
         self.left_numel = total_numel(factors.left_shapes)
         self.right_numel = total_numel(factors.right_shapes)
         self.second_numel = self.right_numel + total_numel(factors.other_shapes)
@@ -90,21 +88,17 @@ class PowerSGD(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {
-            "uplink": f"{Factors.name}:rank={options.rank}",
-            "memory": LowRank.name,
-            "downlink": Identity.name,
-        }
-
-    def phases(self, round: int) -> Iterable[Phase]:
-        return Phase(LEFT), Phase(RIGHT)
+        return {"uplink": f"{Factors.name}:rank={options.rank}", "downlink": Identity.name}
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         return {RIGHT: self.right} if phase.name == LEFT else {LEFT: self.basis}
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         if result.phase == LEFT and result.accepted:
-            self.basis = self._orthonormal(result.accepted)
+            mean = self.weighted_mean(result.accepted, self.left_numel).numpy().tobytes()
+            factors = read_arrays(mean, self.factor_layout.left_shapes)
+            bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
+            self.basis = b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
@@ -112,7 +106,7 @@ class PowerSGD(Average):
         return NUMBERS.open_batch(frames, numel)
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        numbers = self._mean(updates.phases[RIGHT], self.second_numel)
+        numbers = self.weighted_mean(updates.phases[RIGHT], self.second_numel).numpy()
         self.factor_layout.update(self.basis, numbers).add_to(into)
         self._next = numbers[: self.right_numel].tobytes()
         return Aggregation()
@@ -130,17 +124,3 @@ class PowerSGD(Average):
             read_arrays(self.right, self.factor_layout.right_shapes)
         except FrameError as error:
             raise ValueError(str(error)) from error
-
-    def _orthonormal(self, accepted: Sequence[AcceptedUpdate]) -> bytes:
-        """Return P̂ of every matrix: an orthonormal basis of the mean of the clients' Pᵢ."""
-        mean = self._mean(accepted, self.left_numel).tobytes()
-        factors = read_arrays(mean, self.factor_layout.left_shapes)
-        bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
-        return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
-
-    def _mean(self, accepted: Sequence[AcceptedUpdate], numbers: int) -> np.ndarray:
-        """Return the weighted mean of the accepted updates of a phase, float32 [numbers]."""
-        total = torch.zeros(numbers, dtype=torch.float32)
-        for update, weight in self.weighted_updates(accepted):
-            update.add_to(total, weight)
-        return total.numpy()

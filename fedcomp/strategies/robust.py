@@ -71,8 +71,18 @@ class Robust(RoundStrategy):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._proven: frozenset[int] = frozenset()  # clients proven to be Byzantine in this round
-        if self.cohort_size:
-            self._check_cohort(self.cohort_size)
+        if not (clients := self.cohort_size):
+            return
+        if clients < self.min_cohort:
+            raise ConfigError(
+                f"--strategy {self.name} needs {self._needed()}, but a cohort has {clients}; "
+                "give a larger --participation, more --clients, or a smaller f"
+            )
+        if (quorum := quorum_size(self.config.quorum, clients)) < self.min_cohort:
+            raise ConfigError(
+                f"--strategy {self.name} needs {self._needed()}, but with --quorum {self.config.quorum:g} a round ends "
+                f"after {quorum} answers; give a larger --quorum, or a smaller f"
+            )
 
     @property
     def f(self) -> int:
@@ -88,19 +98,6 @@ class Robust(RoundStrategy):
         """Smallest number of clients in a round whose updates form enough vectors for the rule, after bucketing."""
         vectors = max(self.min_vectors(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
-
-    def _check_cohort(self, clients: int) -> None:
-        """Raise ConfigError if rounds of this many clients are too small to ever move the model."""
-        if clients < self.min_cohort:
-            raise ConfigError(
-                f"--strategy {self.name} needs {self._needed()}, but a cohort has {clients}; "
-                "give a larger --participation, more --clients, or a smaller f"
-            )
-        if (quorum := quorum_size(self.config.quorum, clients)) < self.min_cohort:
-            raise ConfigError(
-                f"--strategy {self.name} needs {self._needed()}, but with --quorum {self.config.quorum:g} a round ends "
-                f"after {quorum} answers; give a larger --quorum, or a smaller f"
-            )
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         self._proven = result.proven_byzantine
@@ -155,10 +152,7 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances.
-
-    A rule by distance reads the vectors twice.
-    """
+    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances. It reads the vectors twice."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:

@@ -97,8 +97,7 @@ class Scaffold(Average):
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
         """Return default codecs with scope @layer, so that each tensor of weights or control variates has its own selection and scale."""
-        links = {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
-        return links | {"memory": Residual.name}
+        return {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)

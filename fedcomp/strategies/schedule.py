@@ -42,13 +42,17 @@ class Schedule:
             "--density-warmup": config.density_warmup,
             "--budget": self.budget,
         }
-        density_options = [option for option, value in options.items() if value]
-        if self.budget and len(density_options) > 1:
-            raise ConfigError(
-                f"{density_options[0]} and --budget both set the density; give one of them"
-            )
-        if density_options:
-            _check_density(codec, density_options[0])
+        given = [option for option, value in options.items() if value]
+        if self.budget and len(given) > 1:
+            raise ConfigError(f"{given[0]} and --budget both set the density; give one of them")
+        if given:
+            try:
+                at_density(codec, FIRST_DENSITY)
+            except ConfigError:
+                raise ConfigError(
+                    f"{given[0]} changes the density of the uplink, but {codec} has no density; leave {given[0]} out, "
+                    "or use --uplink stc"
+                ) from None
         if self.budget:
             self._min_frame_bytes()
         every = schedules.of_options(config, horizon)
@@ -66,10 +70,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return the settings of each client of a cohort. `bandwidths`: client → bytes/s.
-
-        With a budget in bytes, clients without a bandwidth get the mean.
-        """
+        """Return each client's settings. `bandwidths`: client → bytes/s; with a budget in bytes, clients without one get the mean."""
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -90,13 +91,6 @@ class Schedule:
         """Return the scheduled value of `name`, "local_steps" or "batch_size", in a round; 0 without a schedule."""
         return int(self.local[name].at(round)) if name in self.local else 0
 
-    def densities(self, rounds: int) -> set[float]:
-        """Return densities that a density schedule reaches within `rounds`, including smallest and largest.
-
-        Without a schedule, the set is empty.
-        """
-        return set() if self.density is None else self.density.values(rounds)
-
     def _density(self, round: int) -> float:
         """Return the density of a round; 0 means the codec's density."""
         warmup = self.config.density_warmup
@@ -108,10 +102,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return each client's part of `budget_bytes`: the smallest frame, plus a part of the rest in proportion to its bandwidth.
-
-        Raises ConfigError if the budget is too small.
-        """
+        """Return each client's bytes: the smallest frame, plus a part of the rest of `budget_bytes` in proportion to its bandwidth."""
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:
@@ -165,14 +156,3 @@ class Schedule:
                 f"--budget needs a codec whose frames have a largest size, but frames of {self.codec} have none; use --uplink stc"
             )
         return longest
-
-
-def _check_density(codec: Codec, option: str) -> None:
-    """Raise ConfigError if the codec has no density that `option` could change."""
-    try:
-        at_density(codec, FIRST_DENSITY)
-    except ConfigError:
-        raise ConfigError(
-            f"{option} changes the density of the uplink, but {codec} has no density; leave {option} out, "
-            "or use --uplink stc"
-        ) from None

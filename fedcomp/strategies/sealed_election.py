@@ -15,19 +15,10 @@ Glossary:
     complaint the private key of a card, which a voter reveals if a ballot does not open with it
     proof     a complaint together with its card and its ballot, with which anybody can check that the ballot does not open
 
-The phases of a round:
-
-    cards     Clients train. Each voter sends a card (one-time public key) for every sender of its row, except for senders whose
-              announced public key differs from the key that the voter knows. If keys differ, the server excludes the
-              voter or the sender from the round.
-    ballots   Each sender seals its ballot for the voters whose cards the server forwards.
-    tally     Each voter opens the ballots of its row, votes on them, and complains about those that do not open. The server judges the
-              complaints.
-    recount   Only if a complaint is proven: a second vote without the ballots of the convicted senders.
-
-Server and clients check every signature. Every row must contain every client once, because a vote would reveal a ballot with a larger
-weight. A client answers each phase of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the
-ballots, and a sender that signed two ballots for one slot would count as Byzantine.
+The phases of a round are `cards`, `ballots`, `tally` and, only if a complaint is proven, `recount`. Server and clients check every
+signature. Every row must contain every client once, because a vote would reveal a ballot with a larger weight. A client answers each phase
+of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the ballots, and a sender that signed two
+ballots for one slot would count as Byzantine.
 """
 
 import re
@@ -73,9 +64,8 @@ NO_CARD = bytes(CARD)  # in place of the card for a sender whose key the voter d
 MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts of a run, bytes of an attempt
 COUNT = struct.Struct("<H")  # number of complaints, at the start of a vote
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private key of the voter's card
-PROOF = struct.Struct(
-    f"<q{CARD}s{KEY}s"
-)  # voter, its card, and the card's private key; the ballot follows
+# Voter, its card, and the card's private key; the ballot follows
+PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
 ROUND = struct.Struct("<q")  # round, at the start of the record of a run (`pack_signed`)
 NO_COMPLAINTS = COUNT.pack(0)
 
@@ -131,10 +121,7 @@ class Proof:
     def is_valid(
         self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
     ) -> bool:
-        """Return whether the proof is correct: the ballot does not open with the card. `voter`, `sender`: public keys.
-
-        Raises ProtocolError for a card or a ballot that was not signed for this slot.
-        """
+        """Return whether the ballot does not open with the card, given public keys. Raises ProtocolError if either is not signed."""
         public = card_key(self.card, slot, self.voter, voter)
         return SealedBallot.read(self.ballot, slot, sender).proven_bad(
             self.voter, public, self.private
@@ -170,10 +157,7 @@ def attempt_of(announced: Mapping[str, bytes]) -> bytes:
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client id in the name of an announcement, which is `prefix` and a number without leading zeros.
-
-    Raises ProtocolError for other names.
-    """
+    """Return the client id in an announcement's name: `prefix` and a decimal number. Raises ProtocolError for other names."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
             f"the server's announcement has the name {ascii(name)[:60]}, which is not that of a client, a decimal number"
@@ -217,11 +201,7 @@ class SealedElectionClient(ClientAlgorithm):
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Return whether the assignment belongs to the first phase of a round.
-
-        Also raises ProtocolError if the announced terms differ from those of the assignment, and if the client has already signed this
-        round in the announced attempt.
-        """
+        """Also raise ProtocolError if the announced terms are not the assignment's, or if the client has already signed this round."""
         if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, assignment.announcements
@@ -231,8 +211,20 @@ class SealedElectionClient(ClientAlgorithm):
                 "the server makes this client train with another model or other options than it announces to all clients, "
                 "which could reveal ballots"
             )
-        if state is not None:
-            _check_attempt(state, attempt_of(announced), a.round)
+        attempt, known = attempt_of(announced), signed_attempts(state)
+        if state and known and known[-1] == attempt and a.round <= state.round:
+            raise ProtocolError(
+                f"the server asks for round {a.round}, but this client has already signed round {state.round} since the server's last start"
+            )
+        if attempt in known[:-1]:
+            raise ProtocolError(
+                "the server repeats the name of an earlier attempt of this run; each start of the server needs a new name"
+            )
+        if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
+            raise ProtocolError(
+                f"this is attempt {len(known) + 1} of the run (server start), but at most {MAX_ATTEMPTS} are allowed; "
+                "give the run a new name"
+            )
         return True
 
     def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
@@ -288,7 +280,6 @@ class SealedElectionClient(ClientAlgorithm):
     def _start_phase(self, values: Values, context: Context) -> None:
         """Mark a phase, other than the first, as answered.
 
-        Raises ProtocolError if the attempt or the terms differ from those at the start of the round, and if the phase was already answered.
         A repeated assignment does not reach this method, since the session repeats the stored answer.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
@@ -393,19 +384,13 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 
 
 def signed_attempts(state: RoundState | None) -> list[bytes]:
-    """Return the attempts (server starts) of the run in which a client has signed, the newest last.
-
-    Each round of an attempt is signed once.
-    """
+    """Return the attempts (server starts) of the run in which a client has signed, the newest last."""
     known = state.values.get(ATTEMPTS, b"") if state else b""
     return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return the record of this run for the client's SignatureLog: the last round and the attempts; b"" if the client has signed nothing.
-
-    A client stores the record when it joins another run.
-    """
+    """Return the record of this run for the client's SignatureLog: last round and attempts; b"" if the client has signed nothing."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 
@@ -413,23 +398,6 @@ def pack_signed(state: RoundState | None) -> bytes:
 def unpack_signed(record: bytes) -> RoundState:
     """Return a client's round state when it returns to a run. The state holds only the round and the attempts of the record."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
-
-
-def _check_attempt(state: RoundState, attempt: bytes, round: int) -> None:
-    """Raise ProtocolError if the client may not start this round of an attempt, given the state of its previous round."""
-    known = signed_attempts(state)
-    if known and known[-1] == attempt and round <= state.round:
-        raise ProtocolError(
-            f"the server asks for round {round}, but this client has already signed round {state.round} since the server's last start"
-        )
-    if attempt in known[:-1]:
-        raise ProtocolError(
-            "the server repeats the name of an earlier attempt of this run; each start of the server needs a new name"
-        )
-    if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
-        raise ProtocolError(
-            f"this is attempt {len(known) + 1} of the run (server start), but at most {MAX_ATTEMPTS} are allowed; give the run a new name"
-        )
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
@@ -525,11 +493,6 @@ class SealedRound:
                     "of other voters; give it the newest --roster, or let it take part in the next run"
                 )
         return excluded
-
-    def too_few(self, senders: Collection[int]) -> str:
-        """Return the reason why the ballots of these senders, except convicted ones, are too few for a vote; "" if they suffice."""
-        row = next(iter(self.rows.values()))  # every row contains all senders
-        return too_few_ballots(row, set(senders) - self.proofs.keys())
 
     def check_frame(self, phase: str, client: int, frame: bytes) -> None:
         """Check a client's frame, and store its cards or ballot. Raises FrameError for a frame that no honest client sends."""

@@ -11,7 +11,8 @@ variance, since s is the largest scale. A client that reports a huge scale makes
 @layer, as in the paper, each tensor has a scale. The default downlink, `identity`, sends the update uncompressed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,13 +46,12 @@ NUMBERS = codec("identity")  # codec of phase SCALE
 UPDATE = "update"  # name of the update in RoundState.values
 
 
+@dataclass(frozen=True)
 class SharedScaleClient(ClientAlgorithm):
     """Client half: send the scale of the update in the first phase, and the ternary update with the shared scale in the second."""
 
+    phases: tuple[str, ...] = (SCALE, TRAIN)
     one_by_one: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        super().__init__((SCALE, TRAIN))
 
     def encode_one(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
@@ -92,10 +92,7 @@ class SharedScale(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {"uplink": "terngrad@layer", "memory": NoMemory.name, "downlink": Identity.name}
-
-    def phases(self, round: int) -> Iterable[Phase]:
-        return Phase(SCALE), Phase(TRAIN)
+        return {"uplink": "terngrad@layer", "downlink": Identity.name}
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         return {} if phase.name == SCALE else {SCALE: self.scales.tobytes()}

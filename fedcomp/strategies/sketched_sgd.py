@@ -17,7 +17,7 @@ Unlike in the paper, the counted bytes include positions: those of the candidate
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,21 +88,19 @@ class SketchedSGD(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {
-            "uplink": Sketch.name,
-            "memory": Sketched.name,
-            "downlink": str(TopK(options.density)),
-        }
-
-    def phases(self, round: int) -> Iterable[Phase]:
-        return Phase(SKETCH), Phase(VALUES)
+        return {"uplink": Sketch.name, "downlink": str(TopK(options.density))}
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
         return {} if phase.name == SKETCH else {CANDIDATES: self._announced}
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         if result.phase == SKETCH and result.accepted:
-            self.candidates = self._largest(result.accepted)
+            mean = torch.zeros(self.layout.numel, dtype=torch.float32)
+            weighted = self.weighted_updates(result.accepted)
+            updates = [update for update, _ in weighted]
+            # Weights are halved so that the sum cannot overflow.
+            add_all(updates, [weight / 2 for _, weight in weighted], mean)
+            self.candidates = kernels.top_k([mean], self.max_candidates).positions.numpy()
             self._announced = _marks(self.candidates, self.layout.numel)
         return {}
 
@@ -114,9 +112,7 @@ class SketchedSGD(Average):
         return NUMBERS.open_batch(frames, self.candidates.size)
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        mean = torch.zeros(self.candidates.size, dtype=torch.float32)
-        for update, weight in self.weighted_updates(updates.phases[VALUES]):
-            update.add_to(mean, weight)
+        mean = self.weighted_mean(updates.phases[VALUES], self.candidates.size)
         selected = kernels.top_k([mean], self.count).positions.numpy()
         into[torch.from_numpy(self.candidates[selected])] = mean[selected]
         dropped = np.setdiff1d(np.arange(mean.numel()), selected, assume_unique=True)
@@ -125,14 +121,6 @@ class SketchedSGD(Average):
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         return self._returned if accepted.update is not None else b""
-
-    def _largest(self, accepted: Sequence[AcceptedUpdate]) -> np.ndarray:
-        """Return the candidates: the positions of the largest estimates of the weighted mean."""
-        mean = torch.zeros(self.layout.numel, dtype=torch.float32)
-        weighted = self.weighted_updates(accepted)
-        # Weights are halved so that the sum cannot overflow.
-        add_all([update for update, _ in weighted], [weight / 2 for _, weight in weighted], mean)
-        return kernels.top_k([mean], self.max_candidates).positions.numpy()
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:

@@ -31,12 +31,12 @@ from ..codecs import Codec
 from ..codecs.efsign import EFSign
 from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.sign import Sign
-from ..codecs.update import Bits
 from ..errors import ConfigError, NonFiniteError
 from ..kernels import votes as kernel
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.none import NoMemory
 from .base import Aggregation, RoundStrategy, RoundUpdates
+from .codes import signs_of
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
@@ -99,24 +99,18 @@ class Vote(RoundStrategy):
         }
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        if ballots := self._ballots(updates):
+        config, round = self.config, updates.round
+        ballots = {
+            a.client: signs_of(a.update, seeds.key(config.seed, "zeros", round, a.client))
+            for a in updates.accepted
+            if a.update is not None
+        }
+        if ballots:
             self._step(self._tally(ballots, updates), updates, into)
-        return Aggregation(decay=self._decay(updates.round))
+        step = config.lr * self.schedule.rate(round) * config.server_lr
+        return Aggregation(decay=float(np.float32(max(0.0, 1.0 - step * config.weight_decay))))
 
-    def _ballots(self, updates: RoundUpdates) -> dict[int, np.ndarray | bytes]:
-        """Return the packed signs of the updates of the last phase, by client."""
-        ballots: dict[int, np.ndarray | bytes] = {}
-        for a in updates.accepted:
-            if isinstance(a.update, Bits):
-                ballots[a.client] = a.update.raw
-            elif a.update is not None:
-                zeros = seeds.key(self.config.seed, "zeros", updates.round, a.client)
-                ballots[a.client] = kernels.bits.signs(a.update.dense(), zeros)
-        return ballots
-
-    def _tally(
-        self, ballots: Mapping[int, np.ndarray | bytes], updates: RoundUpdates
-    ) -> np.ndarray:
+    def _tally(self, ballots: Mapping[int, kernel.Vote], updates: RoundUpdates) -> np.ndarray:
         """Return the packed majority of `ballots`, client → packed signs. For each client, count its votes that lost by a wide margin."""
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
@@ -148,10 +142,6 @@ class Vote(RoundStrategy):
             tie = seeds.key(self.config.seed, "tie", updates.round)
             result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
         into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
-
-    def _decay(self, round: int) -> float:
-        step = self.config.lr * self.schedule.rate(round) * self.config.server_lr
-        return float(np.float32(max(0.0, 1.0 - step * self.config.weight_decay)))
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         if broadcast is not None:

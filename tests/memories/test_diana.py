@@ -14,7 +14,6 @@ from fedcomp.codecs import Context, LayerWise, Update
 from fedcomp.codecs.frame import Section
 from fedcomp.codecs.identity import Identity
 from fedcomp.errors import ConfigError
-from fedcomp.memories import counterpart
 
 NUMEL = 401
 LAYOUT = layout_of(NUMEL)
@@ -71,15 +70,9 @@ def test_the_default_step_is_the_largest_that_the_codec_allows():
         2 + max(e.numel for e in LAYOUT) / 1000
     )
     assert memory("diana", codec("identity"), NUMEL).step == 1
-    assert (
-        memory("diana:alpha=1/10", Coin(), NUMEL).step
-        == 0.1
-        == counterpart("diana:alpha=1/10", Coin(), NUMEL).step
-    )
-    assert (
-        counterpart("diana", LayerWise(Coin()), NUMEL, LAYOUT).step
-        == memory("diana", LayerWise(Coin()), NUMEL, LAYOUT).step
-    )
+    assert memory("diana:alpha=1/10", Coin(), NUMEL).step == 0.1
+    layerwise = memory("diana", LayerWise(Coin()), NUMEL, LAYOUT)
+    assert layerwise.counterpart(layerwise).step == layerwise.step
 
 
 @for_each("alpha", ["0.42", "1", "0", "-1"])
@@ -104,7 +97,8 @@ def mean_estimate(c, x: Tensor, rounds: int, runs: int) -> tuple[Tensor, float]:
     """Return the mean of the server's estimates of x after several rounds, and their mean squared error."""
     total, error = torch.zeros(NUMEL), 0.0
     for run in range(runs):
-        m, server = memory("diana", c, NUMEL, LAYOUT), counterpart("diana", c, NUMEL, LAYOUT)
+        m = memory("diana", c, NUMEL, LAYOUT)
+        server = m.counterpart(m)
         for round in range(rounds):
             sent = c.open(m.propose(x, seed=1000 * run + round), NUMEL, LAYOUT)
             estimate = server.estimate(0, sent, round == 0).dense()

@@ -11,7 +11,6 @@ from every_codec import layout_of
 from fedcomp import codec, memory
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, ProtocolError, SpecError
-from fedcomp.memories import counterpart
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 
 NUMEL = 401
@@ -163,7 +162,8 @@ def test_the_state_includes_the_number_of_skipped_rounds():
 
 
 def test_the_threshold_is_the_weighted_sum_of_the_last_steps():
-    server = counterpart("laq:window=3,weight=0.6", codec("identity"), NUMEL)
+    m = memory("laq:window=3,weight=0.6", codec("identity"), NUMEL)
+    server = m.counterpart(m)
     assert NUMBER.unpack(server.announce()[THRESHOLD]) == (0.0,)
     for moved in (100.0, 1.0, 2.0, 4.0):
         server.settle([], moved)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedcomp import NonFiniteError, available_codecs, codec, memory
 from fedcomp.errors import ConfigError
-from fedcomp.memories import Memory, counterpart
+from fedcomp.memories import Memory
 from fedcomp.memories.base import Counterpart
 from fedcomp.memories.shift import CLIENTS
 
@@ -36,7 +36,8 @@ PAIRS = [
 
 
 def pair(name: str, spec: str) -> tuple[Memory, Counterpart]:
-    return memory(name, codec(spec), NUMEL, LAYOUT), counterpart(name, codec(spec), NUMEL, LAYOUT)
+    m = memory(name, codec(spec), NUMEL, LAYOUT)
+    return m, m.counterpart(m)
 
 
 def update(seed: int) -> torch.Tensor:
@@ -123,7 +124,7 @@ def test_a_checkpoint_restores_the_shifts(name):
     assert write() == {"11"} and CLIENTS not in written
     server.settle([(3, None, True)], 0.5)  # starts without state, and has no frame
     assert write() == set() and json.loads(written[CLIENTS]) == [11, 2**63]
-    restored = counterpart(name, codec("identity"), NUMEL)
+    _, restored = pair(name, "identity")
     restored.restore(written.get, written.get)
     assert restored.announce() == server.announce() and restored.take_changes()[0] == {}
     assert [client for client, _ in restored.absent(())] == [
@@ -138,9 +139,7 @@ def test_a_checkpoint_restores_the_shifts(name):
 def test_a_damaged_checkpoint_raises_an_error(name):
     for damaged in (b"[1", b'{"1": 2', b'["x"]'):
         with pytest.raises((ValueError, TypeError)):
-            counterpart(name, codec("identity"), NUMEL).restore(
-                lambda key: None, lambda key, data=damaged: data
-            )
+            pair(name, "identity")[1].restore(lambda key: None, lambda key, data=damaged: data)
 
 
 @for_each("name", NAMES)
@@ -178,10 +177,8 @@ def test_a_difference_out_of_range_does_not_change_the_memory(name):
 
 
 def test_memories_with_state_only_on_clients_have_no_counterpart():
-    assert (
-        counterpart("residual", codec("stc"), NUMEL) is None
-        and counterpart("none", codec("sign"), NUMEL) is None
-    )
+    assert memory("residual", codec("stc"), NUMEL).counterpart is None
+    assert memory("none", codec("sign"), NUMEL).counterpart is None
 
 
 def test_a_late_update_is_scaled_by_the_rate_with_which_it_was_computed():

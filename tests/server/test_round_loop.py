@@ -11,7 +11,7 @@ from fedcomp.callbacks import Rejection
 from fedcomp.layout import Layout
 from fedcomp.messages import DENSE, UPDATE, failure
 from fedcomp.strategies import Average, Phase, StrategyConfig
-from fedcomp.strategies.base import AcceptedUpdate, cohort_size, sample_cohort
+from fedcomp.strategies.base import AcceptedUpdate, cohort_size, draw_cohort
 
 ALL = StrategyConfig(
     participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
@@ -226,8 +226,8 @@ def test_a_report_that_is_delivered_twice_counts_once():
 
 
 def test_cohorts_depend_only_on_seed_and_round():
-    assert sample_cohort(range(100), 0.1, 1, 5) == sample_cohort(list(range(99, -1, -1)), 0.1, 1, 5)
-    assert sample_cohort(range(100), 0.1, 1, 5) != sample_cohort(range(100), 0.1, 1, 6)
+    assert draw_cohort(range(100), 10, 1, 5) == draw_cohort(list(range(99, -1, -1)), 10, 1, 5)
+    assert draw_cohort(range(100), 10, 1, 5) != draw_cohort(range(100), 10, 1, 6)
     assert [cohort_size(0.1, n) for n in (1, 2, 5, 10, 25, 200)] == [1, 2, 2, 2, 3, 20]
 
 

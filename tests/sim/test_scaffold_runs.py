@@ -15,7 +15,7 @@ from fedcomp.deployment.start import Endpoint, serve
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
 from fedcomp.strategies import StrategyConfig, resolved
-from fedcomp.strategies.base import sample_cohort
+from fedcomp.strategies.base import cohort_size, draw_cohort
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
@@ -55,9 +55,9 @@ class Oracle:
         ).double()
 
     def round(self, round: int) -> list[int]:
-        cohort = sample_cohort(
-            range(len(self.shards)), self.rules.participation, self.rules.seed, round
-        )
+        clients = range(len(self.shards))
+        count = cohort_size(self.rules.participation, len(clients))
+        cohort = draw_cohort(clients, count, self.rules.seed, round)
         moves, changes = [], []
         for client in cohort:
             y, batches = (

@@ -228,11 +228,7 @@ def test_returned_frames_are_as_short_as_marks_among_the_candidates():
 
 def test_the_default_downlink_sends_the_update_without_loss():
     own = SketchedSGD.defaults(SketchedSGD.Options(density=0.1))
-    assert own == {
-        "uplink": "sketch",
-        "memory": "sketched",
-        "downlink": "topk:density=0.1,values=fp32",
-    }
+    assert own == {"uplink": "sketch", "downlink": "topk:density=0.1,values=fp32"}
     federation = Recorded(replace(RULES, downlink=own["downlink"]))
     for outcome in federation.run(4):
         assert federation.strategy.downlink.open(outcome.broadcast.frame, 42).positions.size == K
