@@ -17,7 +17,7 @@ from time import monotonic
 from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
-from .certificates import hosts_of, is_relay, parse_certificate
+from .certificates import holder_of, hosts_of, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's error code of a certificate → cause
@@ -144,9 +144,8 @@ class _Probe:
 
     def _error(self, cause: str, **values: object) -> UnreachableError:
         insecure = " --insecure" if self.ca is None else ""
-        return UnreachableError(
-            ERRORS[cause].format(**vars(self), insecure=insecure, **values), cause
-        )
+        sentence = ERRORS[cause].format(**vars(self), insecure=insecure, **values)
+        return UnreachableError(sentence, cause)
 
     # A connection.
 
@@ -181,14 +180,14 @@ class _Probe:
             names = f"not for {self.host}"
             if certificate:
                 names = f"for {', '.join(hosts_of(certificate)) or 'no host'} and {names}"
-            return self._error("host name", names=names, holder=_name_of(certificate))
+            return self._error("host name", names=names, holder=holder_of(certificate))
         if cause := OUT_OF_DATE.get(error.verify_code):
             return self._out_of_date(certificate, cause)
         return self._error("ca")
 
     def _out_of_date(self, server: x509.Certificate | None, cause: str) -> UnreachableError:
         """Return the error for a certificate, the server's or the CA's, that is not valid now by this machine's clock."""
-        remedies = ("certificate", server, f"renew {_name_of(server)}"), ("CA", self.ca, "init")
+        remedies = ("certificate", server, f"renew {holder_of(server)}"), ("CA", self.ca, "init")
         for kind, certificate, remedy in remedies:
             if certificate and (when := out_of_date(certificate, utc_now())):
                 sentence = f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}"
@@ -291,11 +290,6 @@ def _readable(text: str) -> int:
     with open(writing, "w") as file:
         file.write(text)
     return reading
-
-
-def _name_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument for `fedcomp keys renew`: "server" or "relay-ID", since a relay's certificate does not contain the id."""
-    return "relay-ID" if certificate and is_relay(certificate) else "server"
 
 
 def _certificate(connection: ssl.SSLSocket) -> x509.Certificate:

@@ -103,7 +103,7 @@ class Task:
                 raise TaskError(
                     f"task '{self.name}': {name} is of type {type(value).__name__}; give a function"
                 )
-            if value is not None and not _accepts(value, len(arguments.split(", "))):
+            if value is not None and not accepts(value, len(arguments.split(", "))):
                 raise TaskError(
                     f"task '{self.name}': {name} cannot be called as {name}({arguments}); change its parameters"
                 )
@@ -157,7 +157,7 @@ def forward_takes(model: Any, name: str) -> bool:
     return name in signature or any(p.kind is p.VAR_KEYWORD for p in signature.values())
 
 
-def _accepts(function: Callable[..., Any], count: int) -> bool:
+def accepts(function: Callable[..., Any], count: int) -> bool:
     """Return whether a function accepts `count` positional arguments. Return True if the function's signature is unknown."""
     try:
         inspect.signature(function).bind(*[None] * count)

@@ -15,7 +15,8 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,15 +28,18 @@ from ..errors import DataError, MissingExtraError
 from .base import find_files
 from .data import Data
 
+if TYPE_CHECKING:
+    import pyarrow
+
 Arrays = tuple[np.ndarray, ...]
+CLASSES = 10
+MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard deviation of a pixel that is always black is 0
 
 
 def cache_folder() -> Path | None:
     """Return the folder of the cache; None if FEDCOMP_CACHE is not set and there is no home directory."""
     try:
-        return Path(
-            os.environ.get("FEDCOMP_CACHE") or Path.home() / ".cache" / "fedcomp"
-        ).expanduser()
+        return Path(os.environ.get("FEDCOMP_CACHE") or "~/.cache/fedcomp").expanduser()
     except RuntimeError:
         return None
 
@@ -95,13 +99,6 @@ def _write(path: Path, array: np.ndarray) -> None:
             raise
 
 
-if TYPE_CHECKING:
-    import pyarrow
-
-CLASSES = 10
-MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard deviation of a pixel that is always black is 0
-
-
 @dataclass(frozen=True)
 class ImageDataset:
     """The images and labels of a data set, read on first use. Methods raise DataError, which names --data, if files cannot be read."""
@@ -126,17 +123,11 @@ class ImageDataset:
 
     def count(self, split: str) -> int:
         """Return the number of images of "train" or "test", from the metadata of the files."""
-        files = self._files(split)
-        try:
-            from pyarrow import ArrowException, parquet
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
-        try:
-            return sum(parquet.read_metadata(file).num_rows for file in files)
-        except (OSError, ArrowException) as error:
-            raise DataError(
-                f"--data {files[0]} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
-            ) from error
+        total = 0
+        for file in self._files(split):
+            with self._opened(file) as source:
+                total += source.metadata.num_rows
+        return total
 
     def data_folder(self) -> Path:
         """Return the folder that contains the parquet files."""
@@ -187,10 +178,8 @@ class ImageDataset:
         return len(labels) > 0 and 0 <= labels.min() and labels.max() < CLASSES
 
     def _decode(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-        parts = [self._decode_file(file) for file in files]
-        return np.concatenate([images for images, _ in parts]), np.concatenate(
-            [labels for _, labels in parts]
-        )
+        images, labels = zip(*map(self._decode_file, files), strict=True)
+        return np.concatenate(images), np.concatenate(labels)
 
     def _decode_file(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         encoded, labels = self._columns(file)
@@ -202,23 +191,11 @@ class ImageDataset:
 
     def _columns(self, file: Path) -> tuple[list[bytes | None], np.ndarray]:
         """Return the encoded images and the labels of a file. Raises DataError if the file does not have the schema of the data set."""
-        try:
-            import pyarrow as pa
-            from pyarrow import compute, parquet
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
-        try:
-            with parquet.ParquetFile(file) as source:
-                self._check_schema(source.schema_arrow, file)
-                table = source.read(columns=[self.column, "label"])
-        except PermissionError as error:
-            raise DataError(
-                f"--data {file}: no permission to read it; change its permissions"
-            ) from error
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(
-                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
-            ) from error
+        with self._opened(file) as source:
+            self._check_schema(source.schema_arrow, file)
+            table = source.read(columns=[self.column, "label"])
+        from pyarrow import compute
+
         labels = table["label"]
         if not len(labels):
             raise DataError(f"--data {file} has no rows; replace it with a complete copy")
@@ -228,9 +205,27 @@ class ImageDataset:
                 f"--data {file} has labels from {limits['min']} to {limits['max']}, and {labels.null_count} rows without a label; "
                 f"{self.dataset} needs a label from 0 to {CLASSES - 1} in every row"
             )
-        return compute.struct_field(
-            table[self.column], "bytes"
-        ).to_pylist(), labels.to_numpy().astype(np.int64)
+        encoded = compute.struct_field(table[self.column], "bytes").to_pylist()
+        return encoded, labels.to_numpy().astype(np.int64)
+
+    @contextmanager
+    def _opened(self, file: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
+        """Open a parquet file. Raises DataError if the file cannot be read, and MissingExtraError without pyarrow."""
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as error:
+            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
+        try:
+            with parquet.ParquetFile(file) as source:
+                yield source
+        except PermissionError as error:
+            raise DataError(
+                f"--data {file}: no permission to read it; change its permissions"
+            ) from error
+        except (OSError, ArrowException) as error:
+            raise DataError(
+                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
+            ) from error
 
     def _check_schema(self, schema: "pyarrow.Schema", file: Path) -> None:
         import pyarrow as pa
@@ -241,15 +236,12 @@ class ImageDataset:
             kind = schema.field(name).type
             if name == "label":
                 return pa.types.is_integer(kind)
-            return pa.types.is_struct(kind) and [f.type for f in kind if f.name == "bytes"] in (
-                [pa.binary()],
-                [pa.large_binary()],
-            )
+            fields = kind if pa.types.is_struct(kind) else ()
+            types = [field.type for field in fields if field.name == "bytes"]
+            return types in ([pa.binary()], [pa.large_binary()])
 
-        for name, kind in (
-            (self.column, "struct<bytes: binary, path: string>"),
-            ("label", "int64"),
-        ):
+        kinds = {self.column: "struct<bytes: binary, path: string>", "label": "int64"}
+        for name, kind in kinds.items():
             if not has_column(name):
                 columns = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
                 raise DataError(
@@ -267,11 +259,8 @@ class ImageDataset:
             with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
                 # Checked before decoding, to bound the cost of decoding.
                 if image.size == (width, height):
-                    return (
-                        np.asarray(image.convert("L" if channels == 1 else "RGB"))
-                        .reshape(height, width, channels)
-                        .transpose(2, 0, 1)
-                    )
+                    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+                    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
                 size = "{} x {}".format(*image.size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(
@@ -300,15 +289,9 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes remain, with length 1.
 
-    Pixels are summed as integers, so that the order of summation has no effect.
+    The sums of pixels and of their squares are integers below 2⁵³, so that float64 is exact and the order of summation has no effect.
     """
-    total: Any = 0
-    squares: Any = 0
-    for start in range(0, len(images), 512):
-        block = images[start : start + 512].astype(np.int32)
-        total = total + block.sum(axes, np.int64, keepdims=True)
-        squares = squares + (block * block).sum(axes, np.int64, keepdims=True)
-    count = images.size // np.size(total)
-    mean = total / count
-    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    mean = images.mean(axes, np.float64, keepdims=True)
+    squares = np.square(images, dtype=np.uint16).mean(axes, np.float64, keepdims=True)
+    deviation = np.sqrt(np.maximum(squares - mean**2, 0))
     return mean / 255, np.maximum(deviation / 255, MIN_DEVIATION)
