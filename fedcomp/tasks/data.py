@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, default_collate
 
 from ..errors import ConfigError
 
@@ -95,7 +95,13 @@ class Data:
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples at the positions `rows`, or all examples, as a torch Dataset of pairs (input, target)."""
-        pairs = _Pairs(self)
+        inputs: Any = self.inputs
+        targets: Any = self.targets  # a tensor, which torch does not declare as a dataset
+        if isinstance(inputs, dict):
+            inputs = StackDataset(**inputs)
+        elif isinstance(inputs, tuple):
+            inputs = StackDataset(*inputs)
+        pairs: Dataset[Any] = StackDataset(inputs, targets)
         return pairs if rows is None else Subset(pairs, rows.tolist())
 
     def labels(self) -> Tensor:
@@ -345,19 +351,6 @@ def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
     return f"NaN or infinity in {int(bad.sum())} of {count} examples" if bad.any() else ""
 
 
-class _Pairs(Dataset[Any]):
-    """The examples of a Data as pairs (input, target)."""
-
-    def __init__(self, data: Data):
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, row: int) -> tuple[Any, Tensor]:
-        return map_tensors(self.data.inputs, lambda t: t[row]), self.data.targets[row]
-
-
 def _concatenate(parts: dict[Any, Any]) -> Any:
     """Concatenate the data of clients.
 
@@ -376,7 +369,7 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
             groups,
             len(parts),
         )
-    datasets = [part.dataset if isinstance(part, LazyData) else _Pairs(part) for part in by_client]
+    datasets = [part.subset() for part in by_client]
     if all(map(_is_hugging_face, datasets)):
         from datasets import concatenate_datasets
 

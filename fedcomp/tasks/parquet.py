@@ -15,7 +15,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,6 @@ from .data import Data
 if TYPE_CHECKING:
     import pyarrow
 
-Arrays = tuple[np.ndarray, ...]
 CLASSES = 10
 MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard deviation of a pixel that is always black is 0
 
@@ -44,47 +43,10 @@ def cache_folder() -> Path | None:
         return None
 
 
-def cached_arrays(
-    sources: Sequence[Path],
-    key: str,
-    names: Sequence[str],
-    decode: Callable[[], Arrays],
-    is_valid: Callable[[Arrays], bool],
-) -> Arrays:
-    """Return the arrays of `decode()`, one per name. `decode` is called only if the cache has no arrays that `is_valid` accepts.
-
-    Arrays from the cache are mapped read-only from disk. `key` states the options of `decode` and enters the hash in the names of the
-    cached files.
-    """
-    folder = cache_folder()
-    if folder is None:
-        return decode()
-    digest = _digest(sources, key)
-    paths = [folder / f"{digest}-{name}.npy" for name in names]
-    cached = _read(paths)
-    if cached is not None and is_valid(cached):
-        return cached
-    arrays = decode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, array in zip(paths, arrays, strict=True):
-            _write(path, array)
-    except OSError:
-        pass  # the disk is full or read-only: the next run decodes again
-    return arrays
-
-
 def _digest(sources: Sequence[Path], key: str) -> str:
     state = [(path.resolve(), path.stat()) for path in sources]
     text = "\n".join([key, *(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in state)])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
-
-
-def _read(paths: Sequence[Path]) -> Arrays | None:
-    try:
-        return tuple(np.lib.format.open_memmap(path, mode="r") for path in paths)
-    except Exception:  # numpy raises various exceptions for a damaged header
-        return None
 
 
 def _write(path: Path, array: np.ndarray) -> None:
@@ -114,11 +76,24 @@ class ImageDataset:
 
     def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Return pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test". Arrays from the cache are read-only."""
-        files = self._files(split)
-        key = f"{self.column} {self.shape}"
-        images, labels = cached_arrays(
-            files, key, ("images", "labels"), lambda: self._decode(files), self._is_valid
-        )
+        files, folder = self._files(split), cache_folder()
+        if folder is None:
+            return self._decode(files)
+        digest = _digest(files, f"{self.column} {self.shape}")
+        paths = [folder / f"{digest}-{name}.npy" for name in ("images", "labels")]
+        try:
+            cached = [np.lib.format.open_memmap(path, mode="r") for path in paths]
+            if self._is_valid(*cached):
+                return cached[0], cached[1]
+        except Exception:  # numpy raises various exceptions for a missing or damaged file
+            pass
+        images, labels = self._decode(files)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, array in zip(paths, (images, labels), strict=True):
+                _write(path, array)
+        except OSError:
+            pass  # the disk is full or read-only: the next run decodes again
         return images, labels
 
     def count(self, split: str) -> int:
@@ -169,9 +144,8 @@ class ImageDataset:
         contents = f"{name}/train.parquet and {name}/test.parquet"
         return find_files(self.folder, name, f"{name}/{split}.parquet", contents, find)
 
-    def _is_valid(self, arrays: Arrays) -> bool:
+    def _is_valid(self, images: np.ndarray, labels: np.ndarray) -> bool:
         """Return whether cached arrays have the types, shapes and values of the arrays that `_decode` returns."""
-        images, labels = arrays
         dtypes = labels.dtype == np.dtype(np.int64) and images.dtype == np.dtype(np.uint8)
         if not dtypes or labels.ndim != 1 or images.shape != (len(labels), *self.shape):
             return False

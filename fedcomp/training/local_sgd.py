@@ -175,8 +175,8 @@ class Traces(NamedTuple):
 
     def copy_from(self, source: "Traces") -> None:
         """Copy the momentum and the moments of `source`, which may be on another device. Corrections stay unchanged."""
-        for own, new in zip(self, source, strict=True):
-            if own is not None and own is not new and own is not self.correction:
+        for own, new in zip(self[:3], source[:3], strict=True):
+            if own is not None and new is not None and own is not new:
                 own.copy_(new)
 
 
