@@ -172,10 +172,9 @@ def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     return True
 
 
-def parse_certificate(text: bytes | str) -> x509.Certificate:
+def parse_certificate(text: str) -> x509.Certificate:
     """Parse a PEM text, or raise ValueError unless it has exactly one certificate."""
-    raw = text.encode() if isinstance(text, str) else text
-    (certificate,) = x509.load_pem_x509_certificates(raw)
+    (certificate,) = x509.load_pem_x509_certificates(text.encode())
     return certificate
 
 

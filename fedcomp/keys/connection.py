@@ -75,9 +75,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def contact(
-    host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
-) -> Contact:
+def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: float = 5.0) -> Contact:
     """Connect to a server and check its certificate. If `trust` is an enrolment, also check that the server accepts the client.
 
     `trust`: an enrolment; or the CA as PEM, to check only the server's certificate; or None for a server without TLS (--insecure).
@@ -103,9 +101,7 @@ def contact(
 class _Probe:
     """The steps of `contact`, and the further connections that find the cause of a failed step."""
 
-    def __init__(
-        self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
-    ):
+    def __init__(self, host: str, port: int, trust: Enrolment | str | None, timeout_s: float):
         self.host, self.port, self.timeout_s = host, port, timeout_s
         self.where = join_address(host, port)
         self.enrolment = trust if isinstance(trust, Enrolment) else None
@@ -269,11 +265,11 @@ def _speaks_http2(connection: socket.socket) -> bool:
     return head[3:4] == SETTINGS and head[5:] == bytes(4)
 
 
-def _context(ca: bytes | str, enrolment: Enrolment | None) -> ssl.SSLContext:
+def _context(ca: str, enrolment: Enrolment | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols([ALPN])
-    context.load_verify_locations(cadata=ca.decode("ascii") if isinstance(ca, bytes) else ca)
+    context.load_verify_locations(cadata=ca)
     if enrolment is not None:
         certificate, key = map(_readable, (enrolment.certificate, enrolment.private_key))
         try:

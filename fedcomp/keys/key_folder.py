@@ -207,16 +207,14 @@ class _Issuer:
             )
         key = ec.generate_private_key(CURVE())
         public, relay = key.public_key(), relay_hosts is not None
-        now, ends = self._validity()
-        if relay_hosts is not None:
-            certificate = certificates.server_certificate(
-                public, relay_hosts, self.key, now, ends, relay=True
-            )
+        ca_key, (now, ends) = self.key, self._validity()
+        if relay_hosts is None:
+            own = certificates.client_certificate(public, ca_key, now, ends)
         else:
-            certificate = certificates.client_certificate(public, self.key, now, ends)
-        own, ca = certificate_pem(certificate), certificate_pem(self.certificate)
-        private = private_key_pem(key)
-        enrolment = Enrolment(id, own.decode(), private.decode(), ca.decode(), self.server)
+            own = certificates.server_certificate(public, relay_hosts, ca_key, now, ends, relay)
+        parts = certificate_pem(own), private_key_pem(key), certificate_pem(self.certificate)
+        certificate, private, ca = (pem.decode() for pem in parts)
+        enrolment = Enrolment(id, certificate, private, ca, self.server)
         file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"
         durable_files.replace(file, [enrolment.text().encode()], 0o600)
         return RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from .. import seeds
 from ..errors import DataError, TaskError
 from .augment import Augmentation
 from .data import TARGET, Batch, DataSource
@@ -122,9 +123,7 @@ class Task:
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
-            if self.target in inputs and not (
-                self.loss is None and forward_takes(model, self.target)
-            ):
+            if self.loss is not None or not forward_takes(model, self.target):
                 inputs = {name: value for name, value in inputs.items() if name != self.target}
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
@@ -188,9 +187,7 @@ def initial_model(task: Task, seed: int) -> nn.Module:
 
     The states of the global random generators do not change.
     """
-    from ..seeds import key
-
-    with seeded_globals(key(seed, "initial weights")):
+    with seeded_globals(seeds.key(seed, "initial weights")):
         return task.model()
 
 

@@ -151,11 +151,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal, with NaN equal to NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return (
-        torch.equal(a, b)
-        or a.is_floating_point()
-        and bool(((a == b) | a.isnan() & b.isnan()).all())
-    )
+    if torch.equal(a, b):
+        return True
+    return a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _check_data(task: Task, split: str, data: Any) -> Examples:

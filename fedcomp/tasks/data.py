@@ -133,6 +133,7 @@ class Data:
         return f"{shapes} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
+@dataclass(eq=False)
 class LazyData:
     """Examples of a map-style dataset, read when a batch needs them.
 
@@ -142,19 +143,14 @@ class LazyData:
     `groups` and `n_clients` are as in Data.
     """
 
-    has_single_input = False
+    dataset: Any
+    collate: Callable[[list[Any]], Any] | None = None
+    target: str = TARGET
+    groups: np.ndarray | None = None
+    device: torch.device | str = "cpu"
+    n_clients: int = 0
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[list[Any]], Any] | None = None,
-        target: str = TARGET,
-        groups: np.ndarray | None = None,
-        device: torch.device | str = "cpu",
-        n_clients: int = 0,  # as in Data
-    ):
-        self.dataset, self.collate, self.target = dataset, collate, target
-        self.groups, self.device, self.n_clients = groups, device, n_clients
+    has_single_input = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -212,9 +208,7 @@ class LazyData:
         )
 
     def to(self, device: torch.device | str) -> "LazyData":
-        return LazyData(
-            self.dataset, self.collate, self.target, self.groups, device, self.n_clients
-        )
+        return replace(self, device=device)
 
     @cached_property
     def digest(self) -> str:

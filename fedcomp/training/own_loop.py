@@ -117,13 +117,11 @@ def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
     Raises TaskError if "loss" is missing, or if a value is not a number.
     """
     if not isinstance(returned, Mapping) or "loss" not in returned:
-        description = (
-            f"a dict with the keys [{', '.join(map(str, returned))}]"
-            if isinstance(returned, Mapping)
-            else type(returned).__name__
-        )
+        got = type(returned).__name__
+        if isinstance(returned, Mapping):
+            got = f"a dict with the keys [{', '.join(map(str, returned))}]"
         raise TaskError(
-            f"task '{task.name}': {function} returned {description}; return a dict with at least 'loss'"
+            f"task '{task.name}': {function} returned {got}; return a dict with at least 'loss'"
         )
     numbers: dict[str, float] = {}
     for name, value in returned.items():
