@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..local_optimizer import read as read_optimizer
 from ..tasks import Task, initial_model
 from ..tasks.data import Batch, Examples, as_batch, tensors
+from ..training.engine import Job
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import LocalRound
 
@@ -36,7 +37,7 @@ def usual_loop(
     model = initial_model(task, 0).to(data.device)
     names = _trained(model)
     collate = getattr(data, "collate", None)
-    own_round = LocalRound.of(sgd, torch.device(data.device), 0, 1, 0)
+    own_round = LocalRound.of(Job(1, 0, []), sgd, torch.device(data.device), 0)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
@@ -69,7 +70,7 @@ def lean_loop(
     model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     names = _trained(model)
-    own_round = LocalRound.of(sgd, torch.device(data.device), 0, 1, 0)
+    own_round = LocalRound.of(Job(1, 0, []), sgd, torch.device(data.device), 0)
 
     def run() -> list[dict[str, Tensor]]:
         updates = []

@@ -185,7 +185,7 @@ class EncodingSession:
         for a, memory in zip(assignments, memories, strict=True):
             memory.set_density(a.density)
             seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
-        moments = Traces.stack([Traces(moments=t.moments) for t in traces]).moments
+        moments = Traces.stack([Traces(sums=t.sums, squares=t.squares) for t in traces]).moments
         context = replace(context_of(assignments[0]), moments=moments)
         values = [
             self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments

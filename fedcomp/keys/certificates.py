@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
-SERIAL_BITS = 64  # random bits of a serial number
 # Certificates are valid from this long before they are made, so that machines whose clocks are behind accept them.
 BACKDATED_BY = timedelta(hours=1)
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
@@ -124,7 +123,7 @@ def _builder(
         .subject_name(_common_name(subject))
         .issuer_name(_common_name(ISSUER))
         .public_key(key)
-        .serial_number(secrets.randbits(SERIAL_BITS) | 1)
+        .serial_number(secrets.randbits(64) | 1)
         .not_valid_before(now - BACKDATED_BY)
         .not_valid_after(ends)
     )
@@ -151,21 +150,31 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return []
-    return [
-        *names.get_values_for_type(x509.DNSName),
-        *map(str, names.get_values_for_type(x509.IPAddress)),
-    ]
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
 
 
-def is_relay(certificate: x509.Certificate) -> bool:
-    """Return whether a certificate names a relay, for error messages only. The registry decides which keys belong to relays."""
-    return certificate.subject == _common_name(RELAY)
+def holder_of(certificate: x509.Certificate | None) -> str:
+    """Return "server" or "relay-ID", the argument of `fedcomp keys renew` in error messages. A relay's certificate does not contain its id.
+
+    Only the registry decides which keys belong to relays.
+    """
+    relay = certificate is not None and certificate.subject == _common_name(RELAY)
+    return "relay-ID" if relay else "server"
 
 
-def parse_certificate(text: bytes | str) -> x509.Certificate:
+def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Return whether the CA issued and signed a certificate."""
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def parse_certificate(text: str) -> x509.Certificate:
     """Parse a PEM text, or raise ValueError unless it has exactly one certificate."""
-    raw = text.encode() if isinstance(text, str) else text
-    (certificate,) = x509.load_pem_x509_certificates(raw)
+    (certificate,) = x509.load_pem_x509_certificates(text.encode())
     return certificate
 
 
@@ -199,7 +208,7 @@ def _read(path: Path, parse: Callable[[bytes], T], expected: str, remedy: str) -
         raise KeysError(f"{path} is not {expected}; {remedy}") from error
 
 
-def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_key_pem(key: PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

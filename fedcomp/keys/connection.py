@@ -17,7 +17,7 @@ from time import monotonic
 from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
-from .certificates import hosts_of, is_relay, parse_certificate
+from .certificates import holder_of, hosts_of, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's error code of a certificate → cause
@@ -75,9 +75,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def contact(
-    host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
-) -> Contact:
+def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: float = 5.0) -> Contact:
     """Connect to a server and check its certificate. If `trust` is an enrolment, also check that the server accepts the client.
 
     `trust`: an enrolment; or the CA as PEM, to check only the server's certificate; or None for a server without TLS (--insecure).
@@ -103,9 +101,7 @@ def contact(
 class _Probe:
     """The steps of `contact`, and the further connections that find the cause of a failed step."""
 
-    def __init__(
-        self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
-    ):
+    def __init__(self, host: str, port: int, trust: Enrolment | str | None, timeout_s: float):
         self.host, self.port, self.timeout_s = host, port, timeout_s
         self.where = join_address(host, port)
         self.enrolment = trust if isinstance(trust, Enrolment) else None
@@ -144,9 +140,8 @@ class _Probe:
 
     def _error(self, cause: str, **values: object) -> UnreachableError:
         insecure = " --insecure" if self.ca is None else ""
-        return UnreachableError(
-            ERRORS[cause].format(**vars(self), insecure=insecure, **values), cause
-        )
+        sentence = ERRORS[cause].format(**vars(self), insecure=insecure, **values)
+        return UnreachableError(sentence, cause)
 
     # A connection.
 
@@ -181,14 +176,14 @@ class _Probe:
             names = f"not for {self.host}"
             if certificate:
                 names = f"for {', '.join(hosts_of(certificate)) or 'no host'} and {names}"
-            return self._error("host name", names=names, holder=_name_of(certificate))
+            return self._error("host name", names=names, holder=holder_of(certificate))
         if cause := OUT_OF_DATE.get(error.verify_code):
             return self._out_of_date(certificate, cause)
         return self._error("ca")
 
     def _out_of_date(self, server: x509.Certificate | None, cause: str) -> UnreachableError:
         """Return the error for a certificate, the server's or the CA's, that is not valid now by this machine's clock."""
-        remedies = ("certificate", server, f"renew {_name_of(server)}"), ("CA", self.ca, "init")
+        remedies = ("certificate", server, f"renew {holder_of(server)}"), ("CA", self.ca, "init")
         for kind, certificate, remedy in remedies:
             if certificate and (when := out_of_date(certificate, utc_now())):
                 sentence = f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}"
@@ -270,11 +265,11 @@ def _speaks_http2(connection: socket.socket) -> bool:
     return head[3:4] == SETTINGS and head[5:] == bytes(4)
 
 
-def _context(ca: bytes | str, enrolment: Enrolment | None) -> ssl.SSLContext:
+def _context(ca: str, enrolment: Enrolment | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols([ALPN])
-    context.load_verify_locations(cadata=ca.decode("ascii") if isinstance(ca, bytes) else ca)
+    context.load_verify_locations(cadata=ca)
     if enrolment is not None:
         certificate, key = map(_readable, (enrolment.certificate, enrolment.private_key))
         try:
@@ -291,11 +286,6 @@ def _readable(text: str) -> int:
     with open(writing, "w") as file:
         file.write(text)
     return reading
-
-
-def _name_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument for `fedcomp keys renew`: "server" or "relay-ID", since a relay's certificate does not contain the id."""
-    return "relay-ID" if certificate and is_relay(certificate) else "server"
 
 
 def _certificate(connection: ssl.SSLSocket) -> x509.Certificate:

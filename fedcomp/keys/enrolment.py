@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 import tomli_w
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 from ..config import expand_home
 from ..durable_files import write_new
 from ..errors import KeysError
-from .certificates import CURVE, hosts_of, parse_certificate, parse_private_key
+from .certificates import CURVE, hosts_of, is_signed_by, parse_certificate, parse_private_key
 
 VARIABLE, DEFAULT_PATH = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
 MAX_FILE_BYTES = 16 << 20  # size of the largest file that is read
@@ -185,10 +185,8 @@ class Enrolment:
         )
         if enrolment.pair[1] != enrolment.leaf.public_key():
             raise KeysError(f"{path}: 'private_key' is not the key of 'certificate'; {RESTORE}")
-        try:
-            enrolment.leaf.verify_directly_issued_by(parse_certificate(enrolment.ca))
-        except (ValueError, TypeError, InvalidSignature):
-            raise KeysError(f"{path}: 'certificate' is not signed by 'ca'; {RESTORE}") from None
+        if not is_signed_by(enrolment.leaf, parse_certificate(enrolment.ca)):
+            raise KeysError(f"{path}: 'certificate' is not signed by 'ca'; {RESTORE}")
         return enrolment
 
     @cached_property

@@ -25,7 +25,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from .. import durable_files
@@ -118,10 +117,7 @@ def revoke(folder: str | Path, *holders: int | str) -> None:
     with _locked(folder) as state:
         revoked = {state.entry(holder).holder for holder in holders}
         state.write(
-            [
-                replace(entry, state=REVOKED) if entry.holder in revoked else entry
-                for entry in state.entries
-            ]
+            [replace(e, state=REVOKED) if e.holder in revoked else e for e in state.entries]
         )
 
 
@@ -211,16 +207,14 @@ class _Issuer:
             )
         key = ec.generate_private_key(CURVE())
         public, relay = key.public_key(), relay_hosts is not None
-        now, ends = self._validity()
-        if relay_hosts is not None:
-            certificate = certificates.server_certificate(
-                public, relay_hosts, self.key, now, ends, relay=True
-            )
+        ca_key, (now, ends) = self.key, self._validity()
+        if relay_hosts is None:
+            own = certificates.client_certificate(public, ca_key, now, ends)
         else:
-            certificate = certificates.client_certificate(public, self.key, now, ends)
-        own, ca = certificate_pem(certificate), certificate_pem(self.certificate)
-        private = private_key_pem(key)
-        enrolment = Enrolment(id, own.decode(), private.decode(), ca.decode(), self.server)
+            own = certificates.server_certificate(public, relay_hosts, ca_key, now, ends, relay)
+        parts = certificate_pem(own), private_key_pem(key), certificate_pem(self.certificate)
+        certificate, private, ca = (pem.decode() for pem in parts)
+        enrolment = Enrolment(id, certificate, private, ca, self.server)
         file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"
         durable_files.replace(file, [enrolment.text().encode()], 0o600)
         return RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)
@@ -318,17 +312,13 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
     folder = Path(folder)
     renew = keys_command(folder, "renew", "server")
     ca, certificate = read_certificate(folder / CA_CRT), read_certificate(folder / SERVER_CRT)
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
+    if not certificates.is_signed_by(certificate, ca):
         raise KeysError(
             f"{folder / SERVER_CRT} is not signed by {folder / CA_CRT}; restore the CA that signed it, or make a new certificate: "
             f"{renew}"
-        ) from None
-    if (
-        certificates.read_private_key(folder / SERVER_KEY, f"make a new one: {renew}").public_key()
-        != certificate.public_key()
-    ):
+        )
+    key = certificates.read_private_key(folder / SERVER_KEY, f"make a new one: {renew}")
+    if key.public_key() != certificate.public_key():
         raise KeysError(
             f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make new ones: {renew}"
         )

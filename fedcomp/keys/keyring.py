@@ -22,7 +22,6 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-POINT_BYTES = 49  # size of a public key in an announcement: a compressed P-384 point
 PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
 
 

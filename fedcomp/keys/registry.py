@@ -250,12 +250,11 @@ def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
             if (other := holders.setdefault(key, entry)) is not entry:
-                kind, host = (
-                    ("relay", ["--relay", "--host", "HOST"]) if entry.relay else ("client", [])
-                )
+                kind = "relay" if entry.relay else "client"
+                options = ["--relay", "--host", "HOST"] if entry.relay else []
                 raise KeysError(
                     f"{path}: {other.name} and {entry.name} have the same key; remove the [[{kind}]] table of {entry.name}, and enrol a "
-                    f"new {kind} with: {keys_command(path.parent, 'add', *host)}"
+                    f"new {kind} with: {keys_command(path.parent, 'add', *options)}"
                 )
         if entry.public_key in entry.replaced:
             raise KeysError(

@@ -32,7 +32,7 @@ from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, map_tensors
-from ..training.engine import Engine, Job, JobResult, try_job
+from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
@@ -285,8 +285,8 @@ class WorkerEngine(Engine):
             began, i = time.perf_counter(), queue.waiting.popleft()
             job, update = queue.jobs[i], queue.updates.tensor[i]
             with _one_thread():
-                queue.results[i] = try_job(
-                    self.local_engine, start, data, job, queue.sgd, queue.seed, update
+                queue.results[i] = self.local_engine.try_job(
+                    start, data, job, queue.sgd, queue.seed, update
                 )
             self._local_s += time.perf_counter() - began
 

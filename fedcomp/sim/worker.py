@@ -22,7 +22,7 @@ from ..tasks import initial_model, load
 from ..tasks.data import Data, Examples, map_tensors
 from ..tasks.user_errors import client_error
 from ..training import devices, nested_state
-from ..training.engine import ClientEngine, Job, JobResult, try_job
+from ..training.engine import ClientEngine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
 
@@ -73,7 +73,7 @@ class TrainingWorker:
                     self._own_data = self.engine.task.train().to(self.device)
                 data = self._own_data
             job = job._replace(state=_unpacked_state(job.state))
-            result = try_job(self.engine, start, data, job, sgd, seed, update)
+            result = self.engine.try_job(start, data, job, sgd, seed, update)
             return reason(result) if isinstance(result, Exception) else packed_result(result)
         except (Exception, KeyboardInterrupt) as error:  # the task's own code may raise both
             return reason(client_error(error))

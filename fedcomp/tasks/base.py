@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from .. import seeds
 from ..errors import DataError, TaskError
 from .augment import Augmentation
 from .data import TARGET, Batch, DataSource
@@ -103,7 +104,7 @@ class Task:
                 raise TaskError(
                     f"task '{self.name}': {name} is of type {type(value).__name__}; give a function"
                 )
-            if value is not None and not _accepts(value, len(arguments.split(", "))):
+            if value is not None and not accepts(value, len(arguments.split(", "))):
                 raise TaskError(
                     f"task '{self.name}': {name} cannot be called as {name}({arguments}); change its parameters"
                 )
@@ -122,9 +123,7 @@ class Task:
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
-            if self.target in inputs and not (
-                self.loss is None and forward_takes(model, self.target)
-            ):
+            if self.loss is not None or not forward_takes(model, self.target):
                 inputs = {name: value for name, value in inputs.items() if name != self.target}
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
@@ -157,7 +156,7 @@ def forward_takes(model: Any, name: str) -> bool:
     return name in signature or any(p.kind is p.VAR_KEYWORD for p in signature.values())
 
 
-def _accepts(function: Callable[..., Any], count: int) -> bool:
+def accepts(function: Callable[..., Any], count: int) -> bool:
     """Return whether a function accepts `count` positional arguments. Return True if the function's signature is unknown."""
     try:
         inspect.signature(function).bind(*[None] * count)
@@ -188,9 +187,7 @@ def initial_model(task: Task, seed: int) -> nn.Module:
 
     The states of the global random generators do not change.
     """
-    from ..seeds import key
-
-    with seeded_globals(key(seed, "initial weights")):
+    with seeded_globals(seeds.key(seed, "initial weights")):
         return task.model()
 
 

@@ -151,11 +151,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal, with NaN equal to NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return (
-        torch.equal(a, b)
-        or a.is_floating_point()
-        and bool(((a == b) | a.isnan() & b.isnan()).all())
-    )
+    if torch.equal(a, b):
+        return True
+    return a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _check_data(task: Task, split: str, data: Any) -> Examples:
@@ -251,7 +249,11 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
             try:
                 _check_metric(task, name, outputs, targets)
             except TaskError:  # a metric such as AUC needs examples of every class
-                _check_metric(task, name, *_all_outputs(task, model, data))
+                pairs = [
+                    (predictions(_model_outputs(task, model, b)), b.targets)
+                    for b in data.batches(250)
+                ]
+                _check_metric(task, name, *concatenate_nested(pairs))
 
 
 def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
@@ -259,13 +261,6 @@ def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> No
         warnings.simplefilter("ignore")  # such as those about missing classes
         call = f"metrics[{name!r}](outputs, targets)"
         _number(task, call, task.metrics[name], outputs, targets, "a number")
-
-
-def _all_outputs(task: Task, model: nn.Module, data: Examples) -> tuple[Any, Any]:
-    """Return outputs and targets of the whole test set."""
-    pairs = [(predictions(_model_outputs(task, model, b)), b.targets) for b in data.batches(250)]
-    whole: tuple[Any, Any] = concatenate_nested(pairs)
-    return whole
 
 
 def _number(
@@ -284,11 +279,12 @@ def _number(
 def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     """Return the model's output for a batch: a tensor, or an object with `.logits` or `.loss`. Raises TaskError."""
     shapes = ", ".join(map(_describe, tensors(batch.inputs)))
-    if unknown := _unknown_keywords(task, model, batch):
-        raise TaskError(
-            f"task '{task.name}': the batch has a key '{unknown[0]}', but the model's forward has no such argument; rename or drop this "
-            f"key, or, if it holds the targets, give Task(target='{unknown[0]}')"
-        )
+    for name in batch.inputs if isinstance(batch.inputs, dict) else ():
+        if name != task.target and not forward_takes(model, name):
+            raise TaskError(
+                f"task '{task.name}': the batch has a key '{name}', but the model's forward has no such argument; rename or drop this "
+                f"key, or, if it holds the targets, give Task(target='{name}')"
+            )
     outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch))
     predicted = predictions(outputs)
     if task.loss not in (None, F.cross_entropy) or task.returns_loss(outputs):
@@ -297,14 +293,6 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     expected = "a tensor of outputs, or an object with .loss or .logits"
     _require(task, valid, "model()(inputs)", _describe(outputs), expected)
     return outputs
-
-
-def _unknown_keywords(task: Task, model: nn.Module, batch: Batch) -> list[str]:
-    """Return the keys of a batch's inputs for which `forward` has no argument."""
-    if not isinstance(batch.inputs, dict):
-        return []
-    names = [name for name in batch.inputs if name != task.target]
-    return [name for name in names if not forward_takes(model, name)]
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:

@@ -34,11 +34,8 @@ class Block(nn.Module):
         super().__init__()
         self.first = _normalised(inputs, outputs, 3, stride)
         self.second = _normalised(outputs, outputs, 3)
-        self.past = (
-            nn.Identity()
-            if (inputs, stride) == (outputs, 1)
-            else _normalised(inputs, outputs, 1, stride)
-        )
+        same = (inputs, stride) == (outputs, 1)
+        self.past = nn.Identity() if same else _normalised(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.past(x) + self.second(torch.relu(self.first(x))))
@@ -54,11 +51,9 @@ class ResNet18(nn.Module):
         super().__init__()
         blocks, channels = [], width
         for multiple, stride in STAGES:
-            blocks += [
-                Block(channels, multiple * width, stride),
-                Block(multiple * width, multiple * width, 1),
-            ]
-            channels = multiple * width
+            outputs = multiple * width
+            blocks += [Block(channels, outputs, stride), Block(outputs, outputs, 1)]
+            channels = outputs
         self.stem = _normalised(3, width, 3)
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels, classes)
@@ -114,23 +109,13 @@ def network() -> nn.Module:
 def vgg11s(data: Path | None) -> Task:
     """Return the task of VGG11*, a narrower VGG11, on CIFAR-10. Each channel is standardised by its mean and standard deviation."""
     read = images(data).per_channel
-    return Task(
-        "cifar10-vgg11s",
-        network,
-        partial(read, "train"),
-        partial(read, "test"),
-        augment=CROP_AND_FLIP,
-    )
+    train, test = partial(read, "train"), partial(read, "test")
+    return Task("cifar10-vgg11s", network, train, test, augment=CROP_AND_FLIP)
 
 
 @builtin_task("cifar10-resnet18")
 def resnet18(data: Path | None) -> Task:
     """Return the task of ResNet-18 with GroupNorm on CIFAR-10. Each channel is standardised by its mean and standard deviation."""
     read = images(data).per_channel
-    return Task(
-        "cifar10-resnet18",
-        ResNet18,
-        partial(read, "train"),
-        partial(read, "test"),
-        augment=CROP_AND_FLIP,
-    )
+    train, test = partial(read, "train"), partial(read, "test")
+    return Task("cifar10-resnet18", ResNet18, train, test, augment=CROP_AND_FLIP)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, default_collate
 
 from ..errors import ConfigError
 
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     targets: Any  # a tensor, or tensors in tuples, lists and dicts; None for a dict without targets
 
     def __len__(self) -> int:
-        return len(first_tensor(self.inputs))
+        return len(tensors(self.inputs)[0])
 
     def to(self, device: torch.device | str) -> "Batch":
         return self._mapped(lambda t: t.to(device))
@@ -63,7 +63,7 @@ class Data:
     n_clients: int = 0
 
     def __len__(self) -> int:
-        return len(first_tensor(self.inputs))
+        return len(tensors(self.inputs)[0])
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +95,13 @@ class Data:
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples at the positions `rows`, or all examples, as a torch Dataset of pairs (input, target)."""
-        pairs = _Pairs(self)
+        inputs: Any = self.inputs
+        targets: Any = self.targets  # a tensor, which torch does not declare as a dataset
+        if isinstance(inputs, dict):
+            inputs = StackDataset(**inputs)
+        elif isinstance(inputs, tuple):
+            inputs = StackDataset(*inputs)
+        pairs: Dataset[Any] = StackDataset(inputs, targets)
         return pairs if rows is None else Subset(pairs, rows.tolist())
 
     def labels(self) -> Tensor:
@@ -127,6 +133,7 @@ class Data:
         return f"{shapes} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
+@dataclass(eq=False)
 class LazyData:
     """Examples of a map-style dataset, read when a batch needs them.
 
@@ -136,19 +143,14 @@ class LazyData:
     `groups` and `n_clients` are as in Data.
     """
 
-    has_single_input = False
+    dataset: Any
+    collate: Callable[[list[Any]], Any] | None = None
+    target: str = TARGET
+    groups: np.ndarray | None = None
+    device: torch.device | str = "cpu"
+    n_clients: int = 0
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[list[Any]], Any] | None = None,
-        target: str = TARGET,
-        groups: np.ndarray | None = None,
-        device: torch.device | str = "cpu",
-        n_clients: int = 0,  # as in Data
-    ):
-        self.dataset, self.collate, self.target = dataset, collate, target
-        self.groups, self.device, self.n_clients = groups, device, n_clients
+    has_single_input = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -179,15 +181,18 @@ class LazyData:
 
     def labels(self) -> Tensor:
         """Return the target of every example. Reads every item if the dataset has no attribute or column of targets."""
+        labels: Any = None
         if _is_hugging_face(self.dataset):
-            return self._label_tensor(_whole_column(self.dataset, self.target))
+            labels = _whole_column(self.dataset, self.target)
         for name in ("targets", "labels"):  # attributes of the datasets of torchvision
-            if (values := getattr(self.dataset, name, None)) is not None:
-                return self._label_tensor(values)
-        items = [self.dataset[i] for i in range(len(self.dataset))]
-        return self._label_tensor(
-            [item[self.target] if isinstance(item, Mapping) else item[-1] for item in items]
-        )
+            if labels is None:
+                labels = getattr(self.dataset, name, None)
+        if labels is None:
+            items = (self.dataset[i] for i in range(len(self.dataset)))
+            labels = [
+                item[self.target] if isinstance(item, Mapping) else item[-1] for item in items
+            ]
+        return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
 
     def column(self, name: str | None) -> np.ndarray | None:
         """Return `groups` [N] if the name is None, else the values [N] of the column or attribute `name`. Raises ConfigError."""
@@ -203,18 +208,12 @@ class LazyData:
         )
 
     def to(self, device: torch.device | str) -> "LazyData":
-        return LazyData(
-            self.dataset, self.collate, self.target, self.groups, device, self.n_clients
-        )
+        return replace(self, device=device)
 
     @cached_property
     def digest(self) -> str:
         """Fingerprint of the data, compared when a run is resumed: the length, and the fingerprint if it is a Hugging Face Dataset."""
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
-
-    @staticmethod
-    def _label_tensor(labels: Any) -> Tensor:
-        return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
 
 
 Examples = Data | LazyData
@@ -235,9 +234,6 @@ class DataSource:
     def __call__(self) -> Any:
         is_function = callable(self.value) and not isinstance(self.value, Dataset | Data | LazyData)
         return data_from(self.value() if is_function else self.value, self.collate, self.target)
-
-    def __repr__(self) -> str:
-        return f"DataSource({getattr(self.value, '__name__', type(self.value).__name__)})"
 
 
 def data_from(
@@ -326,11 +322,6 @@ def concatenate_nested(parts: Sequence[Any]) -> Any:
     )
 
 
-def first_tensor(inputs: Inputs) -> Tensor:
-    """Return the first tensor of a batch's inputs."""
-    return tensors(inputs)[0]
-
-
 def tensors(inputs: Inputs) -> list[Tensor]:
     """Return all tensors of a batch's inputs."""
     if isinstance(inputs, Mapping):
@@ -354,19 +345,6 @@ def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
     return f"NaN or infinity in {int(bad.sum())} of {count} examples" if bad.any() else ""
 
 
-class _Pairs(Dataset[Any]):
-    """The examples of a Data as pairs (input, target)."""
-
-    def __init__(self, data: Data):
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, row: int) -> tuple[Any, Tensor]:
-        return map_tensors(self.data.inputs, lambda t: t[row]), self.data.targets[row]
-
-
 def _concatenate(parts: dict[Any, Any]) -> Any:
     """Concatenate the data of clients.
 
@@ -385,16 +363,16 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
             groups,
             len(parts),
         )
-    if all(isinstance(part, LazyData) and _is_hugging_face(part.dataset) for part in by_client):
+    datasets = [part.subset() for part in by_client]
+    if all(map(_is_hugging_face, datasets)):
         from datasets import concatenate_datasets
 
-        whole = concatenate_datasets([part.dataset for part in by_client])
-        of_first = by_client[0].collate, by_client[0].target
-        return LazyData(whole, *of_first, groups, n_clients=len(parts))
-    datasets = [part.dataset if isinstance(part, LazyData) else _Pairs(part) for part in by_client]
+        whole = concatenate_datasets(datasets)
+    else:
+        whole = ConcatDataset(datasets)
     first = next((part for part in by_client if isinstance(part, LazyData)), None)
     collate, target = (first.collate, first.target) if first else (None, TARGET)
-    return LazyData(ConcatDataset(datasets), collate, target, groups, n_clients=len(parts))
+    return LazyData(whole, collate, target, groups, n_clients=len(parts))
 
 
 def _slices(count: int, size: int) -> list[slice]:

@@ -35,10 +35,8 @@ def read(split: str) -> Data:
     chosen = {"train": order[:-TEST_EXAMPLES], "test": order[-TEST_EXAMPLES:]}
     training = pixels[chosen["train"]]
     values = (pixels[chosen[split]] - training.mean()) / training.std()
-    return Data(
-        torch.tensor(values, dtype=torch.float32),
-        torch.tensor(labels[chosen[split]].astype(np.int64)),
-    )
+    targets = torch.tensor(labels[chosen[split]].astype(np.int64))
+    return Data(torch.tensor(values, dtype=torch.float32), targets)
 
 
 @builtin_task("digits")

@@ -15,7 +15,8 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,60 +28,25 @@ from ..errors import DataError, MissingExtraError
 from .base import find_files
 from .data import Data
 
-Arrays = tuple[np.ndarray, ...]
+if TYPE_CHECKING:
+    import pyarrow
+
+CLASSES = 10
+MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard deviation of a pixel that is always black is 0
 
 
 def cache_folder() -> Path | None:
     """Return the folder of the cache; None if FEDCOMP_CACHE is not set and there is no home directory."""
     try:
-        return Path(
-            os.environ.get("FEDCOMP_CACHE") or Path.home() / ".cache" / "fedcomp"
-        ).expanduser()
+        return Path(os.environ.get("FEDCOMP_CACHE") or "~/.cache/fedcomp").expanduser()
     except RuntimeError:
         return None
-
-
-def cached_arrays(
-    sources: Sequence[Path],
-    key: str,
-    names: Sequence[str],
-    decode: Callable[[], Arrays],
-    is_valid: Callable[[Arrays], bool],
-) -> Arrays:
-    """Return the arrays of `decode()`, one per name. `decode` is called only if the cache has no arrays that `is_valid` accepts.
-
-    Arrays from the cache are mapped read-only from disk. `key` states the options of `decode` and enters the hash in the names of the
-    cached files.
-    """
-    folder = cache_folder()
-    if folder is None:
-        return decode()
-    digest = _digest(sources, key)
-    paths = [folder / f"{digest}-{name}.npy" for name in names]
-    cached = _read(paths)
-    if cached is not None and is_valid(cached):
-        return cached
-    arrays = decode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, array in zip(paths, arrays, strict=True):
-            _write(path, array)
-    except OSError:
-        pass  # the disk is full or read-only: the next run decodes again
-    return arrays
 
 
 def _digest(sources: Sequence[Path], key: str) -> str:
     state = [(path.resolve(), path.stat()) for path in sources]
     text = "\n".join([key, *(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in state)])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
-
-
-def _read(paths: Sequence[Path]) -> Arrays | None:
-    try:
-        return tuple(np.lib.format.open_memmap(path, mode="r") for path in paths)
-    except Exception:  # numpy raises various exceptions for a damaged header
-        return None
 
 
 def _write(path: Path, array: np.ndarray) -> None:
@@ -93,13 +59,6 @@ def _write(path: Path, array: np.ndarray) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
-
-
-if TYPE_CHECKING:
-    import pyarrow
-
-CLASSES = 10
-MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard deviation of a pixel that is always black is 0
 
 
 @dataclass(frozen=True)
@@ -117,26 +76,33 @@ class ImageDataset:
 
     def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Return pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test". Arrays from the cache are read-only."""
-        files = self._files(split)
-        key = f"{self.column} {self.shape}"
-        images, labels = cached_arrays(
-            files, key, ("images", "labels"), lambda: self._decode(files), self._is_valid
-        )
+        files, folder = self._files(split), cache_folder()
+        if folder is None:
+            return self._decode(files)
+        digest = _digest(files, f"{self.column} {self.shape}")
+        paths = [folder / f"{digest}-{name}.npy" for name in ("images", "labels")]
+        try:
+            cached = [np.lib.format.open_memmap(path, mode="r") for path in paths]
+            if self._is_valid(*cached):
+                return cached[0], cached[1]
+        except Exception:  # numpy raises various exceptions for a missing or damaged file
+            pass
+        images, labels = self._decode(files)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, array in zip(paths, (images, labels), strict=True):
+                _write(path, array)
+        except OSError:
+            pass  # the disk is full or read-only: the next run decodes again
         return images, labels
 
     def count(self, split: str) -> int:
         """Return the number of images of "train" or "test", from the metadata of the files."""
-        files = self._files(split)
-        try:
-            from pyarrow import ArrowException, parquet
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
-        try:
-            return sum(parquet.read_metadata(file).num_rows for file in files)
-        except (OSError, ArrowException) as error:
-            raise DataError(
-                f"--data {files[0]} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
-            ) from error
+        total = 0
+        for file in self._files(split):
+            with self._opened(file) as source:
+                total += source.metadata.num_rows
+        return total
 
     def data_folder(self) -> Path:
         """Return the folder that contains the parquet files."""
@@ -178,19 +144,16 @@ class ImageDataset:
         contents = f"{name}/train.parquet and {name}/test.parquet"
         return find_files(self.folder, name, f"{name}/{split}.parquet", contents, find)
 
-    def _is_valid(self, arrays: Arrays) -> bool:
+    def _is_valid(self, images: np.ndarray, labels: np.ndarray) -> bool:
         """Return whether cached arrays have the types, shapes and values of the arrays that `_decode` returns."""
-        images, labels = arrays
         dtypes = labels.dtype == np.dtype(np.int64) and images.dtype == np.dtype(np.uint8)
         if not dtypes or labels.ndim != 1 or images.shape != (len(labels), *self.shape):
             return False
         return len(labels) > 0 and 0 <= labels.min() and labels.max() < CLASSES
 
     def _decode(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-        parts = [self._decode_file(file) for file in files]
-        return np.concatenate([images for images, _ in parts]), np.concatenate(
-            [labels for _, labels in parts]
-        )
+        images, labels = zip(*map(self._decode_file, files), strict=True)
+        return np.concatenate(images), np.concatenate(labels)
 
     def _decode_file(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         encoded, labels = self._columns(file)
@@ -202,23 +165,11 @@ class ImageDataset:
 
     def _columns(self, file: Path) -> tuple[list[bytes | None], np.ndarray]:
         """Return the encoded images and the labels of a file. Raises DataError if the file does not have the schema of the data set."""
-        try:
-            import pyarrow as pa
-            from pyarrow import compute, parquet
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
-        try:
-            with parquet.ParquetFile(file) as source:
-                self._check_schema(source.schema_arrow, file)
-                table = source.read(columns=[self.column, "label"])
-        except PermissionError as error:
-            raise DataError(
-                f"--data {file}: no permission to read it; change its permissions"
-            ) from error
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(
-                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
-            ) from error
+        with self._opened(file) as source:
+            self._check_schema(source.schema_arrow, file)
+            table = source.read(columns=[self.column, "label"])
+        from pyarrow import compute
+
         labels = table["label"]
         if not len(labels):
             raise DataError(f"--data {file} has no rows; replace it with a complete copy")
@@ -228,9 +179,27 @@ class ImageDataset:
                 f"--data {file} has labels from {limits['min']} to {limits['max']}, and {labels.null_count} rows without a label; "
                 f"{self.dataset} needs a label from 0 to {CLASSES - 1} in every row"
             )
-        return compute.struct_field(
-            table[self.column], "bytes"
-        ).to_pylist(), labels.to_numpy().astype(np.int64)
+        encoded = compute.struct_field(table[self.column], "bytes").to_pylist()
+        return encoded, labels.to_numpy().astype(np.int64)
+
+    @contextmanager
+    def _opened(self, file: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
+        """Open a parquet file. Raises DataError if the file cannot be read, and MissingExtraError without pyarrow."""
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as error:
+            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
+        try:
+            with parquet.ParquetFile(file) as source:
+                yield source
+        except PermissionError as error:
+            raise DataError(
+                f"--data {file}: no permission to read it; change its permissions"
+            ) from error
+        except (OSError, ArrowException) as error:
+            raise DataError(
+                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
+            ) from error
 
     def _check_schema(self, schema: "pyarrow.Schema", file: Path) -> None:
         import pyarrow as pa
@@ -241,15 +210,12 @@ class ImageDataset:
             kind = schema.field(name).type
             if name == "label":
                 return pa.types.is_integer(kind)
-            return pa.types.is_struct(kind) and [f.type for f in kind if f.name == "bytes"] in (
-                [pa.binary()],
-                [pa.large_binary()],
-            )
+            fields = kind if pa.types.is_struct(kind) else ()
+            types = [field.type for field in fields if field.name == "bytes"]
+            return types in ([pa.binary()], [pa.large_binary()])
 
-        for name, kind in (
-            (self.column, "struct<bytes: binary, path: string>"),
-            ("label", "int64"),
-        ):
+        kinds = {self.column: "struct<bytes: binary, path: string>", "label": "int64"}
+        for name, kind in kinds.items():
             if not has_column(name):
                 columns = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
                 raise DataError(
@@ -267,11 +233,8 @@ class ImageDataset:
             with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
                 # Checked before decoding, to bound the cost of decoding.
                 if image.size == (width, height):
-                    return (
-                        np.asarray(image.convert("L" if channels == 1 else "RGB"))
-                        .reshape(height, width, channels)
-                        .transpose(2, 0, 1)
-                    )
+                    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+                    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
                 size = "{} x {}".format(*image.size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(
@@ -300,15 +263,9 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes remain, with length 1.
 
-    Pixels are summed as integers, so that the order of summation has no effect.
+    The sums of pixels and of their squares are integers below 2⁵³, so that float64 is exact and the order of summation has no effect.
     """
-    total: Any = 0
-    squares: Any = 0
-    for start in range(0, len(images), 512):
-        block = images[start : start + 512].astype(np.int32)
-        total = total + block.sum(axes, np.int64, keepdims=True)
-        squares = squares + (block * block).sum(axes, np.int64, keepdims=True)
-    count = images.size // np.size(total)
-    mean = total / count
-    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    mean = images.mean(axes, np.float64, keepdims=True)
+    squares = np.square(images, dtype=np.uint16).mean(axes, np.float64, keepdims=True)
+    deviation = np.sqrt(np.maximum(squares - mean**2, 0))
     return mean / 255, np.maximum(deviation / 255, MIN_DEVIATION)

@@ -214,8 +214,6 @@ def partition(
     ConfigError if the partition does not suit the data or the number of clients.
     """
     partitioner = parse_partitioner(spec)
-    if clients < 1:
-        raise ConfigError(f"--clients is {clients}; give at least 1")
     if clients > len(data):
         raise ConfigError(
             f"--clients {clients} exceeds the {len(data)} examples of {name}; give at most {len(data)}"

@@ -6,7 +6,6 @@ Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima an
 are needed. Averages of the clients' own statistics would cost traffic, and a Byzantine client could falsify them.
 """
 
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -50,36 +49,25 @@ def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def recalibrate(
-    model: nn.Module, batches: Iterable[Any], forward: Callable[[Any], Any] | None = None
+def recalibrate_on(
+    task: Task, model: nn.Module, data: Examples, rows: np.ndarray, device: torch.device
 ) -> None:
-    """Set the running statistics of a model to their averages over `batches`. Leaves the model in eval mode.
+    """Set the running statistics of a model to their averages over batches of the examples `rows`. The model is on `device`.
 
-    `forward(batch)` runs the forward pass of a batch; by default, the model is called with the batch. During the forward passes, only the
-    recalibrated layers are in training mode, so that dropout is off and other buffers do not change. A BatchNorm layer raises ValueError
-    for a batch with one value per channel.
+    Leaves the model in eval mode. During the forward passes, only the recalibrated layers are in training mode, so that dropout is off and
+    other buffers do not change. A BatchNorm layer raises ValueError for a batch with one value per channel.
     """
     layers: list[Any] = [*recalibrated_layers(model).values()]
-    with ExitStack() as restored:
+    index = torch.from_numpy(rows).to(data.device)
+    with ExitStack() as restored, torch.inference_mode():
         restored.callback(model.eval)
         for layer in layers:
             restored.callback(setattr, layer, "momentum", layer.momentum)
             restored.callback(_average(layer).remove)
             layer.reset_running_stats()
             layer.train()
-        for batch in batches:
-            (forward or model)(batch)
-
-
-def recalibrate_on(
-    task: Task, model: nn.Module, data: Examples, rows: np.ndarray, device: torch.device
-) -> None:
-    """Recalibrate a task's model on the examples `rows` of `data`, in batches of at most 250. The model is on `device`."""
-    index = torch.from_numpy(rows).to(data.device)
-    pieces = index.tensor_split(-(-len(rows) // BATCH_SIZE))
-    batches = (data.batch(piece).to(device) for piece in pieces)
-    with torch.inference_mode():
-        recalibrate(model, batches, lambda batch: task.outputs(model, batch))
+        for piece in index.tensor_split(-(-len(rows) // BATCH_SIZE)):
+            task.outputs(model, data.batch(piece).to(device))
 
 
 def recalibration_error(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:

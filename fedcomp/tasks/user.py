@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import FedcompError, TaskError, nearest
-from .base import Task, seeded_globals
+from .base import Task, accepts, seeded_globals
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 IMPORT_SEED = 0  # seed of the global generators while a file is imported, the same in all processes
@@ -53,7 +53,7 @@ def as_task(value: Any, data: Path | None, text: str) -> Task:
     task = value if isinstance(value, Task) else _call(value, data, text)
     if not isinstance(task, Task):
         raise TaskError(
-            f"--task {text} is {_with_article(task)}; it must be a fedcomp Task or a function that returns one"
+            f"--task {text} is of type {type(task).__name__}; it must be a fedcomp Task or a function that returns one"
         )
     return task
 
@@ -113,44 +113,26 @@ def _attribute(module: ModuleType, name: str, text: str) -> Any:
         names = [
             key
             for key, value in vars(module).items()
-            if isinstance(value, Task) or _defined_in(value, module)
+            if isinstance(value, Task)
+            or (inspect.isfunction(value) and value.__module__ == module.__name__)
         ]
         raise TaskError(
             f"--task {text}: the file has no '{name}'; {nearest(name, names) if names else 'define it there'}"
         ) from None
 
 
-def _defined_in(value: Any, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__
-
-
 def _call(function: Any, data: Path | None, text: str) -> Any:
     """Call a function with the data folder if it takes an argument. Return a value that is not callable unchanged."""
     if not callable(function):
         return function
-    try:
-        signature = inspect.signature(function)
-        arguments = next(values for values in ((data,), ()) if _accepts(signature, values))
-    except (ValueError, StopIteration):
+    takes_folder = accepts(function, 1)
+    if not takes_folder and not accepts(function, 0):
         raise TaskError(
             f"--task {text} cannot be called with the data folder or without arguments; define it with one parameter or none"
-        ) from None
+        )
     try:
-        return function(*arguments)
+        return function(data) if takes_folder else function()
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise _user_error(text, "the call", error) from error
-
-
-def _accepts(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _with_article(value: Any) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

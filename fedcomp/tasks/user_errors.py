@@ -11,7 +11,8 @@ from ..errors import FedcompError, OutOfMemoryError, TaskError
 
 TRACEBACK_VARIABLE = "FEDCOMP_TRACEBACK"  # environment variable
 SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
-LIBRARY_FOLDERS = (
+LIBRARY_PREFIXES = (
+    *("<frozen", "<__array_function__"),  # code without a file
     str(Path(__file__).parents[1]) + os.sep,
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
 )
@@ -88,6 +89,4 @@ def _user_frame(error: BaseException) -> str:
 
 
 def _is_library(file: str) -> bool:
-    if file.startswith(("<frozen", "<__array_function__")):
-        return True
-    return file.startswith(LIBRARY_FOLDERS) or not PACKAGE_FOLDERS.isdisjoint(Path(file).parts)
+    return file.startswith(LIBRARY_PREFIXES) or not PACKAGE_FOLDERS.isdisjoint(Path(file).parts)

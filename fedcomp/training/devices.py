@@ -21,10 +21,8 @@ def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(
-            M_MMAP_THRESHOLD,
-            min(MAX_KEPT_BYTES, vector_bytes if vector_bytes >= LARGE_BYTES else MAX_KEPT_BYTES),
-        )
+        mapped_from = vector_bytes if vector_bytes >= LARGE_BYTES else MAX_KEPT_BYTES
+        libc.mallopt(M_MMAP_THRESHOLD, min(MAX_KEPT_BYTES, mapped_from))
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
         if threads:
             libc.mallopt(M_ARENA_MAX, 1)

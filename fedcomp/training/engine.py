@@ -64,19 +64,29 @@ class ClientEngine(ABC):
 
     @abstractmethod
     def train_job(
-        self,
-        start: Tensor,
-        data: Examples,
-        job: Job,
-        sgd: LocalSGD,
-        seed: int,
-        out: Tensor | None = None,
-    ) -> LocalUpdate:
+        self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
+    ) -> JobResult:
         """Train a client on `data`, from the weights `start` (float32 [n]); both are on the engine's device.
 
-        The update is written into `out` (float32 [n]) if it is given. Buffers that `job.buffers` lacks start with their initial values.
-        Random draws of the model depend on the seed, the round and the client only. The states of torch's global generators do not change.
+        The update is written into `out` (float32 [n]). Buffers that `job.buffers` lacks start with their initial values. Random draws of
+        the model depend on the seed, the round and the client only. The states of torch's global generators do not change.
         """
+
+    def try_job(
+        self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
+    ) -> JobResult | Exception:
+        """Call `train_job`. Return the exception if training fails.
+
+        If the user's code forks, an exception in the child process is raised again to end the child process, which would otherwise continue
+        as a second copy of its parent.
+        """
+        process = os.getpid()
+        try:
+            return self.train_job(start, data, job, sgd, seed, out)
+        except (Exception, SystemExit) as error:
+            if os.getpid() != process:
+                raise
+            return client_error(error)
 
     def train(
         self,
@@ -91,7 +101,8 @@ class ClientEngine(ABC):
         **fields: Any,
     ) -> LocalUpdate:
         """Call `train_job` with a `Job` that has these batches. `fields` are further fields of `Job`."""
-        return self.train_job(start, data, Job(round, client, batches, **fields), sgd, seed)
+        job, update = Job(round, client, batches, **fields), torch.empty_like(start)
+        return LocalUpdate(update, self.train_job(start, data, job, sgd, seed, update))
 
     def load_buffers(self, buffers: dict[str, Tensor] | None) -> None:
         """Load a client's buffers into the model. Buffers that are not given get their initial values."""
@@ -144,32 +155,9 @@ class SequentialJobs(Engine):
         results: list[JobResult | Exception] = []
         succeeded = 0
         for job in jobs:
-            results.append(try_job(self.engine, start, data, job, sgd, seed, updates[succeeded]))
+            results.append(self.engine.try_job(start, data, job, sgd, seed, updates[succeeded]))
             succeeded += not isinstance(results[-1], Exception)
         return updates[:succeeded], results
-
-
-def try_job(
-    engine: ClientEngine,
-    start: Tensor,
-    data: Examples,
-    job: Job,
-    sgd: LocalSGD,
-    seed: int,
-    out: Tensor,
-) -> JobResult | Exception:
-    """Train one job and write its update into `out` [n]. Return the exception if training fails.
-
-    If the user's code forks, an exception in the child process is raised again to end the child process, which would otherwise continue as
-    a second copy of its parent.
-    """
-    process = os.getpid()
-    try:
-        return engine.train_job(start, data, job, sgd, seed, out).result
-    except (Exception, SystemExit) as error:
-        if os.getpid() != process:
-            raise
-        return client_error(error)
 
 
 @contextmanager
@@ -177,11 +165,8 @@ def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators of the CPU and of `device` within a `with` block. Faster than torch.random.fork_rng."""
     generators = [torch.default_generator]
     if device.type == "cuda":
-        generators.append(
-            torch.cuda.default_generators[
-                torch.cuda.current_device() if device.index is None else device.index
-            ]
-        )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:
@@ -297,27 +282,23 @@ class SerialEngine(ClientEngine):
 
     def _arrange(self) -> None:
         """Make parameters views of the vector `weights`, except parameters that need another memory layout or precision."""
-        separate = _with_own_layout(self.model, self.device, self.channels_last)
+        separate = {p for p in self.parameters if self.channels_last and p.dim() == 4}
+        if self.device.type == "cuda":  # cuDNN needs the parameters of an RNN in one block
+            rnns = [module for module in self.model.modules() if isinstance(module, nn.RNNBase)]
+            separate |= {p for rnn in rnns for p in rnn.parameters()}
         # Parameters that are not views, each with its slice of `weights`. They are copied before and after training.
         self.copied: list[tuple[nn.Parameter, Tensor]] = []
         set_memory_format(self.model, self.channels_last)
-        for parameter, view in zip(
-            self.parameters, self.layout.views(self.weights).values(), strict=True
-        ):
+        views = self.layout.views(self.weights).values()
+        for parameter, view in zip(self.parameters, views, strict=True):
             if parameter.dtype == torch.float32 and parameter not in separate:
                 parameter.data = view
             else:
                 self.copied.append((parameter, view))
 
     def train_job(
-        self,
-        start: Tensor,
-        data: Examples,
-        job: Job,
-        sgd: LocalSGD,
-        seed: int,
-        out: Tensor | None = None,
-    ) -> LocalUpdate:
+        self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
+    ) -> JobResult:
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
         A parameter on which the loss does not depend has a zero gradient. The weights of a parameter that is not float32 are rounded to its
@@ -346,9 +327,9 @@ class SerialEngine(ClientEngine):
         state = steps.finish()
         for parameter, view in self.copied:
             view.copy_(parameter.detach())
-        update = torch.sub(self.weights, base, out=out)
+        torch.sub(self.weights, base, out=out)
         loss = torch.stack(losses).mean(dtype=torch.float32).item()
-        return LocalUpdate(update, JobResult(loss, self.changed_buffers(), state))
+        return JobResult(loss, self.changed_buffers(), state)
 
     def _batches(self, data: Examples, job: Job, sgd: LocalSGD, seed: int) -> Iterable[Batch]:
         index = torch.from_numpy(np.concatenate(job.batches)).to(self.device)
@@ -385,18 +366,6 @@ class SerialEngine(ClientEngine):
                 parameter.copy_(view)
                 view.copy_(parameter)
         return self.weights.clone() if self.has_low_precision else start
-
-
-def _with_own_layout(
-    model: nn.Module, device: torch.device, channels_last: bool
-) -> set[nn.Parameter]:
-    """Return the parameters that cannot be views of one vector, because cuDNN or the channels_last format needs another memory layout."""
-    cudnn = (
-        {p for m in model.modules() if isinstance(m, nn.RNNBase) for p in m.parameters()}
-        if device.type == "cuda"
-        else set()
-    )
-    return cudnn | {p for p in model.parameters() if channels_last and p.dim() == 4}
 
 
 def _as_float32(outputs: Any) -> Any:

@@ -17,7 +17,7 @@ starts from zero. Momentum masking is from Sattler, Wiedemann, Müller, Samek: S
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -124,16 +124,21 @@ class LocalSGD:
         )
 
 
-@dataclass(frozen=True)
-class Traces:
+class Traces(NamedTuple):
     """The vectors, besides the weights, that local steps read or update in place: float32 [n], or [m, n] for a stack of m clients."""
 
     momentum: Tensor | None = None  # momentum before the first step, then after the last step
-    moments: tuple[Tensor, Tensor] | None = None  # sums of clipped gradients, and of their squares
+    sums: Tensor | None = None  # sums of clipped gradients
+    squares: Tensor | None = None  # sums of the squares of clipped gradients
     correction: Tensor | None = None  # constant, added to every clipped gradient
 
     def __bool__(self) -> bool:
-        return self.momentum is not None or self.moments is not None or self.correction is not None
+        return any(vector is not None for vector in self)
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor] | None:
+        """The sums and the squares, if a memory needs them."""
+        return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod
     def for_round(
@@ -148,47 +153,31 @@ class Traces:
 
         The `momentum` after the client's last round is copied.
         """
-        if momentum is None:
-            momentum = torch.zeros_like(start) if sgd.keep_momentum else None
-        elif sgd.keep_momentum:
+        if not sgd.keep_momentum:
+            momentum = None
+        elif momentum is None:
+            momentum = torch.zeros_like(start)
+        else:
             momentum = momentum.to(start.device, copy=True)
-        return cls(
-            momentum if sgd.keep_momentum else None,
-            (torch.zeros_like(start), torch.zeros_like(start)) if needs_moments else None,
-            None if correction is None else correction.to(start.device),
-        )
+        sums, squares = (torch.zeros_like(start) if needs_moments else None for _ in range(2))
+        correction = None if correction is None else correction.to(start.device)
+        return cls(momentum, sums, squares, correction)
 
     @classmethod
     def stack(cls, traces: Sequence["Traces"]) -> "Traces":
         """Stack the `Traces` of several clients, all of which must have the same kinds of vectors."""
-        momenta = [t.momentum for t in traces if t.momentum is not None]
-        moments = [t.moments for t in traces if t.moments is not None]
-        corrections = [t.correction for t in traces if t.correction is not None]
-        sums, squares = zip(*moments, strict=True) if moments else ((), ())
-        return cls(
-            torch.stack(momenta) if momenta else None,
-            (torch.stack(sums), torch.stack(squares)) if moments else None,
-            torch.stack(corrections) if corrections else None,
-        )
+        kinds = zip(*traces, strict=True)
+        return cls(*(None if vectors[0] is None else torch.stack(vectors) for vectors in kinds))
 
     def map(self, function: Callable[[Any], Any]) -> "Traces":
         """Return `Traces` with `function` applied to each vector."""
-        momentum, correction = (
-            None if vector is None else function(vector)
-            for vector in (self.momentum, self.correction)
-        )
-        moments = self.moments and (function(self.moments[0]), function(self.moments[1]))
-        return Traces(momentum, moments, correction)
+        return Traces(*(None if vector is None else function(vector) for vector in self))
 
     def copy_from(self, source: "Traces") -> None:
         """Copy the momentum and the moments of `source`, which may be on another device. Corrections stay unchanged."""
-        for own, new in zip(self._updated(), source._updated(), strict=True):
-            if own is not new:
+        for own, new in zip(self[:3], source[:3], strict=True):
+            if own is not None and new is not None and own is not new:
                 own.copy_(new)
-
-    def _updated(self) -> list[Tensor]:
-        momentum = [] if self.momentum is None else [self.momentum]
-        return [*momentum, *(self.moments or ())]
 
 
 NO_TRACES = Traces()

@@ -17,7 +17,7 @@ from ..messages import MAX_EXAMPLES, check_metric_names
 from ..tasks.base import Task
 from ..tasks.data import Examples
 from . import nested_state
-from .engine import ClientEngine, Job, JobResult, LocalUpdate, SerialEngine, seeded_torch
+from .engine import ClientEngine, Job, JobResult, SerialEngine, seeded_torch
 from .local_sgd import LocalSGD
 
 
@@ -50,28 +50,11 @@ class LocalRound:
     state: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        sgd: LocalSGD,
-        device: torch.device,
-        seed: int,
-        round: int,
-        client: int,
-        state: dict[str, Any] | None = None,
-    ) -> "LocalRound":
-        """Return the `LocalRound` of a client, with the options of `sgd` and a copy of the client's state."""
-        return cls(
-            round,
-            client,
-            sgd.lr,
-            sgd.steps,
-            sgd.epochs,
-            sgd.batch_size // sgd.accumulate,
-            sgd.precision,
-            device,
-            seed,
-            copy.deepcopy(state or {}),
-        )
+    def of(cls, job: Job, sgd: LocalSGD, device: torch.device, seed: int) -> "LocalRound":
+        """Return the `LocalRound` of a job, with the options of `sgd` and a copy of the client's state."""
+        batch_size = sgd.batch_size // sgd.accumulate
+        options = sgd.lr, sgd.steps, sgd.epochs, batch_size, sgd.precision
+        return cls(job.round, job.client, *options, device, seed, copy.deepcopy(job.state or {}))
 
 
 class OwnLoopEngine(ClientEngine):
@@ -97,14 +80,8 @@ class OwnLoopEngine(ClientEngine):
             parameter.requires_grad_(True)
 
     def train_job(
-        self,
-        start: Tensor,
-        data: Examples,
-        job: Job,
-        sgd: LocalSGD,
-        seed: int,
-        out: Tensor | None = None,
-    ) -> LocalUpdate:
+        self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
+    ) -> JobResult:
         """Train by the task's `train_fn` on the client's examples; see `ClientEngine.train_job`.
 
         The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if
@@ -117,13 +94,13 @@ class OwnLoopEngine(ClientEngine):
         self.load_buffers(job.buffers)
         before = self.layout.gather(self.model)
         client_seed = seeds.key(seed, "dropout", job.round, job.client)
-        local_round = LocalRound.of(sgd, self.device, client_seed, job.round, job.client, job.state)
+        local_round = LocalRound.of(job, sgd, self.device, client_seed)
         self.model.train()
         self.model.zero_grad()  # gradients of the previous client
         with seeded_torch(client_seed, self.device), torch.enable_grad():
             returned = self.task.train_fn(self.model, data.subset(rows), local_round)
         numbers = numbers_of(self.task, "train_fn", returned)
-        update = torch.sub(self.layout.gather(self.model), before, out=out)
+        torch.sub(self.layout.gather(self.model), before, out=out)
         examples = numbers.pop("examples", len(rows))
         if not 1 <= examples <= MAX_EXAMPLES:
             raise TaskError(
@@ -131,8 +108,7 @@ class OwnLoopEngine(ClientEngine):
             )
         loss, state = numbers.pop("loss"), local_round.state or None
         nested_state.check(state)
-        result = JobResult(loss, self.changed_buffers(), state, numbers, int(examples))
-        return LocalUpdate(update, result)
+        return JobResult(loss, self.changed_buffers(), state, numbers, int(examples))
 
 
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
@@ -141,27 +117,25 @@ def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
     Raises TaskError if "loss" is missing, or if a value is not a number.
     """
     if not isinstance(returned, Mapping) or "loss" not in returned:
-        description = (
-            f"a dict with the keys [{', '.join(map(str, returned))}]"
-            if isinstance(returned, Mapping)
-            else type(returned).__name__
-        )
+        got = type(returned).__name__
+        if isinstance(returned, Mapping):
+            got = f"a dict with the keys [{', '.join(map(str, returned))}]"
         raise TaskError(
-            f"task '{task.name}': {function} returned {description}; return a dict with at least 'loss'"
+            f"task '{task.name}': {function} returned {got}; return a dict with at least 'loss'"
         )
+    numbers: dict[str, float] = {}
     for name, value in returned.items():
-        if not isinstance(value, Real) and not (isinstance(value, Tensor) and value.numel() == 1):
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        if not isinstance(number, Real):
             raise TaskError(
-                f"task '{task.name}': {function} returned a {type(value).__name__} for '{name}'; return a number"
+                f"task '{task.name}': {function} returned a {type(number).__name__} for '{name}'; return a number"
             )
+        numbers[str(name)] = float(number)
     try:
-        check_metric_names([str(name) for name in returned])
+        check_metric_names(numbers)
     except ProtocolError as error:
         raise TaskError(f"task '{task.name}': {function}: {error}") from error
-    return {
-        str(name): float(value.item() if isinstance(value, Tensor) else value)
-        for name, value in returned.items()
-    }
+    return numbers
 
 
 def client_engine(

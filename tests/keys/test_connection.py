@@ -56,7 +56,7 @@ def refused(host, port, trust, timeout_s=TIMEOUT_S) -> UnreachableError:
 def test_a_grpc_server_with_the_right_certificate(host, folder):
     mine = Enrolment.read(folder / "clients" / "0.toml")
     with grpc_serving(folder) as port:
-        for trust in (mine, mine.ca, mine.ca.encode()):
+        for trust in (mine, mine.ca):
             met = contact(host, port, trust, TIMEOUT_S)
             assert met.certificate == keys.check_server_files(folder) and met.seconds < TIMEOUT_S
 
@@ -190,7 +190,7 @@ def test_a_ca_that_has_ended(tmp_path):
 
 def test_a_ca_that_cannot_be_parsed_is_an_error():
     with pytest.raises(KeysError, match="certificate of the CA cannot be read; copy it again"):
-        contact("localhost", 1, b"-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+        contact("localhost", 1, "-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
 
 
 # Other servers.

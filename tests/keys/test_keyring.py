@@ -6,7 +6,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedcomp.errors import KeysError, ProtocolError
 from fedcomp.keys.enrolment import openssh
 from fedcomp.keys.keyring import (
-    POINT_BYTES,
     PinnedKeys,
     ServerKeys,
     point_of,
@@ -21,9 +20,7 @@ POINTS = [point_of(key.public_key()) for key in KEYS]
 
 
 def test_a_point_and_its_public_key_convert_into_each_other():
-    assert {len(point) for point in POINTS} == {POINT_BYTES} and point_of(
-        verifier(POINTS[0])
-    ) == POINTS[0]
+    assert {len(point) for point in POINTS} == {49} and point_of(verifier(POINTS[0])) == POINTS[0]
     with pytest.raises(ProtocolError, match="not a point"):
         verifier(b"\x02" + bytes(48)[:47] + b"\xff" * 2)
 
@@ -58,7 +55,7 @@ def test_a_client_keeps_its_own_key_and_signs_only_for_itself():
 def test_an_announced_key_that_is_not_a_point_is_not_pinned():
     ring = PinnedKeys("run", 0, KEYS[0])
     with pytest.raises(ProtocolError, match="not a point"):
-        ring.key(1, bytes(POINT_BYTES))
+        ring.key(1, bytes(49))
     assert ring.key(1, POINTS[1]) == POINTS[1]
 
 

@@ -10,12 +10,12 @@ import torch
 from federation import Federation
 
 from fedcomp.strategies import StrategyConfig
-from fedcomp.training.engine import JobResult, LocalUpdate, SequentialJobs
+from fedcomp.training.engine import ClientEngine, JobResult, SequentialJobs
 
 CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds, both gaps are 1e-15, the limit of float32
 
 
-class Quadratic:
+class Quadratic(ClientEngine):
     """The engine of one client."""
 
     device = torch.device("cpu")
@@ -25,9 +25,9 @@ class Quadratic:
         self.a = 0.1 + 1.9 * torch.rand(numel, generator=draws, dtype=torch.float64)
         self.b = torch.randn(numel, generator=draws, dtype=torch.float64)
 
-    def train_job(self, start, data, job, sgd, seed, out) -> LocalUpdate:
-        step = -sgd.lr * self.a * (start.double() - self.b)
-        return LocalUpdate(out.copy_(step), JobResult(0.0))
+    def train_job(self, start, data, job, sgd, seed, out) -> JobResult:
+        out.copy_(-sgd.lr * self.a * (start.double() - self.b))
+        return JobResult(0.0)
 
 
 def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:

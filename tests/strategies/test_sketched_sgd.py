@@ -18,7 +18,7 @@ from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
 from fedcomp.strategies import Average, StrategyConfig, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
-from fedcomp.training.engine import JobResult, LocalUpdate, SequentialJobs
+from fedcomp.training.engine import ClientEngine, JobResult, SequentialJobs
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"
@@ -38,10 +38,13 @@ UPLINKS = [
 SMALL = partial(SketchedSGD, options=SketchedSGD.Options(density=0.1, candidates=2))
 
 
-class Drawn:
+class Drawn(ClientEngine):
     """An engine whose updates have a part that all clients share and a part of each client."""
 
-    device = "cpu"
+    device = torch.device("cpu")
+
+    def __init__(self):
+        pass
 
     def train_job(self, start, data, job, sgd, seed, out):
         shared, own = (
@@ -49,7 +52,7 @@ class Drawn:
             for seed in (job.round, 100 * job.round + job.client + 1)
         )
         out.copy_(sgd.lr * (shared**3 + own))
-        return LocalUpdate(out, JobResult(1 / job.round))
+        return JobResult(1 / job.round)
 
 
 class Recorded(Federation):

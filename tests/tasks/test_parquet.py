@@ -143,7 +143,7 @@ def test_all_pixels_are_standardised_by_one_mean_and_deviation_of_the_training_s
         assert torch.allclose(data.per_dataset(split).inputs.double(), expected, atol=1e-5)
 
 
-def test_moments_do_not_depend_on_the_blocks_in_which_images_are_summed():
+def test_moments_are_the_mean_and_deviation_of_scaled_pixels():
     images = np.random.default_rng(3).integers(0, 256, (1500, 2, 3, 3), dtype=np.uint8)
     mean, deviation = room._moments(images, (0, 2, 3))
     assert np.allclose(mean.ravel(), (images / 255).mean((0, 2, 3))) and np.allclose(

@@ -245,7 +245,6 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
         ("classes:0", DATA, 10, ConfigError, "give at least classes:1"),
         ("shards:-1", DATA, 10, ConfigError, "give at least shards:1"),
         ("dirichlet:0", DATA, 10, ConfigError, "give more than 0"),
-        ("iid", DATA, 0, ConfigError, "--clients is 0; give at least 1"),
         (
             "iid",
             DATA,
