@@ -19,7 +19,7 @@ from ..doctor import cores
 from ..results import FRONT, Result, cells, column_titles, legend, results
 from ..tables import aligned
 from .alternatives import Alternative, alternative_error, alternatives, compares_compression
-from .displays import FAILED, AlternativeProgress, ComparisonDisplay, Facts
+from .displays import AlternativeProgress, ComparisonDisplay, Facts
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .worker_pool import WorkerPool
 
@@ -71,7 +71,10 @@ class Comparison:
             resolved: dict[str, Any] = {"side_by_side": side, "threads": threads or cores()}
             resolved |= {BASELINE: self.baseline} | ({TARGET: self.target} if self.target else {})
             self.folder.open(resolved)
-            progress = [self._progress(each) for each in self.all]
+            progress = [AlternativeProgress(each.name, each.config.rounds) for each in self.all]
+            for each, shown in zip(self.all, progress, strict=True):
+                if each.name in self.finished:
+                    self.folder.read_progress(each, shown)
             facts = _facts(self.values, checked)
             self.display.on_run_start(str(self.folder.path), facts, progress)
             more = {"order": "run", "threads": threads}
@@ -108,19 +111,13 @@ class Comparison:
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
         return max(1, min(cores(), len(checked))) if one_core else 1
 
-    def _progress(self, each: Alternative) -> AlternativeProgress:
-        progress = AlternativeProgress(each.name, each.values.get("rounds", RunConfig.rounds))
-        if each.name in self.finished:
-            self.folder.read_progress(each, progress)
-        return progress
-
     def _compare(self, side_by_side: int) -> list[Result]:
         """Compare the runs in the folder, and write comparison.json and the report."""
         from ...runs import groups, load
         from ..report import page
 
         failed = {str(self.folder.path / p.name): p.error for p in self.display.all if p.error}
-        folders = [self.folder.run_folder(each) for each in self.all]
+        folders = [self.folder.path / each.name for each in self.all]
         try:
             runs = [load(folder) for folder in folders if (folder / RUN_FILE).is_file()]
         except FedcompError as error:
@@ -144,15 +141,17 @@ class Comparison:
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
-        """Print the table and the path of the report."""
-        print_results(lines, self.target)
+        """Print the table of results, fitted to the width of a terminal, and the path of the report."""
+        target = self.target
+        notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
+        notes += legend(lines)
+        if sys.stdout.isatty():
+            console = Console(highlight=False, markup=False)
+            console.print(as_rich_table(lines, target, console.width), *notes, sep="\n")
+        else:
+            print("\n".join([*as_text(lines, target), *notes]))
         page = self.folder.path / "report.html"
         print(page if page.is_file() else self.folder.path)
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status: 1 if all alternatives failed, else 0."""
-        return int(all(p.state == FAILED for p in self.display.all))
 
 
 def _processes(text: str) -> int:
@@ -175,16 +174,6 @@ def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> F
         texts = [f"{value:,}" if isinstance(value, int) else value for value in of_all]
         facts += [(label, ", ".join(dict.fromkeys(texts)))] if texts else []
     return facts
-
-
-def print_results(lines: Sequence[Result], target: float | None) -> None:
-    """Print the table of results, fitted to the width of a terminal."""
-    notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note] + legend(lines)
-    if sys.stdout.isatty():
-        console = Console(highlight=False, markup=False)
-        console.print(as_rich_table(lines, target, console.width), *notes, sep="\n")
-    else:
-        print("\n".join([*as_text(lines, target), *notes]))
 
 
 def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
