@@ -171,12 +171,9 @@ def _last_loss(run: "Run") -> float | None:
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
     """Return the values; None if one of them is None."""
-    known: list[T] = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return known
+    all_values = [*values]
+    known = [value for value in all_values if value is not None]
+    return known if len(known) == len(all_values) else None
 
 
 def mean_or_none(values: Iterable[float | None]) -> float | None:
