@@ -153,7 +153,7 @@ class NotebookDisplay(ProgressDisplay):
         self._points: list[tuple[int, float]] = []
         self._notes: list[str] = []
         self._result: list[tuple[str, str]] = []
-        self._final_text = ""
+        self._final_text = ""  # why the run ended early
 
     def __enter__(self) -> Self:
         self._show()
@@ -216,11 +216,9 @@ class NotebookDisplay(ProgressDisplay):
 
     def _table(self) -> str:
         cell = '<td style="text-align:left">{}</td>'
-        rows = "".join(
-            f"<tr>{cell.format(escape(label))}{cell.format(escape(value))}</tr>"
-            for label, value in self._result
-        )
-        return f"<table>{rows}</table>" if rows else ""
+        rows = [map(escape, pair) for pair in self._result]
+        lines = [f"<tr>{''.join(map(cell.format, row))}</tr>" for row in rows]
+        return f"<table>{''.join(lines)}</table>" if lines else ""
 
     def _curve(self) -> str:
         """Return an <svg> of accuracy or loss over rounds."""
@@ -274,14 +272,9 @@ def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, P
 
 def default_display() -> ProgressDisplay:
     """Return the display that suits this process: for a notebook, for a terminal, or for a log."""
-    if in_notebook():
+    # An IPython kernel has a front end that shows HTML. IPython in a terminal has no kernel.
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
         return NotebookDisplay()
     terminal = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     return TerminalDisplay() if terminal and sys.stderr.isatty() else LogDisplay()
-
-
-def in_notebook() -> bool:
-    """Return whether this process is an IPython kernel, whose front end shows HTML. IPython in a terminal has no kernel."""
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    return getattr(shell, "kernel", None) is not None
