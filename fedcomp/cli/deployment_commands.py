@@ -79,29 +79,24 @@ def serve(
     run(config, Endpoint(PORT if port is None else port, host or "", folder), display)
 
 
-def print_message(message: str) -> None:
-    """Print a message with the time of day."""
-    print(f"{time.strftime('%H:%M:%S')} {one_line(message)}", flush=True)
-
-
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a message and, with `log_json`, also writes it to that log.
+    """Yield a function that prints a message with the time of day and, with `log_json`, also writes it to that log.
 
     If `log_json` is "-", the log is written to standard output instead of the text. Raises ConfigError if the log cannot be written.
     """
     from ..server.logs import STDOUT, JsonLog
 
-    if log_json is None:
-        yield print_message
-        return
-    with JsonLog(log_json) as log:
+    with ExitStack() as stack:
+        log = None if log_json is None else stack.enter_context(JsonLog(log_json))
 
-        def print_and_log(message: str) -> None:
-            print_message(message)
-            log.write_message(message)
+        def report(message: str) -> None:
+            if log_json != STDOUT:
+                print(f"{time.strftime('%H:%M:%S')} {one_line(message)}", flush=True)
+            if log is not None:
+                log.write_message(message)
 
-        yield log.write_message if log_json == STDOUT else print_and_log
+        yield report
 
 
 def client(

@@ -51,12 +51,9 @@ def output_lost(error: BaseException | None = None) -> str | None:
 class CommandGroup(TyperGroup):
     """A group of commands. Expected errors are reported as one line and an exit status; other errors show their traceback."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        options = kwargs | {"standalone_mode": False}
-        if not standalone_mode:
-            return super().main(*args, **options)
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            status = super().main(*args, **options)
+            status = super().main(*args, **kwargs | {"standalone_mode": False})
         except click.UsageError as error:
             print_error(_usage(error))
             status = error.exit_code

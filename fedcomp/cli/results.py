@@ -204,29 +204,23 @@ def _problem(run: "Run", error: str) -> str:
     return ""
 
 
-def column_titles(target: float | None) -> list[str]:
-    """Return the titles of the columns, in the order of the texts from `cells`."""
-    titles = ["accuracy", "up", "down", "ratio", "rounds", "time"]
-    return titles + ([] if target is None else [f"rounds to {100 * target:g} %", "bytes to it"])
-
-
-def cells(line: Result, target: float | None) -> list[str]:
-    """Return the numbers of a line of results as text, one for each column."""
+def cells(line: Result, target: float | None) -> dict[str, str]:
+    """Return the numbers of a line of results as text, by the title of their column."""
     spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
     loss = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
-    texts = [
-        loss if line.accuracy is None else percent(line.accuracy) + spread,
-        human_bytes(round(line.uplink_bytes)),
-        human_bytes(round(line.downlink_bytes)),
-        NOTHING if line.ratio is None else ratio(round(line.ratio * 10**6), 10**6),
-        f"{line.rounds:g}",
-        duration(line.seconds),
-    ]
-    if target is None:
-        return texts
-    if line.rounds_to_target is None or line.bytes_to_target is None:
-        return [*texts, NOTHING, NOTHING]
-    return [*texts, f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
+    texts = {
+        "accuracy": loss if line.accuracy is None else percent(line.accuracy) + spread,
+        "up": human_bytes(round(line.uplink_bytes)),
+        "down": human_bytes(round(line.downlink_bytes)),
+        "ratio": NOTHING if line.ratio is None else ratio(round(line.ratio * 10**6), 10**6),
+        "rounds": f"{line.rounds:g}",
+        "time": duration(line.seconds),
+    }
+    if target is not None:
+        rounds, sent = line.rounds_to_target, line.bytes_to_target
+        texts[f"rounds to {100 * target:g} %"] = NOTHING if rounds is None else f"{rounds:g}"
+        texts["bytes to it"] = NOTHING if sent is None else human_bytes(round(sent))
+    return texts
 
 
 def parse_accuracy(text: str | None) -> float | None:

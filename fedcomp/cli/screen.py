@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -38,10 +37,9 @@ class Screen:
         self._stack = ExitStack()
         self.status = self.console.status(spinner, spinner="line")
 
-    def open(self) -> Self:
+    def open(self) -> None:
         """Show the spinner."""
         self._stack.enter_context(self.status)
-        return self
 
     def draw(self, *contexts: AbstractContextManager[object]) -> None:
         """Show the picture until `close`. `contexts` are entered now and exited by `close`."""

@@ -16,7 +16,7 @@ from ...errors import ConfigError, FedcompError
 from ...formatting import metric, one_line
 from ...run_display import WORST
 from ..doctor import cores
-from ..results import FRONT, Result, cells, column_titles, legend, results
+from ..results import FRONT, Result, cells, legend, results
 from ..tables import aligned
 from .alternatives import Alternative, alternative_error, alternatives, compares_compression
 from .displays import AlternativeProgress, ComparisonDisplay, Facts
@@ -178,10 +178,10 @@ def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> F
 
 def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
     """Return the table of results as lines of text."""
-    titles, figures = _columns(lines, target)
-    rows = [["", "alternative", *titles]]
-    rows += [[*_name(line), *row] for line, row in zip(lines, figures, strict=True)]
-    return aligned(rows, left=2)
+    rows = _rows(lines, target)
+    texts = [["", "alternative", *rows[0]]]
+    texts += [[*_name(line), *row.values()] for line, row in zip(lines, rows, strict=True)]
+    return aligned(texts, left=2)
 
 
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
@@ -190,41 +190,37 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
     The column of rounds is left out if all lines have the same number of rounds. Columns that do not fit are left out: first
     OPTIONAL_COLUMNS, then the others from right to left. Long names are wrapped. Numbers are never cut.
     """
-    same_rounds = len({line.rounds for line in lines}) == 1
-    titles, rows = _columns(lines, target)
-    titles = [title.replace(" to ", "\nto ") for title in titles]
-    visible = [i for i, title in enumerate(titles) if not (same_rounds and title == "rounds")]
-    widths = [
-        max(len(part) for part in (*title.split("\n"), *(row[i] for row in rows)))
-        for i, title in enumerate(titles)
-    ]
-    optional = [i for title in OPTIONAL_COLUMNS for i in visible if titles[i] == title]
-    for i in optional + [i for i in reversed(visible) if i not in optional]:
-        if 2 + MIN_NAME_WIDTH + sum(widths[j] + 1 for j in visible) > width:
-            visible.remove(i)
+    rows = _rows(lines, target)
+    titles = {name: name.replace(" to ", "\nto ") for name in rows[0]}
+    if len({line.rounds for line in lines}) == 1:
+        del titles["rounds"]
+    widths = {
+        name: max(map(len, [*title.split("\n"), *(row[name] for row in rows)]))
+        for name, title in titles.items()
+    }
+    optional = [name for name in OPTIONAL_COLUMNS if name in titles]
+    for name in optional + [name for name in reversed(titles) if name not in optional]:
+        if 2 + MIN_NAME_WIDTH + sum(widths[each] + 1 for each in titles) > width:
+            del titles[name]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("alternative", overflow="fold", min_width=MIN_NAME_WIDTH)
-    for i in visible:
-        table.add_column(titles[i], justify="right", no_wrap=True, vertical="top")
+    for title in titles.values():
+        table.add_column(title, justify="right", no_wrap=True, vertical="top")
     for line, row in zip(lines, rows, strict=True):
         style = "bold" if line.on_front else ""
-        table.add_row(*_name(line), *(row[i] for i in visible), style=style)
+        table.add_row(*_name(line), *(row[name] for name in titles), style=style)
     return table
 
 
-def _columns(lines: Sequence[Result], target: float | None) -> tuple[list[str], list[list[str]]]:
-    """Return the titles and rows of the columns with numbers.
-
-    If the worst decile of the clients was measured, its column follows the accuracy.
-    """
-    titles, rows = column_titles(target), [cells(line, target) for line in lines]
+def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
+    """Return the numbers of each line. If the worst decile of the clients was measured, its column follows the accuracy."""
+    rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
-        titles.insert(1, WORST)
-        for line, row in zip(lines, rows, strict=True):
-            name = "loss" if line.accuracy is None else "accuracy"
-            row.insert(1, metric(name, line.worst_decile))
-    return titles, rows
+        for i, line in enumerate(lines):
+            worst = metric("loss" if line.accuracy is None else "accuracy", line.worst_decile)
+            rows[i] = {"accuracy": rows[i]["accuracy"], WORST: worst} | rows[i]
+    return rows
 
 
 def _name(line: Result) -> tuple[str, str]:

@@ -55,7 +55,6 @@ class WorkerProcess:
         self.order = -1  # index of the current order
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Send an order."""
         with contextlib.suppress(OSError):  # `answer` reports the end of the process
             self.link.send_bytes(json.dumps(order).encode())
 
