@@ -35,7 +35,6 @@ OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
 WIDTH = 18  # characters of the column with the subjects of the checks
 MIN_FREE_BYTES = 10**9  # on the disk of the run folders
-TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -397,7 +396,7 @@ def reachable(
         with suppress(OSError, ValueError):
             trust = (keys / "ca.crt").read_text(encoding="ascii")
     try:
-        server = contact(*where, trust, TIMEOUT_S)
+        server = contact(*where, trust)
     except (KeysError, UnreachableError) as error:
         if trust is None and isinstance(error, UnreachableError) and error.cause == "tls":
             found = f"{name} has a certificate that was not checked"

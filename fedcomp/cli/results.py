@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import spec
 from ..errors import UserError
@@ -52,12 +52,6 @@ class Result:
     baseline: str | None = None
     # Mean accuracy or loss over the tenth of the clients with the worst values; None unless clients evaluate.
     worst_decile: float | None = None
-
-    @classmethod
-    def without_rounds(cls, folder: str, error: str) -> Self:
-        """Return the line of a run that has no run folder, because it failed or was not started."""
-        note = f"failed: {error}" if error else "not started"
-        return cls(folder.rpartition("/")[2], (folder,), note=note)
 
     @property
     def sent_bytes(self) -> float:

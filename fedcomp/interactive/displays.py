@@ -135,19 +135,13 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """A display that shows the run as a picture in a notebook.
 
-    `display(bundle, raw=True, display_id=True)` shows a bundle (texts by MIME type) and returns a handle that can update the bundle. The
-    default is `IPython.display.display`. A bundle contains the picture as HTML, and a line of text for front ends without HTML.
+    `display(bundle, raw=True, display_id=True)`, such as `IPython.display.display`, shows a bundle (texts by MIME type) and returns a
+    handle that can update the bundle. A bundle contains the picture as HTML, and a line of text for front ends without HTML.
     """
 
-    def __init__(
-        self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic
-    ):
+    def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):
         super().__init__(clock)
-        if display is None:
-            from IPython.display import display as ipython_display
-
-            display = ipython_display
-        self._display: Callable[..., Any] = display
+        self._display = display
         self._next_s = 0.0
         self._handle: Any = None  # None before the first display
         self._points: list[tuple[int, float]] = []
@@ -275,6 +269,8 @@ def default_display() -> ProgressDisplay:
     # An IPython kernel has a front end that shows HTML. IPython in a terminal has no kernel.
     ipython = sys.modules.get("IPython")
     if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
-        return NotebookDisplay()
+        from IPython.display import display
+
+        return NotebookDisplay(display)
     terminal = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     return TerminalDisplay() if terminal and sys.stderr.isatty() else LogDisplay()

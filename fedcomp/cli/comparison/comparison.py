@@ -125,11 +125,11 @@ class Comparison:
             raise FedcompError(f"{where} cannot be compared: {error}") from error
         loaded = {run.folder for run in runs}
         lines = results(groups(runs), self.target, failed) if runs else []
-        lines += [
-            Result.without_rounds(str(folder), failed.get(str(folder), ""))
-            for folder in folders
-            if folder not in loaded
-        ]
+        for folder in folders:
+            if folder not in loaded:
+                error_text = failed.get(str(folder))
+                note = f"failed: {error_text}" if error_text else "not started"
+                lines.append(Result(folder.name, (str(folder),), note=note))
         if runs:
             try:
                 file = self.folder.path / page.REPORT
