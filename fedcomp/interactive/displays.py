@@ -204,15 +204,12 @@ class NotebookDisplay(ProgressDisplay):
         state = self._final_text or self.progress_with_time()
         progress = [] if self._result else [bar, escape(state)]
         notes = [f"! {escape(note)}" for note in self._notes[-MAX_WARNINGS:]]
-        parts = [head, *progress, self._curve(), self._table(), *notes]
+        row = 2 * '<td style="text-align:left">{}</td>'
+        rows = [f"<tr>{row.format(escape(k), escape(v))}</tr>" for k, v in self._result]
+        table = f"<table>{''.join(rows)}</table>" if rows else ""
+        parts = [head, *progress, self._curve(), table, *notes]
         inner = "".join(f"<div>{part}</div>" for part in parts if part)
         return f'<div style="max-width:{WIDTH + 20}px">{inner}</div>'
-
-    def _table(self) -> str:
-        cell = '<td style="text-align:left">{}</td>'
-        rows = [map(escape, pair) for pair in self._result]
-        lines = [f"<tr>{''.join(map(cell.format, row))}</tr>" for row in rows]
-        return f"<table>{''.join(lines)}</table>" if lines else ""
 
     def _curve(self) -> str:
         """Return an <svg> of accuracy or loss over rounds."""
