@@ -48,11 +48,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
-def rate(per_second: float) -> str:
-    """Format a number of client updates per second."""
-    return f"{three_digits(per_second)} client updates per second"
-
-
 def three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 

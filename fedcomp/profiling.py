@@ -35,10 +35,6 @@ class Event:
     depth: int  # number of enclosing spans
     details: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def track(self) -> str:
-        return TRACKS.get(self.name, BASELINES)
-
 
 class Recorder:
     """A recorder of the spans in the thread that created it.
@@ -122,7 +118,8 @@ def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
         metadata.append(thread | {"name": "thread_sort_index", "args": {"sort_index": tid}})
     complete = []
     for e in sorted(events, key=lambda e: (e.start_s, e.depth)):
-        event: dict[str, Any] = {"name": e.name, "cat": e.track, "ph": "X", "args": e.details}
+        track = TRACKS.get(e.name, BASELINES)
+        event: dict[str, Any] = {"name": e.name, "cat": track, "ph": "X", "args": e.details}
         event |= {"ts": 1e6 * e.start_s, "dur": 1e6 * e.seconds}
-        complete.append(event | {"pid": 1, "tid": 1 + tracks.index(e.track)})
+        complete.append(event | {"pid": 1, "tid": 1 + tracks.index(track)})
     return {"traceEvents": metadata + complete, "displayTimeUnit": "ms"}

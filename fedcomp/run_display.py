@@ -1,7 +1,4 @@
-"""The base class of displays, texts that all displays share, and the display that prints lines.
-
-The displays for dashboards and notebooks are in other modules.
-"""
+"""The base class of displays, texts that all displays share, and the display that prints lines."""
 
 import sys
 from collections import deque
@@ -22,8 +19,8 @@ from .formatting import (
     metric,
     one_line,
     percent,
-    rate,
     ratio,
+    three_digits,
 )
 
 
@@ -168,8 +165,7 @@ class RunDisplay(Callback):
         """The progress of the run as text: "after round 7 of 20"."""
         if not self.last_round:
             return "before the end of round 1"
-        rounds = self.header.rounds if self.has_started else self.last_round
-        return f"after round {self.last_round} of {rounds}"
+        return f"after round {self.last_round} of {self.header.rounds}"
 
     @property
     def seconds_a_round(self) -> float | None:
@@ -191,14 +187,14 @@ class RunDisplay(Callback):
 
     def merit(self, record: RoundRecord) -> float | None:
         """Return the accuracy, or the negative loss if the task has no accuracy; None if this value was not measured."""
-        if not self.has_started or self.header.judged == "accuracy":
-            return record.measured_accuracy
-        loss = record.measured_loss
-        return -loss if loss is not None and isfinite(loss) else None
+        value = self.judged(record)
+        if value is None or self.header.judged == "accuracy":
+            return value
+        return -value if isfinite(value) else None
 
     def judged(self, record: RoundRecord) -> float | None:
         """Return the accuracy of the round, or the loss if the task has no accuracy."""
-        by_accuracy = not self.has_started or self.header.judged == "accuracy"
+        by_accuracy = self.header.judged == "accuracy"
         return record.measured_accuracy if by_accuracy else record.measured_loss
 
 
@@ -276,6 +272,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     has_accuracy = summary.accuracy is not None or summary.measured_loss is None
     has_loss = summary.loss is not None or not summary.client_metrics
     rejected = f"{totals.rejected:,} update{'s' * (totals.rejected != 1)}"
+    speed = f"{three_digits(summary.client_updates_per_s)} client updates per second"
     rows = [
         ("accuracy", percent(summary.accuracy) if has_accuracy else ""),
         ("loss", decimal(summary.loss) if has_loss else ""),
@@ -286,7 +283,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         ("bytes down", _against(down, dense_down)),
         ("both", _against(up + down, dense_up + dense_down)),
         ("at the port", wire and _against(wire, dense_up + dense_down)),
-        ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
+        ("time", f"{duration(summary.seconds)}, {speed}"),
         ("network", virtual_s and f"{duration(virtual_s)} of virtual time"),
         ("rejected", totals.rejected and rejected),
     ]
@@ -335,9 +332,8 @@ class LineDisplay(RunDisplay):
         for label, value in facts(header):
             self._print(f"{label:<10}{value}")
         self._print(f"{'rounds':<10}{header.first_round} to {header.rounds}")
-        self._print(
-            f"{'ratios':<10}bytes of the same exchanges in float32 divided by the bytes sent"
-        )
+        ratios = "bytes of the same exchanges in float32 divided by the bytes sent"
+        self._print(f"{'ratios':<10}{ratios}")
         self._print(table_line(columns_of(header)))
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,11 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
         y = decode()
         error, bound = _error(x, y), None if c.seeded else _bound_bits(y)
         del y
-        copy_s, encode_s, decode_s = _seconds((copy, encode, decode), repeats, x.device)
+        times = [
+            [seconds_of(function, x.device) for function in (copy, encode, decode)]
+            for _ in range(repeats)
+        ]
+        copy_s, encode_s, decode_s = (max(statistics.median(each), 1e-9) for each in zip(*times))
         yield CodecMeasurement(
             codec=str(c),
             encode_s=encode_s,
@@ -109,14 +113,6 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
             bound_bits_per_parameter=None if bound is None else bound / max(numel, 1),
             error=error,
         )
-
-
-def _seconds(
-    functions: Sequence[Callable[[], object]], repeats: int, device: torch.device
-) -> list[float]:
-    """Return the median time of each function in seconds. The functions are called in turn, `repeats` times each."""
-    measured = [[seconds_of(function, device) for function in functions] for _ in range(repeats)]
-    return [max(statistics.median(times), 1e-9) for times in zip(*measured, strict=True)]
 
 
 def _error(x: Tensor, y: Tensor) -> float:
@@ -166,9 +162,8 @@ def bench(
     device, threads = str(vector.values.device), torch.get_num_threads()
     if as_json:
         results = {"vector": vector.description, "device": device, "threads": threads}
-        versions = {"torch": torch.__version__, "fedcomp": __version__}
-        codec_rows = {"codecs": [asdict(row) for row in rows]}
-        print(json.dumps(results | versions | codec_rows, indent=2))
+        results |= {"torch": torch.__version__, "fedcomp": __version__}
+        print(json.dumps(results | {"codecs": [asdict(row) for row in rows]}, indent=2))
     else:
         title = f"{vector.description}; {device}, {threads} threads, medians of {repeats}"
         print_table(COLUMNS, [_cells(row) for row in rows], {"codec"}, title=title, legend=LEGEND)
@@ -206,11 +201,11 @@ def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
     zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]
     bits, errors = zip(*points, strict=True)
-    across = svg.Axis.around("bits per parameter", bits, "{:g}".format, across=True, log=True)
 
     def tick(error: float) -> str:
         return "0" if error < 1.1 * zero else f"{error:g}"
 
+    across = svg.Axis.around("bits per parameter", bits, "{:g}".format, across=True, log=True)
     up = svg.Axis.around("error ‖x−C(x)‖²/‖x‖²", [*errors, zero], tick, log=True)
     series = []
     for style, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):

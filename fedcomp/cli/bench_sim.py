@@ -114,7 +114,15 @@ class RoundMeasurement(Callback):
     def on_round_end(self, record: RoundRecord) -> None:
         round_s, events = time.perf_counter() - self._start_s, self.recorder.events[self._events :]
         if self._measuring:
-            self._add(record, round_s, events)
+            parts = dict.fromkeys(PARTS, 0.0)
+            for event in events:
+                part = MESSAGES.get(event.name, event.name)
+                if part in parts:
+                    parts[part] += event.self_s
+            self.parts.append(parts | {OTHER: max(0.0, round_s - sum(parts.values()))})
+            self.seconds[WHOLE].append(round_s)
+            self.seconds[LOCAL].append(parts[TRAINING])
+            self.records.append(record)
         if self._measuring or record.round == 1:
             for name, run in self.loops.items():
                 with timed(name):
@@ -126,17 +134,6 @@ class RoundMeasurement(Callback):
         self._warm = self._warm or self.settled() or record.round >= MAX_WARM_UP
         self._measuring = self._warm and not self._measuring
         self._events, self._start_s = len(self.recorder.events), time.perf_counter()
-
-    def _add(self, record: RoundRecord, round_s: float, events: Sequence[Event]) -> None:
-        parts = dict.fromkeys(PARTS, 0.0)
-        for event in events:
-            part = MESSAGES.get(event.name, event.name)
-            if part in parts:
-                parts[part] += event.self_s
-        self.parts.append(parts | {OTHER: max(0.0, round_s - sum(parts.values()))})
-        self.seconds[WHOLE].append(round_s)
-        self.seconds[LOCAL].append(parts[TRAINING])
-        self.records.append(record)
 
 
 class MeasurementComplete(Exception):

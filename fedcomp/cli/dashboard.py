@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from math import isfinite
 from threading import Lock
 from time import monotonic
 from typing import Self
@@ -37,8 +38,8 @@ from .screen import (
     LABEL,
     REJECTED,
     WARNING,
-    CurvePlot,
     Screen,
+    curve,
     facts_panel,
     fitted,
     progress_bar,
@@ -61,7 +62,7 @@ class Dashboard(RunDisplay):
         self._screen = Screen(console, self.picture, "preparing the run")
         self.console = self._screen.console
         self._entered = False
-        self._curve = CurvePlot()
+        self._points: list[tuple[int, float]] = []  # (round, accuracy or loss)
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
         self._warnings: deque[Text] = deque(maxlen=100)  # warnings without repetitions
@@ -93,7 +94,6 @@ class Dashboard(RunDisplay):
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)
-        self._curve.is_fraction = header.judged == "accuracy"
         if self._entered:
             other = self._other_output
             self._screen.draw(redirect_stdout(other), redirect_stderr(other))
@@ -109,8 +109,8 @@ class Dashboard(RunDisplay):
             super().on_round_end(record)
             self._running = (0, 0)
             self._records.append(record)
-            if (judged := self.judged(record)) is not None:
-                self._curve.add(record.round, judged)
+            if (judged := self.judged(record)) is not None and isfinite(judged):
+                self._points.append((record.round, judged))
             self._notes.extend(Text(f"× {line}", REJECTED) for line in rejections(record))
 
     def on_warning(self, sentence: str) -> None:
@@ -185,11 +185,11 @@ class Dashboard(RunDisplay):
         return [*blank, *self._titled_curve(width, room), *blank, *rows]
 
     def _titled_curve(self, width: int, height: int) -> list[Text]:
+        judged, best = self.header.judged, self.best
         if height < 3:
             return []
         if height < 6:
-            return self._curve.lines(width, height)
-        judged, best = self.header.judged, self.best
+            return curve(self._points, judged, width, height)
         title = Text.assemble((judged, "bold"))
         if best:
             latest = next((r for r in reversed(self._records) if self.merit(r) is not None), best)
@@ -201,7 +201,7 @@ class Dashboard(RunDisplay):
             if spread:
                 more += f", worst decile {metric(judged, spread.worst_decile)}"
             title.append(more, LABEL)
-        return [title, *self._curve.lines(width, height - 1)]
+        return [title, *curve(self._points, judged, width, height - 1)]
 
     def verdict(self) -> Panel:
         """Return the results of a run that has ended, in a frame."""

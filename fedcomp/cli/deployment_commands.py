@@ -79,29 +79,24 @@ def serve(
     run(config, Endpoint(PORT if port is None else port, host or "", folder), display)
 
 
-def print_message(message: str) -> None:
-    """Print a message with the time of day."""
-    print(f"{time.strftime('%H:%M:%S')} {one_line(message)}", flush=True)
-
-
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a message and, with `log_json`, also writes it to that log.
+    """Yield a function that prints a message with the time of day and, with `log_json`, also writes it to that log.
 
     If `log_json` is "-", the log is written to standard output instead of the text. Raises ConfigError if the log cannot be written.
     """
     from ..server.logs import STDOUT, JsonLog
 
-    if log_json is None:
-        yield print_message
-        return
-    with JsonLog(log_json) as log:
+    with ExitStack() as stack:
+        log = None if log_json is None else stack.enter_context(JsonLog(log_json))
 
-        def print_and_log(message: str) -> None:
-            print_message(message)
-            log.write_message(message)
+        def report(message: str) -> None:
+            if log_json != STDOUT:
+                print(f"{time.strftime('%H:%M:%S')} {one_line(message)}", flush=True)
+            if log is not None:
+                log.write_message(message)
 
-        yield log.write_message if log_json == STDOUT else print_and_log
+        yield report
 
 
 def client(
@@ -284,13 +279,13 @@ def identities(
             "several clients in one process divide its data; give --partition-id K: the first client uses partition K, "
             "the next one partition K+1, and so on"
         )
+    clients: list[tuple[Target, int, Enrolment | None]]
     if insecure:
         target = _target(server)
-        ids = _claimed_ids(client_id, partition_id, count or 1)
-        clients: list[tuple[Target, int, Enrolment | None]] = [(target, id, None) for id in ids]
+        clients = [(target, id, None) for id in _claimed_ids(client_id, partition_id, count or 1)]
     else:
-        clients = [*_enrolled(server, enrolment, count)]
-
+        enrolments = _enrolments(enrolment, count)
+        clients = [(_target(server, path, each), each.id, each) for path, each in enrolments]
     result = []
     for i, (target, id, enrolled) in enumerate(clients):
         folder = Path(f"fedcomp-client-{id}")
@@ -349,44 +344,27 @@ def _target(
     return Target(*address(server), enrolled)
 
 
-def _enrolled(
-    server: str | None, enrolment: Path | None, count: int | None
-) -> list[tuple["Target", int, "Enrolment"]]:
-    """Return server, id and enrolment of each client that has an enrolment. Raises UserError."""
-    from ..keys.enrolment import default_enrolment
-
-    if enrolment is None:
-        enrolment = default_enrolment()
-        if not enrolment.exists():
-            raise UserError(
-                f"this client has no enrolment: copy clients/ID.toml of the server's keys to {enrolment}, give "
-                "--enrolment FILE, or --insecure for a trial"
-            )
-    clients = []
-    for path, enrolled in _enrolments(enrolment, count):
-        if enrolled.relay:
-            raise UserError(
-                f"{path} is the enrolment of relay {enrolled.id}; give the enrolment of a client, or run a relay with: fedcomp relay"
-            )
-        clients.append((_target(server, path, enrolled), enrolled.id, enrolled))
-    return clients
-
-
-def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
-    """Return the enrolment in a file, or the first `count` enrolments of a folder in the order of their ids."""
-    from ..keys.enrolment import Enrolment
+def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
+    """Return the enrolment in a file, or the first `count` enrolments of a folder in the order of their ids. Raises UserError."""
+    from ..keys.enrolment import Enrolment, default_enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
 
+    if path is None:
+        path = default_enrolment()
+        if not path.exists():
+            raise UserError(
+                f"this client has no enrolment: copy clients/ID.toml of the server's keys to {path}, give "
+                "--enrolment FILE, or --insecure for a trial"
+            )
     if (path / REGISTRY).is_file():  # a folder of keys
         path = path / CLIENTS
-    if not path.is_dir():
-        if count not in (None, 1):
-            advice = "give --enrolment the folder that holds them"
-            raise ConfigError(
-                f"--count {count} needs {count} enrolments, but {path} is not a folder; {advice}"
-            )
-        return [(path, Enrolment.read(path))]
-    enrolments = [(file, Enrolment.read(file)) for file in path.glob("*.toml")]
+    if not path.is_dir() and count not in (None, 1):
+        advice = "give --enrolment the folder that holds them"
+        raise ConfigError(
+            f"--count {count} needs {count} enrolments, but {path} is not a folder; {advice}"
+        )
+    files = path.glob("*.toml") if path.is_dir() else [path]
+    enrolments = [(file, Enrolment.read(file)) for file in files]
     enrolments.sort(key=lambda entry: entry[1].id)
     if len({enrolled.id for _, enrolled in enrolments}) < len(enrolments):
         raise UserError(
@@ -397,6 +375,11 @@ def _enrolments(path: Path, count: int | None) -> Sequence[tuple[Path, "Enrolmen
             f"--enrolment {path} holds {len(enrolments)} enrolment files (ID.toml), but {count or 1} are needed; copy the missing ones "
             "there, or give a lower --count"
         )
+    for file, enrolled in enrolments[:count]:
+        if enrolled.relay:
+            raise UserError(
+                f"{file} is the enrolment of relay {enrolled.id}; give the enrolment of a client, or run a relay with: fedcomp relay"
+            )
     return enrolments[:count]
 
 

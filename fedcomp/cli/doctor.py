@@ -4,7 +4,6 @@ The command prints one line for each check: ✓ passed, ✗ failed, with the fix
 their checks, so that a broken package is reported and does not end the command.
 """
 
-import errno
 import json
 import os
 import platform
@@ -14,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from ..config import KEYS, expand_home, keys_command
 from ..errors import FedcompError, KeysError, MissingExtraError, UnreachableError, UserError
 from ..formatting import human_bytes, one_line
 from .flags import JSON, option
-from .keys import days_left
+from .keys import RENEW_DAYS, days_left
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -36,8 +35,6 @@ OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
 WIDTH = 18  # characters of the column with the subjects of the checks
 MIN_FREE_BYTES = 10**9  # on the disk of the run folders
-RENEW_TIME = timedelta(days=30)  # certificates that end within this time should be renewed
-TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -84,10 +81,12 @@ def doctor(
     as_json: bool = JSON,
 ) -> None:
     """Check this machine, and the server, port, files and folders that options name. Print fixes. The exit status is 2 if a check fails."""
+    from ..keys.enrolment import VARIABLE, default_enrolment
+
     if client:
         client = expand_home(client, "--client")
-    elif not keys:
-        client = _default_enrolment()
+    elif not keys and (default_enrolment().exists() or os.environ.get(VARIABLE)):
+        client = default_enrolment()
     keys, data = keys and expand_home(keys, "--keys"), data and expand_home(data, "--data")
     results = []
     for check in _checks(server, client, keys, data, port):
@@ -106,6 +105,7 @@ def _checks(
 ) -> Iterator[Check]:
     """Yield the results of all checks. Raises ConfigError for a malformed --server, before the first check."""
     from ..keys.connection import address
+    from ..keys.enrolment import Enrolment
 
     where = address(server) if server else None
     yield from packages()
@@ -115,14 +115,16 @@ def _checks(
         yield listening(port)
     enrolment = None
     if client:
-        from ..keys.enrolment import Enrolment
-
         try:
             enrolment = Enrolment.read(client)
         except KeysError as error:
             yield refused("client", error)
         else:
-            yield from enrolment_file(client, enrolment, keys or KEYS)
+            yield ok("client", f"{client} is valid: client {enrolment.id}")
+            yield private(client, "client file")
+            renew = keys_command(keys or KEYS, "renew", enrolment.id)
+            remedy = f"on the server: {renew}, then copy the new file"
+            yield validity("client certificate", enrolment.leaf, remedy)
     if keys:
         yield from keys_folder(keys, enrolment)
     if not where and enrolment and enrolment.server:
@@ -131,14 +133,6 @@ def _checks(
         yield from reachable(where, enrolment, keys)
     if data:
         yield from data_folder(data)
-
-
-def _default_enrolment() -> Path | None:
-    """Return the path of this machine's enrolment file; None if it does not exist and FEDCOMP_ENROLMENT is not set."""
-    from ..keys.enrolment import VARIABLE, default_enrolment
-
-    path = default_enrolment()
-    return path if path.exists() or os.environ.get(VARIABLE) else None
 
 
 def packages() -> Iterator[Check]:
@@ -169,8 +163,8 @@ def packages() -> Iterator[Check]:
             fits = one.specifier.contains(version, prereleases=True)
         except metadata.PackageNotFoundError:
             version, fits = "not installed", False
-        all_fit &= fits
         if not fits:
+            all_fit = False
             fix = f"pip install '{one.name}{one.specifier}'"
             yield failed(one.name, f"{version}, but {one.specifier} is required", fix)
         elif one.name == "flwr":
@@ -235,25 +229,17 @@ def disk(runs: Path) -> Check:
 
 def listening(port: int) -> Check:
     """Check that a server can listen on a port on every address of this machine."""
-    what = f"port {port}"
-    for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as trial:
-                # Servers also set SO_REUSEADDR: a port that was closed just now counts as free.
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                trial.bind((everywhere, port))
-                trial.listen(1)
-        except PermissionError:
-            fix = "give --port with a number from 1024"
-            return failed(what, "this user may not listen there", fix)
-        except OSError as error:
-            if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
-                continue  # a machine without IPv6
-            found = f"another process listens there ({error.strerror})"
-            fix = f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number"
-            return failed(what, found, fix)
+    what, dual = f"port {port}", socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
+    except PermissionError:
+        fix = "give --port with a number from 1024"
+        return failed(what, "this user may not listen there", fix)
+    except OSError as error:
+        found = f"another process listens there ({os.strerror(error.errno or 0)})"
+        fix = f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number"
+        return failed(what, found, fix)
     return ok(what, "free")
 
 
@@ -280,16 +266,6 @@ def data_folder(folder: Path) -> Iterator[Check]:
             yield check
         else:
             yield Check("data", SKIPPED, f"{name}: not in {folder}")
-
-
-def enrolment_file(path: Path, enrolment: "Enrolment", keys: str | Path) -> Iterator[Check]:
-    """Check the permissions and the certificate of an enrolment file."""
-    renew = keys_command(keys, "renew", enrolment.id)
-    yield ok("client", f"{path} is valid: client {enrolment.id}")
-    yield private(path, "client file")
-    yield validity(
-        "client certificate", enrolment.leaf, f"on the server: {renew}, then copy the new file"
-    )
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
@@ -403,8 +379,9 @@ def validity(what: str, certificate: "x509.Certificate", remedy: str, before: st
     if now >= ends:
         fix = f"correct the clock if it is wrong, else {remedy}"
         return failed(what, f"{before}ended on {format_time(ends)}, {clock}", fix)
-    found = f"{before}valid until {format_time(ends)}, {days_left(ends, now)} days"
-    return ok(what, found, f"renew it soon, {remedy}" if ends - now < RENEW_TIME else "")
+    days = days_left(ends, now)
+    found = f"{before}valid until {format_time(ends)}, {days} days"
+    return ok(what, found, f"renew it soon, {remedy}" if days <= RENEW_DAYS else "")
 
 
 def reachable(
@@ -419,7 +396,7 @@ def reachable(
         with suppress(OSError, ValueError):
             trust = (keys / "ca.crt").read_text(encoding="ascii")
     try:
-        server = contact(*where, trust, TIMEOUT_S)
+        server = contact(*where, trust)
     except (KeysError, UnreachableError) as error:
         if trust is None and isinstance(error, UnreachableError) and error.cause == "tls":
             found = f"{name} has a certificate that was not checked"

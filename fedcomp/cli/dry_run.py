@@ -168,8 +168,7 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
         except FedcompError as error:
             raise alternative_error(alternative.name, str(error), error.exit_status) from error
     baselines = [_baseline(alternative, alternatives, forecasts) for alternative in alternatives]
-    models = {(f.parameters, f.tensors): None for f in forecasts}
-    for numel, tensors in models:
+    for numel, tensors in dict.fromkeys((f.parameters, f.tensors) for f in forecasts):
         print(f"{numel:,} parameters in {tensors} tensors, {human_bytes(4 * numel)} as float32")
     rows = [_cells(f, baseline) for f, baseline in zip(forecasts, baselines, strict=True)]
     if sys.stdout.isatty():

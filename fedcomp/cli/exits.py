@@ -51,12 +51,9 @@ def output_lost(error: BaseException | None = None) -> str | None:
 class CommandGroup(TyperGroup):
     """A group of commands. Expected errors are reported as one line and an exit status; other errors show their traceback."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        options = kwargs | {"standalone_mode": False}
-        if not standalone_mode:
-            return super().main(*args, **options)
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            status = super().main(*args, **options)
+            status = super().main(*args, **kwargs | {"standalone_mode": False})
         except click.UsageError as error:
             print_error(_usage(error))
             status = error.exit_code
@@ -108,12 +105,12 @@ def _usage(error: click.UsageError) -> str:
 class Signals:
     """A context in which END_SIGNALS raise KeyboardInterrupt. Signals that are already ignored, as under nohup, stay ignored.
 
-    `received`: the number of the last signal; None if there was none.
+    `received`: the number of the last signal; None if there was none. `ignoring`: whether signals have no effect.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._ignoring = False
+        self.ignoring = False
         self._raised_s = float("-inf")
         self._before: dict[int, Any] = {}
 
@@ -127,17 +124,9 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @contextmanager
-    def ignored_afterwards(self) -> Iterator[None]:
-        """Ignore signals after the `with` block, so that they do not interrupt the clean-up that follows."""
-        try:
-            yield
-        finally:
-            self._ignoring = True
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        if self._ignoring or now_s - self._raised_s < BURST_S:
+        if self.ignoring or now_s - self._raised_s < BURST_S:
             return
         self.received = number
         self._raised_s = now_s
@@ -154,8 +143,11 @@ def stoppable(
     """
     with Signals() as signals:
         try:
-            with screen or nullcontext(), signals.ignored_afterwards():
-                yield
+            with screen or nullcontext():
+                try:
+                    yield
+                finally:
+                    signals.ignoring = True  # so that they do not interrupt the clean-up
         except (KeyboardInterrupt, OSError) as error:
             lost, number = output_lost(error), signals.received
             if isinstance(error, KeyboardInterrupt):

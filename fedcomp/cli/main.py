@@ -33,9 +33,6 @@ NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port t
 app = command_group(
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
-TARGET_ACCURACY = option(
-    "ACCURACY", "Report rounds and bytes needed to reach this accuracy, such as 90%."
-)
 
 
 @app.callback(invoke_without_command=True)
@@ -154,7 +151,7 @@ def _compare(
 ) -> None:
     """Run the alternatives and show their progress. Then print the table of their results."""
     from .comparison.comparison import Comparison
-    from .comparison.displays import ComparisonLines, ComparisonView
+    from .comparison.displays import FAILED, ComparisonLines, ComparisonView
 
     lines_only = _prints_lines(values.get("plain", False))
     display = ComparisonLines() if lines_only else ComparisonView()
@@ -169,8 +166,8 @@ def _compare(
     with stoppable(stop_message, display):
         lines = comparison.run()
     comparison.show(lines)
-    if comparison.exit_status:
-        raise typer.Exit(comparison.exit_status)
+    if all(progress.state == FAILED for progress in display.all):
+        raise typer.Exit(1)
 
 
 def _display(config: RunConfig) -> RunDisplay:
@@ -239,7 +236,9 @@ def report(
         "DIR",
         "Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
     ),
-    target_accuracy: str | None = TARGET_ACCURACY,
+    target_accuracy: str | None = option(
+        "ACCURACY", "Report rounds and bytes needed to reach this accuracy, such as 90%."
+    ),
 ) -> None:
     """Write a report on runs as one self-contained HTML page with a verdict, charts, and tables of results and settings."""
     from .report.page import write_and_print_path

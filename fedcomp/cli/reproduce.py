@@ -1,16 +1,15 @@
 """`fedcomp reproduce` runs the reproductions of a checkout, which are not part of the installed package."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import typer
 
 from ..errors import UserError
 from .flags import DATA, Device, option, switch
 
-PACKAGE = "reproductions"  # folder of the reproductions, beside the folder of the package
+CHECKOUT = Path(__file__).parents[2]
 
 
 def reproduce(
@@ -39,22 +38,11 @@ def reproduce(
 
     Without --full, a reproduction takes minutes on two cores. After an interruption, repeat the command to continue.
     """
-    _command().run(name, full, seeds, data, out, device, write)
-
-
-def _command() -> ModuleType:
-    """Return the module that runs reproductions. Raises UserError if fedcomp does not run from a checkout."""
-    folder = Path(__file__).parents[2] / PACKAGE
-    if PACKAGE not in sys.modules:
-        if not (folder / "command.py").is_file():
-            raise UserError(
-                "reproductions are not part of the installed package; get the source of fedcomp, run pip install --editable . "
-                "in its folder, and repeat the command"
-            )
-        spec = importlib.util.spec_from_file_location(
-            PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    if not (CHECKOUT / "reproductions" / "command.py").is_file():
+        raise UserError(
+            "reproductions are not part of the installed package; get the source of fedcomp, run pip install --editable . "
+            "in its folder, and repeat the command"
         )
-        assert spec is not None and spec.loader is not None  # the file exists
-        sys.modules[PACKAGE] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return importlib.import_module(f"{PACKAGE}.command")
+    sys.path.append(str(CHECKOUT))
+    command = importlib.import_module("reproductions.command")
+    command.run(name, full, seeds, data, out, device, write)

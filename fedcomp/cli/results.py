@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import spec
 from ..errors import UserError
@@ -52,12 +52,6 @@ class Result:
     baseline: str | None = None
     # Mean accuracy or loss over the tenth of the clients with the worst values; None unless clients evaluate.
     worst_decile: float | None = None
-
-    @classmethod
-    def without_rounds(cls, folder: str, error: str) -> Self:
-        """Return the line of a run that has no run folder, because it failed or was not started."""
-        note = f"failed: {error}" if error else "not started"
-        return cls(folder.rpartition("/")[2], (folder,), note=note)
 
     @property
     def sent_bytes(self) -> float:
@@ -171,12 +165,9 @@ def _last_loss(run: "Run") -> float | None:
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
     """Return the values; None if one of them is None."""
-    known: list[T] = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return known
+    all_values = [*values]
+    known = [value for value in all_values if value is not None]
+    return known if len(known) == len(all_values) else None
 
 
 def mean_or_none(values: Iterable[float | None]) -> float | None:
@@ -207,29 +198,23 @@ def _problem(run: "Run", error: str) -> str:
     return ""
 
 
-def column_titles(target: float | None) -> list[str]:
-    """Return the titles of the columns, in the order of the texts from `cells`."""
-    titles = ["accuracy", "up", "down", "ratio", "rounds", "time"]
-    return titles + ([] if target is None else [f"rounds to {100 * target:g} %", "bytes to it"])
-
-
-def cells(line: Result, target: float | None) -> list[str]:
-    """Return the numbers of a line of results as text, one for each column."""
+def cells(line: Result, target: float | None) -> dict[str, str]:
+    """Return the numbers of a line of results as text, by the title of their column."""
     spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
     loss = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
-    texts = [
-        loss if line.accuracy is None else percent(line.accuracy) + spread,
-        human_bytes(round(line.uplink_bytes)),
-        human_bytes(round(line.downlink_bytes)),
-        NOTHING if line.ratio is None else ratio(round(line.ratio * 10**6), 10**6),
-        f"{line.rounds:g}",
-        duration(line.seconds),
-    ]
-    if target is None:
-        return texts
-    if line.rounds_to_target is None or line.bytes_to_target is None:
-        return [*texts, NOTHING, NOTHING]
-    return [*texts, f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
+    texts = {
+        "accuracy": loss if line.accuracy is None else percent(line.accuracy) + spread,
+        "up": human_bytes(round(line.uplink_bytes)),
+        "down": human_bytes(round(line.downlink_bytes)),
+        "ratio": NOTHING if line.ratio is None else ratio(round(line.ratio * 10**6), 10**6),
+        "rounds": f"{line.rounds:g}",
+        "time": duration(line.seconds),
+    }
+    if target is not None:
+        rounds, sent = line.rounds_to_target, line.bytes_to_target
+        texts[f"rounds to {100 * target:g} %"] = NOTHING if rounds is None else f"{rounds:g}"
+        texts["bytes to it"] = NOTHING if sent is None else human_bytes(round(sent))
+    return texts
 
 
 def parse_accuracy(text: str | None) -> float | None:

@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,8 +20,7 @@ BAR = "deep_sky_blue3"
 DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
-# Beyond this number of points, every other point is dropped, so that drawing a long run stays cheap.
-MAX_POINTS = 1024
+MAX_POINTS = 1024  # drawn points of a curve, so that drawing a long run stays cheap
 MIN_ROUNDS = 10  # minimum length of the axis of rounds, so that the first points do not jump
 # Bits of a braille character, by column and row within it.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -39,10 +37,9 @@ class Screen:
         self._stack = ExitStack()
         self.status = self.console.status(spinner, spinner="line")
 
-    def open(self) -> Self:
+    def open(self) -> None:
         """Show the spinner."""
         self._stack.enter_context(self.status)
-        return self
 
     def draw(self, *contexts: AbstractContextManager[object]) -> None:
         """Show the picture until `close`. `contexts` are entered now and exited by `close`."""
@@ -124,54 +121,33 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
     return lines
 
 
-class CurvePlot:
-    """A curve over rounds. `is_fraction`: values are accuracies, 0..1, labelled in percent; else they are losses."""
+def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: int) -> list[Text]:
+    """Return a curve over rounds with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30.
 
-    def __init__(self, is_fraction: bool = True) -> None:
-        self.is_fraction = is_fraction
-        self._points: list[tuple[int, float]] = []
-        self._latest: tuple[int, float] | None = None
-        self._seen, self._stride = 0, 1
-
-    def add(self, round: int, value: float) -> None:
-        """Append a point. Rounds must ascend. A value that is not finite is skipped."""
-        if not math.isfinite(value):
-            return
-        if self._seen % self._stride == 0:
-            self._points.append((round, value))
-        self._latest = (round, value)
-        self._seen += 1
-        if len(self._points) > MAX_POINTS:
-            self._points, self._stride = self._points[::2], 2 * self._stride
-
-    def lines(self, width: int, height: int) -> list[Text]:
-        """Return the curve with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30."""
-        rows = height - 1
-        if self._latest is None:
-            empty = ["│"] * rows + ["└" + "─" * (width - 1)]
-            empty[rows // 2] += f"no {'accuracy' if self.is_fraction else 'loss'} yet".center(
-                width - 1
-            )
-            return [Text(line.rstrip(), LABEL) for line in empty]
-        points = self._points + [self._latest]
-        low, high, digits = _bounds([value for _, value in points])
-        labels = {
-            row: f"{100 * value:.{digits}f} %" if self.is_fraction else f"{value:.4g}"
-            for row, value in ((rows - 1, low), (0, high))
-        }
-        margin = max(map(len, labels.values()))
-        first, last = points[0][0], max(points[-1][0], points[0][0] + MIN_ROUNDS - 1)
-        drawn = _braille(points, (first, last), (low, high), width - margin - 2, rows)
-        lines = [
-            Text.assemble(
-                (f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}", LABEL),
-                (dots, BAR),
-            )
-            for row, dots in enumerate(drawn)
-        ]
-        left, right = f"└ {first} ", f" {last}"
-        middle = " round ".center(width - margin - 1 - len(left) - len(right), "─")
-        return [*lines, Text(" " * (margin + 1) + left + middle + right, LABEL)]
+    `points`: rounds in ascending order, and finite values. `judged`: "accuracy" for values 0..1, labelled in percent, or "loss".
+    """
+    rows = height - 1
+    if not points:
+        empty = ["│"] * rows + ["└" + "─" * (width - 1)]
+        empty[rows // 2] += f"no {judged} yet".center(width - 1)
+        return [Text(line.rstrip(), LABEL) for line in empty]
+    stride = -(-len(points) // MAX_POINTS)
+    points = [*points[:-1:stride], points[-1]]
+    low, high, digits = _bounds([value for _, value in points])
+    labels = {
+        row: f"{100 * value:.{digits}f} %" if judged == "accuracy" else f"{value:.4g}"
+        for row, value in ((rows - 1, low), (0, high))
+    }
+    margin = max(map(len, labels.values()))
+    first, last = points[0][0], max(points[-1][0], points[0][0] + MIN_ROUNDS - 1)
+    drawn = _braille(points, (first, last), (low, high), width - margin - 2, rows)
+    lines = []
+    for row, dots in enumerate(drawn):
+        label = f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}"
+        lines.append(Text.assemble((label, LABEL), (dots, BAR)))
+    left, right = f"└ {first} ", f" {last}"
+    middle = " round ".center(width - margin - 1 - len(left) - len(right), "─")
+    return [*lines, Text(" " * (margin + 1) + left + middle + right, LABEL)]
 
 
 def _bounds(values: list[float]) -> tuple[float, float, int]:

@@ -33,8 +33,7 @@ def _unlock_in_child() -> None:
     _RUN_LOCK = RLock()
 
 
-if hasattr(os, "register_at_fork"):  # Unix
-    os.register_at_fork(after_in_child=_unlock_in_child)
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def simulate(
@@ -59,10 +58,14 @@ def simulate(
     seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty, and
     other FedcompErrors if the run fails. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
     """
-    if callable(options.get("optimizer")):
-        task = _with_optimizer(task, options.pop("optimizer"))
-    config = run_config(task, options)
     task_object = task if isinstance(task, Task) else None
+    if callable(options.get("optimizer")):
+        if task_object is None:
+            raise ConfigError(
+                "optimizer is a function; give it to the task: simulate(Task(…, optimizer=function))"
+            )
+        task_object = dataclasses.replace(task_object, optimizer=options.pop("optimizer"))
+    config = run_config(task, options)
     with _RUN_LOCK, open_display(progress) as (callback, display):
         try:
             run_of(config, callback, task_object)
@@ -117,14 +120,6 @@ def _converted(name: str, value: Any) -> Any:
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     return value
-
-
-def _with_optimizer(task: str | Task | None, optimizer: Any) -> Task:
-    if not isinstance(task, Task):
-        raise ConfigError(
-            "optimizer is a function; give it to the task: simulate(Task(…, optimizer=function))"
-        )
-    return dataclasses.replace(task, optimizer=optimizer)
 
 
 def _interrupt_message(display: RunDisplay, task: Task | None) -> str:

@@ -135,25 +135,19 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """A display that shows the run as a picture in a notebook.
 
-    `display(bundle, raw=True, display_id=True)` shows a bundle (texts by MIME type) and returns a handle that can update the bundle. The
-    default is `IPython.display.display`. A bundle contains the picture as HTML, and a line of text for front ends without HTML.
+    `display(bundle, raw=True, display_id=True)`, such as `IPython.display.display`, shows a bundle (texts by MIME type) and returns a
+    handle that can update the bundle. A bundle contains the picture as HTML, and a line of text for front ends without HTML.
     """
 
-    def __init__(
-        self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic
-    ):
+    def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):
         super().__init__(clock)
-        if display is None:
-            from IPython.display import display as ipython_display
-
-            display = ipython_display
-        self._display: Callable[..., Any] = display
+        self._display = display
         self._next_s = 0.0
         self._handle: Any = None  # None before the first display
         self._points: list[tuple[int, float]] = []
         self._notes: list[str] = []
         self._result: list[tuple[str, str]] = []
-        self._final_text = ""
+        self._final_text = ""  # why the run ended early
 
     def __enter__(self) -> Self:
         self._show()
@@ -210,17 +204,12 @@ class NotebookDisplay(ProgressDisplay):
         state = self._final_text or self.progress_with_time()
         progress = [] if self._result else [bar, escape(state)]
         notes = [f"! {escape(note)}" for note in self._notes[-MAX_WARNINGS:]]
-        parts = [head, *progress, self._curve(), self._table(), *notes]
+        row = 2 * '<td style="text-align:left">{}</td>'
+        rows = [f"<tr>{row.format(escape(k), escape(v))}</tr>" for k, v in self._result]
+        table = f"<table>{''.join(rows)}</table>" if rows else ""
+        parts = [head, *progress, self._curve(), table, *notes]
         inner = "".join(f"<div>{part}</div>" for part in parts if part)
         return f'<div style="max-width:{WIDTH + 20}px">{inner}</div>'
-
-    def _table(self) -> str:
-        cell = '<td style="text-align:left">{}</td>'
-        rows = "".join(
-            f"<tr>{cell.format(escape(label))}{cell.format(escape(value))}</tr>"
-            for label, value in self._result
-        )
-        return f"<table>{rows}</table>" if rows else ""
 
     def _curve(self) -> str:
         """Return an <svg> of accuracy or loss over rounds."""
@@ -274,14 +263,11 @@ def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, P
 
 def default_display() -> ProgressDisplay:
     """Return the display that suits this process: for a notebook, for a terminal, or for a log."""
-    if in_notebook():
-        return NotebookDisplay()
+    # An IPython kernel has a front end that shows HTML. IPython in a terminal has no kernel.
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
+        from IPython.display import display
+
+        return NotebookDisplay(display)
     terminal = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     return TerminalDisplay() if terminal and sys.stderr.isatty() else LogDisplay()
-
-
-def in_notebook() -> bool:
-    """Return whether this process is an IPython kernel, whose front end shows HTML. IPython in a terminal has no kernel."""
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    return getattr(shell, "kernel", None) is not None

@@ -210,7 +210,7 @@ def test_a_resumed_alternative_keeps_the_codecs_that_its_strategy_chose(tmp_path
     each = alternatives(values)[0]
     folder = ComparisonFolder(values)
     assert "uplink" not in folder.values_of(each) and not folder.values_of(each)["resume"]
-    run = folder.run_folder(each)
+    run = folder.path / each.name
     run.mkdir(parents=True)
     (run / "config.toml").write_text(
         tomli_w.dumps(settings(replace(each.config, uplink="stc:density=1/50", lr=3.0)))

@@ -1,19 +1,17 @@
-"""The curve has the requested size, labels its ends, and keeps few points in a long run."""
+"""The curve has the requested size, labels its ends, and shows a long run from its first to its last round."""
 
 import math
+from dataclasses import replace
 
 from cases import for_each
 
-from fedcomp.cli.screen import MAX_POINTS, CurvePlot
+from fedcomp.cli.dashboard import Dashboard
+from fedcomp.cli.screen import curve
 
 
-def drawn(
-    shares: list[float], width: int = 40, height: int = 10, rounds: list[int] | None = None
-) -> list[str]:
-    curve = CurvePlot()
-    for number, share in zip(rounds or range(1, len(shares) + 1), shares, strict=True):
-        curve.add(number, share)
-    return [line.plain for line in curve.lines(width, height)]
+def drawn(shares: list[float], width: int = 40, height: int = 10) -> list[str]:
+    points = [*enumerate(shares, 1)]
+    return [line.plain for line in curve(points, "accuracy", width, height)]
 
 
 @for_each(
@@ -55,16 +53,21 @@ def test_the_axis_ends_at_round_numbers_around_the_values(shares, low, high):
     )
 
 
-def test_values_that_are_not_finite_are_left_out():
-    assert drawn([0.1, math.nan, 0.9, math.inf]) == drawn([0.1, 0.9], rounds=[1, 3])
+def test_values_that_are_not_finite_are_left_out(fake_run):
+    run, dashboard = fake_run(3), Dashboard()
+    run.header = replace(run.header, judged="loss")
+    run.records = [
+        replace(r, loss=loss) for r, loss in zip(run.records, (0.5, math.nan, 0.1), strict=True)
+    ]
+    run.to(dashboard, end=False)
+    dashboard.console.begin_capture()
+    dashboard.console.print(dashboard.picture(100, 40))
+    text = dashboard.console.end_capture()
+    assert "0.5 ┤" in text and "0.1 ┤" in text
 
 
-def test_a_long_run_keeps_few_points_including_its_ends():
-    curve = CurvePlot()
-    for number in range(1, 100_001):
-        curve.add(number, number / 100_000)
-    assert len(curve._points) <= MAX_POINTS
-    lines = [line.plain for line in curve.lines(80, 10)]
+def test_the_curve_of_a_long_run_includes_its_ends():
+    lines = drawn([number / 100_000 for number in range(1, 100_001)], 80, 10)
     assert lines[-1].split()[1] == "1" and lines[-1].split()[-1] == "100000"
     assert all(any(0x2800 < ord(c) <= 0x28FF for c in line) for line in lines[:-1])
 

@@ -65,10 +65,14 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
         )
     texts = ["_".join(_name_part(*item) for item in choice.items()) for choice in choices]
     options = [{**values, **choice} for choice in choices]
-    for counterpart in _missing_baselines(options) if baseline else ():
+    if baseline:
         others = [name for name in listed if name not in COMPRESSION_OPTIONS]
-        texts.append("_".join([NAME, *(_name_part(name, counterpart[name]) for name in others)]))
-        options.append(counterpart)
+        present = [dense(each) for each in options if is_dense(each)]
+        for counterpart in [dense(each) for each in options]:
+            if counterpart not in present:
+                present.append(counterpart)
+                options.append(counterpart)
+                texts.append("_".join([NAME, *(_name_part(n, counterpart[n]) for n in others)]))
     result = [*map(Alternative, _unique_names(texts), options)]
     for alternative in result:
         alternative.config  # noqa: B018 — raises ConfigError for invalid values
@@ -80,16 +84,6 @@ def alternative_error(name: str, message: str, exit_status: int) -> FedcompError
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error
-
-
-def _missing_baselines(options: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the options of the dense baselines of `options`, each once. Leave out the baselines that `options` already contains."""
-    present = [dense(each) for each in options if is_dense(each)]
-    missing: list[dict[str, Any]] = []
-    for counterpart in map(dense, options):
-        if counterpart not in present and counterpart not in missing:
-            missing.append(counterpart)
-    return missing
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:

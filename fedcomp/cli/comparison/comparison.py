@@ -16,10 +16,10 @@ from ...errors import ConfigError, FedcompError
 from ...formatting import metric, one_line
 from ...run_display import WORST
 from ..doctor import cores
-from ..results import FRONT, Result, cells, column_titles, legend, results
+from ..results import FRONT, Result, cells, legend, results
 from ..tables import aligned
 from .alternatives import Alternative, alternative_error, alternatives, compares_compression
-from .displays import FAILED, AlternativeProgress, ComparisonDisplay, Facts
+from .displays import AlternativeProgress, ComparisonDisplay, Facts
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .worker_pool import WorkerPool
 
@@ -71,7 +71,10 @@ class Comparison:
             resolved: dict[str, Any] = {"side_by_side": side, "threads": threads or cores()}
             resolved |= {BASELINE: self.baseline} | ({TARGET: self.target} if self.target else {})
             self.folder.open(resolved)
-            progress = [self._progress(each) for each in self.all]
+            progress = [AlternativeProgress(each.name, each.config.rounds) for each in self.all]
+            for each, shown in zip(self.all, progress, strict=True):
+                if each.name in self.finished:
+                    self.folder.read_progress(each, shown)
             facts = _facts(self.values, checked)
             self.display.on_run_start(str(self.folder.path), facts, progress)
             more = {"order": "run", "threads": threads}
@@ -108,19 +111,13 @@ class Comparison:
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
         return max(1, min(cores(), len(checked))) if one_core else 1
 
-    def _progress(self, each: Alternative) -> AlternativeProgress:
-        progress = AlternativeProgress(each.name, each.values.get("rounds", RunConfig.rounds))
-        if each.name in self.finished:
-            self.folder.read_progress(each, progress)
-        return progress
-
     def _compare(self, side_by_side: int) -> list[Result]:
         """Compare the runs in the folder, and write comparison.json and the report."""
         from ...runs import groups, load
         from ..report import page
 
         failed = {str(self.folder.path / p.name): p.error for p in self.display.all if p.error}
-        folders = [self.folder.run_folder(each) for each in self.all]
+        folders = [self.folder.path / each.name for each in self.all]
         try:
             runs = [load(folder) for folder in folders if (folder / RUN_FILE).is_file()]
         except FedcompError as error:
@@ -128,11 +125,11 @@ class Comparison:
             raise FedcompError(f"{where} cannot be compared: {error}") from error
         loaded = {run.folder for run in runs}
         lines = results(groups(runs), self.target, failed) if runs else []
-        lines += [
-            Result.without_rounds(str(folder), failed.get(str(folder), ""))
-            for folder in folders
-            if folder not in loaded
-        ]
+        for folder in folders:
+            if folder not in loaded:
+                error_text = failed.get(str(folder))
+                note = f"failed: {error_text}" if error_text else "not started"
+                lines.append(Result(folder.name, (str(folder),), note=note))
         if runs:
             try:
                 file = self.folder.path / page.REPORT
@@ -144,15 +141,17 @@ class Comparison:
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
-        """Print the table and the path of the report."""
-        print_results(lines, self.target)
+        """Print the table of results, fitted to the width of a terminal, and the path of the report."""
+        target = self.target
+        notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
+        notes += legend(lines)
+        if sys.stdout.isatty():
+            console = Console(highlight=False, markup=False)
+            console.print(as_rich_table(lines, target, console.width), *notes, sep="\n")
+        else:
+            print("\n".join([*as_text(lines, target), *notes]))
         page = self.folder.path / "report.html"
         print(page if page.is_file() else self.folder.path)
-
-    @property
-    def exit_status(self) -> int:
-        """The exit status: 1 if all alternatives failed, else 0."""
-        return int(all(p.state == FAILED for p in self.display.all))
 
 
 def _processes(text: str) -> int:
@@ -177,22 +176,12 @@ def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> F
     return facts
 
 
-def print_results(lines: Sequence[Result], target: float | None) -> None:
-    """Print the table of results, fitted to the width of a terminal."""
-    notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note] + legend(lines)
-    if sys.stdout.isatty():
-        console = Console(highlight=False, markup=False)
-        console.print(as_rich_table(lines, target, console.width), *notes, sep="\n")
-    else:
-        print("\n".join([*as_text(lines, target), *notes]))
-
-
 def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
     """Return the table of results as lines of text."""
-    titles, figures = _columns(lines, target)
-    rows = [["", "alternative", *titles]]
-    rows += [[*_name(line), *row] for line, row in zip(lines, figures, strict=True)]
-    return aligned(rows, left=2)
+    rows = _rows(lines, target)
+    texts = [["", "alternative", *rows[0]]]
+    texts += [[*_name(line), *row.values()] for line, row in zip(lines, rows, strict=True)]
+    return aligned(texts, left=2)
 
 
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
@@ -201,41 +190,37 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
     The column of rounds is left out if all lines have the same number of rounds. Columns that do not fit are left out: first
     OPTIONAL_COLUMNS, then the others from right to left. Long names are wrapped. Numbers are never cut.
     """
-    same_rounds = len({line.rounds for line in lines}) == 1
-    titles, rows = _columns(lines, target)
-    titles = [title.replace(" to ", "\nto ") for title in titles]
-    visible = [i for i, title in enumerate(titles) if not (same_rounds and title == "rounds")]
-    widths = [
-        max(len(part) for part in (*title.split("\n"), *(row[i] for row in rows)))
-        for i, title in enumerate(titles)
-    ]
-    optional = [i for title in OPTIONAL_COLUMNS for i in visible if titles[i] == title]
-    for i in optional + [i for i in reversed(visible) if i not in optional]:
-        if 2 + MIN_NAME_WIDTH + sum(widths[j] + 1 for j in visible) > width:
-            visible.remove(i)
+    rows = _rows(lines, target)
+    titles = {name: name.replace(" to ", "\nto ") for name in rows[0]}
+    if len({line.rounds for line in lines}) == 1:
+        del titles["rounds"]
+    widths = {
+        name: max(map(len, [*title.split("\n"), *(row[name] for row in rows)]))
+        for name, title in titles.items()
+    }
+    optional = [name for name in OPTIONAL_COLUMNS if name in titles]
+    for name in optional + [name for name in reversed(titles) if name not in optional]:
+        if 2 + MIN_NAME_WIDTH + sum(widths[each] + 1 for each in titles) > width:
+            del titles[name]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     table.add_column("alternative", overflow="fold", min_width=MIN_NAME_WIDTH)
-    for i in visible:
-        table.add_column(titles[i], justify="right", no_wrap=True, vertical="top")
+    for title in titles.values():
+        table.add_column(title, justify="right", no_wrap=True, vertical="top")
     for line, row in zip(lines, rows, strict=True):
         style = "bold" if line.on_front else ""
-        table.add_row(*_name(line), *(row[i] for i in visible), style=style)
+        table.add_row(*_name(line), *(row[name] for name in titles), style=style)
     return table
 
 
-def _columns(lines: Sequence[Result], target: float | None) -> tuple[list[str], list[list[str]]]:
-    """Return the titles and rows of the columns with numbers.
-
-    If the worst decile of the clients was measured, its column follows the accuracy.
-    """
-    titles, rows = column_titles(target), [cells(line, target) for line in lines]
+def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
+    """Return the numbers of each line. If the worst decile of the clients was measured, its column follows the accuracy."""
+    rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
-        titles.insert(1, WORST)
-        for line, row in zip(lines, rows, strict=True):
-            name = "loss" if line.accuracy is None else "accuracy"
-            row.insert(1, metric(name, line.worst_decile))
-    return titles, rows
+        for i, line in enumerate(lines):
+            worst = metric("loss" if line.accuracy is None else "accuracy", line.worst_decile)
+            rows[i] = {"accuracy": rows[i]["accuracy"], WORST: worst} | rows[i]
+    return rows
 
 
 def _name(line: Result) -> tuple[str, str]:

@@ -61,7 +61,6 @@ class AlternativeProgress:
         return decimal(self.last.loss) if accuracy is None else percent(accuracy)
 
     def add(self, record: RoundRecord) -> None:
-        """Add a finished round."""
         self.round = record.round
         self.totals.add(record)
         if record.accuracy is not None or record.loss is not None:
@@ -163,7 +162,7 @@ class ComparisonView(ComparisonDisplay):
     """A dashboard on the terminal's alternate screen. After an error, the last picture is printed on the main screen."""
 
     def __init__(self, console: Console | None = None):
-        super().__init__(monotonic)
+        super().__init__()
         self._screen = Screen(console, self.picture, "preparing the alternatives")
         self.console = self._screen.console
         self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, each once

@@ -114,17 +114,13 @@ class ComparisonFolder:
     def close(self) -> None:
         self._stack.close()
 
-    def run_folder(self, alternative: Alternative) -> Path:
-        """Return the run folder of an alternative."""
-        return self.path / alternative.name
-
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
         """Return the options of an alternative's run, including "out" and "resume".
 
         If an earlier command started the run, the options include the defaults that the run's strategy set then. Without --out, "out" is
         None until `open()` has chosen the name of the folder.
         """
-        folder = self.run_folder(alternative)
+        folder = self.path / alternative.name
         values = {name: value for name, value in alternative.values.items() if value is not None}
         started = not self._has_default_name and (folder / RUN_FILE).is_file()
         stored = inherited_options(folder) if started else {}
@@ -151,8 +147,7 @@ class ComparisonFolder:
 
         Raises RunFolderError if the alternative has done more rounds than --rounds allows.
         """
-        folder = self.run_folder(alternative)
-        rounds = alternative.values.get("rounds", RunConfig.rounds)
+        folder, rounds = self.path / alternative.name, alternative.config.rounds
         try:
             done = int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["rounds"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -167,7 +162,7 @@ class ComparisonFolder:
         """Read the rounds of an alternative that an earlier command finished. Raises RunFolderError."""
         from ...server.run_folder import METRICS, read_records
 
-        folder, progress.state = self.run_folder(alternative), DONE
+        folder, progress.state = self.path / alternative.name, DONE
         try:
             records = read_records(folder / METRICS)
         except RunFolderError:

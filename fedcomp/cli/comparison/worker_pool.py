@@ -55,7 +55,6 @@ class WorkerProcess:
         self.order = -1  # index of the current order
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Send an order."""
         with contextlib.suppress(OSError):  # `answer` reports the end of the process
             self.link.send_bytes(json.dumps(order).encode())
 
@@ -169,7 +168,10 @@ def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
 def _execute(order: dict[str, Any], send: Send) -> None:
     """Execute an order, and send answers. The last answer to an order has the key `end`."""
     try:
-        send(end=ORDERS[order.pop("order")](send=send, **order))
+        if order["order"] == "check":
+            send(end=check(order["values"]))
+        else:
+            send(end=run(order["values"], order["threads"], send))
     except FedcompError as error:
         send(end={"failed": str(error), "status": error.exit_status})
     except (Exception, SystemExit) as error:
@@ -178,7 +180,7 @@ def _execute(order: dict[str, Any], send: Send) -> None:
         send(end={"failed": f"{type(error).__name__}: {first_line}", "status": 1})
 
 
-def check(send: Send, values: dict[str, Any]) -> dict[str, Any]:
+def check(values: dict[str, Any]) -> dict[str, Any]:
     """Return the resolved options, engine, device and model size of an alternative, without training it. Raises UserError."""
     from ...sim.run import PreparedRun
 
@@ -192,7 +194,7 @@ def check(send: Send, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(send: Send, values: dict[str, Any], threads: int) -> dict[str, Any]:
+def run(values: dict[str, Any], threads: int, send: Send) -> dict[str, Any]:
     """Train an alternative. `threads`: number of threads that torch uses; 0 means the default of torch."""
     import torch
 
@@ -229,6 +231,3 @@ class ProgressSender(Callback):
 def _figures(record: RoundRecord) -> dict[str, Any]:
     figures = {name: getattr(record, name) for name in SENT_FIELDS}
     return figures | {"accuracy": record.measured_accuracy, "loss": record.measured_loss}
-
-
-ORDERS: dict[str, Callable[..., dict[str, Any]]] = {"check": check, "run": run}

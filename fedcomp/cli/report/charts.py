@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -122,12 +121,7 @@ HOURS = Quantity(
 
 
 def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
-    """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes.
-
-    The list is empty for a single line.
-    """
-    if sum(len(panel.entries) for panel in all_panels) < 2:
-        return []
+    """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes."""
     drawn = []
     for panel in all_panels:
         if not (points := _finals(panel)):
@@ -166,9 +160,8 @@ def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
     name = "loss" if by_loss else "accuracy"
     data = f' data-bytes="{line.sent_bytes!r}" data-{name}="{value!r}"'
     points = [svg.Point(line.sent_bytes, value, text, data=data)]
-    ring = line.on_front and panel.comparable
-    look: dict[str, Any] = {"ring": ring, "faint": bool(line.note), "size": 1.25}
-    return svg.Series(entry.name, entry.style, points, band=band, **look)
+    ring, faint = line.on_front and panel.comparable, bool(line.note)
+    return svg.Series(entry.name, entry.style, points, band=band, ring=ring, faint=faint, size=1.25)
 
 
 def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
@@ -196,14 +189,11 @@ def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, st
 
 
 def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
-    max_points = max(MIN_POINTS_OF_LINE, MAX_POINTS // len(panel.entries))
-    lines = [_line(entry, across, up, max_points, len(panel.entries)) for entry in panel.entries]
+    lines = [_line(entry, across, up, len(panel.entries)) for entry in panel.entries]
     return [line for line in lines if line is not None]
 
 
-def _line(
-    entry: ReportLine, across: Quantity, up: Quantity, max_points: int, lines: int
-) -> svg.Series | None:
+def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
     """Return a curve with the mean and the range over the seeds, in the rounds that all seeds have. Return None if nothing was measured."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
@@ -220,10 +210,10 @@ def _line(
     middle, low, high = y.mean(0).tolist(), y.min(0).tolist(), y.max(0).tolist()
     x = x.tolist()
     drawn = _every(len(x), MAX_SEGMENTS)
-    shown = _every(len(x), max_points)
+    shown = _every(len(x), max(MIN_POINTS_OF_LINE, MAX_POINTS // lines))
     step = max(len(shown) // MARKERS_PER_LINE, 1)
     # The markers of each line start at another point, so that they do not overlap.
-    marked = set(shown[entry.style * step // max(lines, 1) :: step])
+    marked = set(shown[entry.style * step // lines :: step])
     points = []
     for i in shown:
         spread = f" ({up.show(low[i])} to {up.show(high[i])})" if len(runs) > 1 else ""

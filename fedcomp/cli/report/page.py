@@ -13,7 +13,6 @@ from ...runs import NEUTRAL_OPTIONS, Group, Run, load
 from ...runs import groups as groups_of
 from ..comparison.alternatives import alternatives
 from ..results import FRONT, all_or_none, cells, legend, mean_or_none, parse_accuracy, results
-from ..results import column_titles as titles
 from . import svg
 from .charts import Panel, ReportLine, curves, finals, panels
 from .verdict import verdict
@@ -208,7 +207,8 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     head: list[Cell | str] = [
         *([""] * compared),
         "run",
-        *_numbers([*titles(target), *(["ratio at the port"] * deployed), *own, *clients]),
+        *_numbers(cells(lines[0], target)),
+        *_numbers([*(["ratio at the port"] * deployed), *own, *clients]),
         *_numbers(["simulated"] * timed),
         *([""] * notes),
     ]
@@ -218,7 +218,7 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
             [
                 *([FRONT if row.result.on_front else ""] * compared),
                 Cell(row.result.label, "name", svg.swatch(row.style) if compared else ""),
-                *_numbers(cells(row.result, target)),
+                *_numbers(cells(row.result, target).values()),
                 *_numbers([_ratio_at_port(row.group)] * deployed),
                 *_numbers(decimal(_mean(row.group, _own_metrics, name)) for name in own),
                 *_numbers(
