@@ -75,9 +75,6 @@ class Retries:
     lost_at_s: float | None = None  # time.monotonic() of the first failed attempt
     reported: set[str] = field(default_factory=set)  # reasons that were logged
 
-    def reset(self) -> None:
-        self.attempts, self.lost_at_s, self.reported = 0, None, set()
-
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
     ) -> tuple[float, LogMessage | None]:
@@ -273,10 +270,13 @@ class ClientProcess:
                     if entry:
                         self._queue_message(hosted, entry, COMBINE_S)
                     await asyncio.sleep(pause_s)
-        except FedcompError as error:
-            self._fail(hosted, error)
         except Exception as error:
-            self._fail(hosted, FedcompError(reason(error)))
+            failed = error if isinstance(error, FedcompError) else FedcompError(reason(error))
+            hosted.error = failed
+            if not self._single:
+                combine_s = COMBINE_S if isinstance(failed, UnreachableError) else 0.0
+                ended = LogMessage(f"ended: {failed}", "failed", reason=str(failed))
+                self._queue_message(hosted, ended, combine_s)
 
     async def _serve(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
         target, invited = hosted.target, False
@@ -295,10 +295,8 @@ class ClientProcess:
                     raise
             async for message in connection.messages():
                 if isinstance(message, Refused):
-                    if message.retry:
-                        raise UnreachableError(message.reason, "starting")
-                    raise UserError(message.reason)
-                hosted.retries.reset()
+                    raise message.error
+                hosted.retries = Retries()
                 if not invited:
                     sentence = f"connected to {target.address}"
                     self._queue_message(
@@ -344,10 +342,3 @@ class ClientProcess:
     ) -> None:
         """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this one."""
         self._entries.put((hosted.id, entry, time.monotonic() + combine_s))
-
-    def _fail(self, hosted: HostedClient, error: FedcompError) -> None:
-        hosted.error = error
-        if not self._single:
-            combine_s = COMBINE_S if isinstance(error, UnreachableError) else 0.0
-            ended = LogMessage(f"ended: {error}", "failed", reason=str(error))
-            self._queue_message(hosted, ended, combine_s)

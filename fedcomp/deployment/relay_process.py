@@ -112,7 +112,7 @@ class RelayProcess:
         return error
 
     def _opened(self, port: int, terms: RelayTerms) -> None:
-        self._retries.reset()
+        self._retries = Retries()
         self.port = port  # used again after a reconnection, because the clients know it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
         server, where = self.target.address, join_address(self.address, port)

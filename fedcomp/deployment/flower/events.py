@@ -6,7 +6,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,23 +26,20 @@ HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its hooks to a file."""
+    """A callback that writes each call of its hooks to a file, and with `forward` also other events."""
 
     def __init__(self, file: TextIO):
         self.file = file
 
-    def write(self, name: str, *values: Any) -> None:
-        self.file.write(json.dumps([name, *values]) + "\n")
+    def forward(self, hook: str, *values: Any) -> None:
+        self.file.write(json.dumps([hook, *values], default=asdict) + "\n")
         self.file.flush()
 
     def failed(self, error: FedcompError) -> None:
-        self.write(FAILED, str(error), error.exit_status)
+        self.forward(FAILED, str(error), error.exit_status)
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """Do nothing, since the process that reads the events does not display the traffic at the port."""
-
-    def forward(self, hook: str, *values: Any) -> None:
-        self.write(hook, *(_as_json(value) for value in values))
 
 
 class EventReader:
@@ -77,10 +74,6 @@ class EventReader:
                 getattr(self.callback, name)(*values)
 
 
-def _as_json(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
 def new_lines(path: Path) -> Callable[[], Iterator[str]]:
     """Return a function that yields the complete lines added to a file since its last call."""
     read = 0
@@ -99,10 +92,6 @@ def new_lines(path: Path) -> Callable[[], Iterator[str]]:
     return lines
 
 
-def _header(values: dict[str, Any]) -> Header:
-    return Header(**values | {"measures": tuple(values["measures"])})
-
-
 def _summary(values: dict[str, Any]) -> Summary:
     rejections = tuple(RejectionSummary(**rejection) for rejection in values["rejections"])
     lists = {"warnings": tuple(values["warnings"]), "rejections": rejections}
@@ -110,7 +99,7 @@ def _summary(values: dict[str, Any]) -> Summary:
 
 
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "on_run_start": _header,
+    "on_run_start": lambda values: Header(**values | {"measures": tuple(values["measures"])}),
     "on_round_end": parse_record,
     "on_run_end": _summary,
 }

@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
             Deployment(RunConfig(**settings["options"]), endpoint, events, make).run(
                 lambda port: None
             )
-            events.write(ENDED)
+            events.forward(ENDED)
         except FedcompError as error:
             events.failed(error)
             raise

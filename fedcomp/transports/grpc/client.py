@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import grpc
@@ -118,12 +118,15 @@ class GrpcConnection:
         else:
             (sequence, assignment), self._assigned = self._assigned, None
             pieces = wire.encode_report(sequence, answer, assignment)
-        await self._write(wire.split(pieces))
+        await self.write(pieces)
 
-    async def _write(self, messages: Iterable[bytes]) -> None:
-        """Send gRPC messages. Raises the error that ended the stream, unless the server has sent a Refused."""
+    async def write(self, pieces: Sequence[bytes]) -> None:
+        """Send a message. Returns when gRPC's flow control has accepted the message.
+
+        Raises the error that ended the stream, unless the server has sent a Refused.
+        """
         try:
-            for message in messages:
+            for message in wire.split(pieces):
                 async with self._write_lock:  # a PONG may be sent between parts
                     await self._call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:

@@ -97,9 +97,7 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if (
-                peer not in self._live
-            ):  # the descriptor may still be recorded for an ended connection
+            if peer not in self._live:  # its descriptor may be recorded for an ended connection
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -147,10 +145,8 @@ class PortTraffic:
         if self._read(peer) is None:
             self._find()
         if peer in self._live:
-            with (
-                contextlib.suppress(OSError),
-                self._connection(self._live[peer][0]) as (connection, found),
-            ):
+            descriptor, _ = self._live[peer]
+            with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
                 if found == peer:
                     connection.shutdown(socket.SHUT_RDWR)
 
@@ -197,9 +193,8 @@ class PortTraffic:
         """Read the counters of all connections, including new ones. Return the sum over open and ended connections."""
         if self.port is None:
             return WireBytes()
-        for peer in [
-            *self._live
-        ]:  # also forgets ended connections, whose descriptors may be in use again
+        # This also forgets ended connections, whose descriptors may be in use again.
+        for peer in [*self._live]:
             self._read(peer)
         self._find()
         return functools.reduce(

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from ...codecs.frame import varint
-from ...errors import ProtocolError
+from ...errors import ProtocolError, UnreachableError, UserError
 from ...messages import (
     FRAMES,
     TRAIN,
@@ -90,6 +90,11 @@ class Refused:
 
     reason: str  # one sentence
     retry: bool  # whether a later attempt may succeed
+
+    @property
+    def error(self) -> UserError:
+        """The error for the client or relay: an UnreachableError if a later attempt may succeed."""
+        return UnreachableError(self.reason, "starting") if self.retry else UserError(self.reason)
 
 
 @dataclass
