@@ -42,10 +42,7 @@ JITTER = random.Random()  # not random's own generator, which users may seed
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment (keys and certificate) with which a client connects.
-
-    Without an enrolment, the client connects without TLS.
-    """
+    """The address of a server, and the enrolment with which a client connects. Without an enrolment, there is no TLS."""
 
     host: str
     port: int

@@ -159,18 +159,19 @@ def session_for(
             f"the frozen parameters of --task {setup.task.name} differ from those of the server's model; they are never sent, so "
             "load the same ones on the server and on every client"
         )
-    signs = isinstance(algorithm, SealedElectionClient)
-    if isinstance(algorithm, SealedElectionClient) and key is not None:
-        ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
-        algorithm = replace(algorithm, ring=ring, options=invitation.options)
-    make_session = functools.partial(_new_session, config, setup, algorithm, layout)
-    run = invitation.run, invitation.options
-    # The algorithm of a client that signs holds the client's own key, so that client has a session of its own.
-    hosted = make_session() if signs else shared.get_or_make("session", run, make_session)
-    shard, held_out = _shard(config, setup, client_id)
-    uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
-    client_memory = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
-    hosted.shards[client_id], hosted.held_out[client_id] = shard, held_out
+    if isinstance(algorithm, SealedElectionClient):
+        if key is not None:
+            ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
+            algorithm = replace(algorithm, ring=ring, options=invitation.options)
+        # The algorithm holds the client's own key, so the client has a session of its own.
+        hosted = _new_session(config, setup, algorithm, layout)
+    else:
+        make_session = functools.partial(_new_session, config, setup, algorithm, layout)
+        run = invitation.run, invitation.options
+        hosted = shared.get_or_make("session", run, make_session)
+    hosted.shards[client_id], hosted.held_out[client_id] = _shard(config, setup, client_id)
+    state = hosted.session.replica.layout
+    client_memory = memory(config.memory, codec(config.uplink), state.numel, state)
     hosted.states.by_client[client_id] = ClientState(client_memory, invitation.version)
     return client_id, hosted.session
 

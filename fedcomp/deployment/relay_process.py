@@ -74,12 +74,11 @@ class RelayProcess:
         try:
             while await self._serve_once() or self.stay:
                 pass
+            self._messages.put(None)
         except FedcompError as error:
             self._messages.put(error)
         except Exception as error:
             self._messages.put(FedcompError(f"{type(error).__name__}: {error}"))
-        else:
-            self._messages.put(None)
 
     async def _serve_once(self) -> bool:
         """Relay messages until the run is over or the server is lost. Return whether the relay must reconnect."""

@@ -22,7 +22,6 @@ from ...errors import FedcompError, UserError
 from ...server.run_folder import client_metrics_of, parse_record
 
 ENDED, FAILED = "ended", "failed"  # names of the last event; all other events are callback calls
-HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
 class EventWriter(ForwardingCallback):
@@ -43,10 +42,7 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """A reader of recorded calls of a callback, which makes the same calls on `callback`.
-
-    `summary` is the summary of the run, or None before the run has finished.
-    """
+    """A reader of recorded calls, which makes the same calls on `callback`. `summary`: None before the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback
@@ -70,8 +66,7 @@ class EventReader:
                 values[0] = READERS[name](values[0])
             if name == "on_run_end":
                 self.summary = values[0]
-            if name in HOOKS:
-                getattr(self.callback, name)(*values)
+            getattr(self.callback, name)(*values)
 
 
 def new_lines(path: Path) -> Callable[[], Iterator[str]]:

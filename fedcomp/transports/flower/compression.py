@@ -213,20 +213,14 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return a frame for the update; b"" if there is nothing to send.
-
-        Raises NonFiniteError for NaN or infinity, with the memory unchanged.
-        """
+        """Return a frame for the update, b"" if it is empty. Raises NonFiniteError for NaN or infinity, with the memory unchanged."""
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):
             raise frame
         return frame or b""
 
     def save(self, storage: "Storage") -> None:
-        """Store the client's state; a file is flushed to the disk.
-
-        Raises CheckpointError if the file cannot be written (disk full).
-        """
+        """Store the client's state; a file is flushed to the disk. Raises CheckpointError if the file cannot be written (disk full)."""
         head = self.run | {"form": self.layout.pack().decode()}
         state = device_state.pack(self.session, self.id) | {HEAD: json.dumps(head).encode()}
         storage.save(state)

@@ -315,10 +315,7 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Make `connection` the connection of its client, and close an older connection.
-
-        Send the client its open assignment, or the farewell after the run.
-        """
+        """Replace the connection of a client, and send the client its open assignment, or the farewell after the run."""
         client = connection.client
         older = self._joined.pop(client, None)
         # If both connections are connections of the same relay, the relay itself has closed the older one.

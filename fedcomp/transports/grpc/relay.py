@@ -72,10 +72,7 @@ class RelayConnection(GrpcConnection):
 
 @dataclass
 class Reports:
-    """Reports that are sent in one message.
-
-    If `add`, the relay adds the frames of the reports, and the server accepts all updates or none.
-    """
+    """Reports in one message. If `add`, the relay adds their frames, and the server accepts all of the updates or none."""
 
     answers: list[Answer]
     add: bool = False

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -37,12 +36,11 @@ class WireBytes(NamedTuple):
         return WireBytes(self.bytes_in - other.bytes_in, self.bytes_out - other.bytes_out)
 
 
-@dataclass
-class TrafficReport:
+class TrafficReport(NamedTuple):
     """Bytes of all connections of the port, and of each client that has joined."""
 
     total: WireBytes
-    by_client: dict[int, WireBytes] = field(default_factory=dict)
+    by_client: dict[int, WireBytes]
 
 
 def counts_bytes() -> bool:
@@ -203,10 +201,7 @@ class PortTraffic:
 
     @contextlib.contextmanager
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
-        """Yield the socket of a file descriptor, and the peer (None if the socket is not a connection of the port).
-
-        Raises OSError if the descriptor is not a socket.
-        """
+        """Yield the socket of a file descriptor, and its peer (None if it is no connection of the port). Raises OSError for other files."""
         borrowed = socket.socket(fileno=descriptor)
         try:
             yield borrowed, self._peer_at(borrowed)

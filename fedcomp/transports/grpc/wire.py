@@ -240,12 +240,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the gRPC messages that carry a message: a single one, or BEGIN and parts.
-
-    A large frame begins and ends at a boundary between parts.
-
-    Each part is made only when it is needed.
-    """
+    """Yield the gRPC messages of a message: one, or BEGIN and parts made on demand. Large frames start and end at part boundaries."""
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
