@@ -77,13 +77,14 @@ class Retries:
     ) -> tuple[float, LogMessage | None]:
         """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
-        A client cannot distinguish an unreachable server from a run that has ended. This method therefore raises `error` when `patience_s`
-        seconds have passed since the first failed attempt, unless `patience_s` is None.
+        Raises `error` if further attempts cannot help. A client cannot distinguish an unreachable server from a run that has ended. This
+        method therefore also raises `error` when `patience_s` seconds have passed since the first failed attempt, unless `patience_s` is
+        None.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
         remaining_s = self.lost_at_s + (math.inf if patience_s is None else patience_s) - now_s
-        if remaining_s <= 0:
+        if error.cause not in UnreachableError.transient or remaining_s <= 0:
             raise error
         pause_s = pauses_s[min(self.attempts, last)]
         if self.attempts < last:
@@ -261,8 +262,6 @@ class ClientProcess:
                     if not hosted.done:  # with --stay; wait until the server has exited
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
-                    if error.cause not in UnreachableError.transient:
-                        raise
                     pause_s, entry = hosted.retries.pause(error, self.retry_s, self.patience_s)
                     if entry:
                         self._queue_message(hosted, entry, COMBINE_S)

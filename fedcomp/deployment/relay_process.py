@@ -88,8 +88,9 @@ class RelayProcess:
         try:
             farewell = await relay.run()
         except UnreachableError as error:
-            cause = await self._cause_of(error)
-            pause_s, entry = self._retries.pause(cause, self.retry_s, self.patience_s)
+            if error.cause == "network":
+                error = await self._cause_of(error)
+            pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
             if entry:
                 self._messages.put(entry)
             await asyncio.sleep(pause_s)
@@ -100,14 +101,11 @@ class RelayProcess:
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Return the error, or a more precise one if the network failed. Raises the error if reconnecting cannot help."""
-        if error.cause == "network":
-            try:
-                await asyncio.to_thread(self.target.check)
-            except UnreachableError as cause:
-                error = cause
-        if error.cause not in UnreachableError.transient:
-            raise error
+        """Return a more precise error for a failed connection, or the error itself if a second attempt succeeds."""
+        try:
+            await asyncio.to_thread(self.target.check)
+        except UnreachableError as cause:
+            return cause
         return error
 
     def _opened(self, port: int, terms: RelayTerms) -> None:

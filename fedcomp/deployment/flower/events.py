@@ -1,7 +1,4 @@
-"""Callback calls passed from one process to another as lines of JSON in a file.
-
-`EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats the calls in the process that displays the run.
-"""
+"""Callback calls passed from the process that runs the rounds to the process that displays the run, as lines of JSON in a file."""
 
 import json
 import os
