@@ -24,7 +24,7 @@ from ..keys.connection import contact, join_address
 from ..keys.enrolment import Enrolment
 from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report, failure
 from ..strategies.sealed_election import unknown_keys
-from ..transports.grpc import Credentials, GrpcConnection, IoTasks, Refused
+from ..transports.grpc import Credentials, GrpcConnection, Refused, io_tasks
 from . import log_messages
 from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
@@ -168,10 +168,9 @@ class ClientProcess:
 
         Raises the error of a client that has failed, such as UserError if it cannot take part or cannot reach the server in time.
         """
-        with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, IoTasks() as io:
-            connect_limit = asyncio.Semaphore(MAX_CONNECTS)
-            for hosted in self.clients.values():
-                io.start(self._keep_connected(hosted, connect_limit))
+        limit = asyncio.Semaphore(MAX_CONNECTS)
+        clients = [self._keep_connected(hosted, limit) for hosted in self.clients.values()]
+        with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, io_tasks(clients):
             while not self._ended and not all(hosted.done for hosted in self.clients.values()):
                 self._answer_requests(LOG_INTERVAL_S, savers)
                 self._log_entries(time.monotonic())

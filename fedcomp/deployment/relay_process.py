@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ..callbacks import LogMessage
 from ..errors import FedcompError, UnreachableError
 from ..keys.connection import join_address
-from ..transports.grpc import IoTasks, Relay, RelayTerms
+from ..transports.grpc import Relay, RelayTerms, io_tasks
 from . import log_messages
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
@@ -55,8 +55,7 @@ class RelayProcess:
         Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached within `patience_s`.
         """
         listen(self.address, self.port).close()
-        with IoTasks() as io:
-            io.start(self._serve())
+        with io_tasks([self._serve()]):
             while not self._ended:
                 try:
                     message = self._messages.get(timeout=WAIT_S)

@@ -37,9 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         events = EventWriter(file)
         try:
             make = functools.partial(JoiningTransport, grid, endpoint.port, enrolled)
-            Deployment(RunConfig(**settings["options"]), endpoint, events, make).run(
-                lambda port: None
-            )
+            Deployment(RunConfig(**settings["options"]), endpoint, events, make).run()
             events.forward(ENDED)
         except FedcompError as error:
             events.failed(error)
