@@ -77,9 +77,8 @@ class Retries:
     ) -> tuple[float, LogMessage | None]:
         """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
-        Raises `error` if further attempts cannot help. A client cannot distinguish an unreachable server from a run that has ended. This
-        method therefore also raises `error` when `patience_s` seconds have passed since the first failed attempt, unless `patience_s` is
-        None.
+        Raises `error` if further attempts cannot help. A client cannot distinguish an unreachable server from a run that has ended, so
+        `error` is also raised when `patience_s` seconds have passed since the first failed attempt; None means no limit.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
