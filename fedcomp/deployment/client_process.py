@@ -24,7 +24,7 @@ from ..keys.connection import contact, join_address
 from ..keys.enrolment import Enrolment
 from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report, failure
 from ..strategies.sealed_election import unknown_keys
-from ..transports.grpc import Credentials, GrpcConnection, IoTasks, Refused
+from ..transports.grpc import Credentials, GrpcConnection, Refused, io_tasks
 from . import log_messages
 from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
@@ -42,10 +42,7 @@ JITTER = random.Random()  # not random's own generator, which users may seed
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment (keys and certificate) with which a client connects.
-
-    Without an enrolment, the client connects without TLS.
-    """
+    """The address of a server, and the enrolment with which a client connects. Without an enrolment, there is no TLS."""
 
     host: str
     port: int
@@ -75,21 +72,18 @@ class Retries:
     lost_at_s: float | None = None  # time.monotonic() of the first failed attempt
     reported: set[str] = field(default_factory=set)  # reasons that were logged
 
-    def reset(self) -> None:
-        self.attempts, self.lost_at_s, self.reported = 0, None, set()
-
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
     ) -> tuple[float, LogMessage | None]:
         """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
-        A client cannot distinguish an unreachable server from a run that has ended. This method therefore raises `error` when `patience_s`
-        seconds have passed since the first failed attempt, unless `patience_s` is None.
+        Raises `error` if further attempts cannot help. A client cannot distinguish an unreachable server from a run that has ended, so
+        `error` is also raised when `patience_s` seconds have passed since the first failed attempt; None means no limit.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
         remaining_s = self.lost_at_s + (math.inf if patience_s is None else patience_s) - now_s
-        if remaining_s <= 0:
+        if error.cause not in UnreachableError.transient or remaining_s <= 0:
             raise error
         pause_s = pauses_s[min(self.attempts, last)]
         if self.attempts < last:
@@ -184,10 +178,9 @@ class ClientProcess:
 
         Raises the error of a client that has failed, such as UserError if it cannot take part or cannot reach the server in time.
         """
-        with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, IoTasks() as io:
-            connect_limit = asyncio.Semaphore(MAX_CONNECTS)
-            for hosted in self.clients.values():
-                io.start(self._keep_connected(hosted, connect_limit))
+        limit = asyncio.Semaphore(MAX_CONNECTS)
+        clients = [self._keep_connected(hosted, limit) for hosted in self.clients.values()]
+        with ThreadPoolExecutor(MAX_SAVES, "fedcomp-save") as savers, io_tasks(clients):
             while not self._ended and not all(hosted.done for hosted in self.clients.values()):
                 self._answer_requests(LOG_INTERVAL_S, savers)
                 self._log_entries(time.monotonic())
@@ -281,16 +274,17 @@ class ClientProcess:
                     if not hosted.done:  # with --stay; wait until the server has exited
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
-                    if error.cause not in UnreachableError.transient:
-                        raise
                     pause_s, entry = hosted.retries.pause(error, self.retry_s, self.patience_s)
                     if entry:
                         self._queue_message(hosted, entry, COMBINE_S)
                     await asyncio.sleep(pause_s)
-        except FedcompError as error:
-            self._fail(hosted, error)
         except Exception as error:
-            self._fail(hosted, FedcompError(reason(error)))
+            failed = error if isinstance(error, FedcompError) else FedcompError(reason(error))
+            hosted.error = failed
+            if not self._single:
+                combine_s = COMBINE_S if isinstance(failed, UnreachableError) else 0.0
+                ended = LogMessage(f"ended: {failed}", "failed", reason=str(failed))
+                self._queue_message(hosted, ended, combine_s)
 
     async def _serve(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
         target, invited = hosted.target, False
@@ -309,10 +303,8 @@ class ClientProcess:
                     raise
             async for message in connection.messages():
                 if isinstance(message, Refused):
-                    if message.retry:
-                        raise UnreachableError(message.reason, "starting")
-                    raise UserError(message.reason)
-                hosted.retries.reset()
+                    raise message.error
+                hosted.retries = Retries()
                 if not invited:
                     sentence = f"connected to {target.address}"
                     self._queue_message(
@@ -358,10 +350,3 @@ class ClientProcess:
     ) -> None:
         """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this one."""
         self._entries.put((hosted.id, entry, time.monotonic() + combine_s))
-
-    def _fail(self, hosted: HostedClient, error: FedcompError) -> None:
-        hosted.error = error
-        if not self._single:
-            combine_s = COMBINE_S if isinstance(error, UnreachableError) else 0.0
-            ended = LogMessage(f"ended: {error}", "failed", reason=str(error))
-            self._queue_message(hosted, ended, combine_s)

@@ -26,14 +26,10 @@ class ClientTraffic:
     def port(self) -> PortFigures:
         """Return the connections, refusals and bytes of the port, for the metrics page. May be called from any thread."""
         report, counts = self.transport.traffic(), self.transport.counts()
-        prefix = "refused: "
+        refused = [(name.partition("refused: ")[2], count) for name, count in counts.items()]
         return PortFigures(
             connections=counts.get("connections", counts.get("streams", 0)),
-            refused={
-                name.removeprefix(prefix): count
-                for name, count in counts.items()
-                if name.startswith(prefix)
-            },
+            refused={cause: count for cause, count in refused if cause},
             received_bytes=report.total.bytes_in if report else None,
             sent_bytes=report.total.bytes_out if report else None,
             by_client=dict(report.by_client) if report else {},

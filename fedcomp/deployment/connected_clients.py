@@ -43,7 +43,7 @@ class ConnectedClients(Availability):
         """Return the connected clients. Report to the callback which clients have joined or left since the last call."""
         connected = list(self.transport.clients())
         for client in sorted(self._connected - set(connected)):
-            self.callback().on_client_left(client)
+            self.leave(client)
         for client in connected:
             if client not in self._connected:
                 self.callback().on_client_joined(client)
@@ -70,9 +70,7 @@ class ConnectedClients(Availability):
             self._report_waiting(self.quota.wanted)
 
     def _report_waiting(self, wanted: int) -> None:
-        """Report the connected clients to the callback while fewer than `wanted` are connected, and once more when enough are connected
-        again.
-        """
+        """Report the connected clients while fewer than `wanted` are connected, and once more when enough are connected again."""
         waits, connected = len(self._connected) < wanted, sorted(self._connected)
         reports = waits or self._reported_waiting is not None
         if reports and connected != self._reported_waiting:

@@ -159,18 +159,19 @@ def session_for(
             f"the frozen parameters of --task {setup.task.name} differ from those of the server's model; they are never sent, so "
             "load the same ones on the server and on every client"
         )
-    signs = isinstance(algorithm, SealedElectionClient)
-    if isinstance(algorithm, SealedElectionClient) and key is not None:
-        ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
-        algorithm = replace(algorithm, ring=ring, options=invitation.options)
-    make_session = functools.partial(_new_session, config, setup, algorithm, layout)
-    run = invitation.run, invitation.options
-    # The algorithm of a client that signs holds the client's own key, so that client has a session of its own.
-    hosted = make_session() if signs else shared.get_or_make("session", run, make_session)
-    shard, held_out = _shard(config, setup, client_id)
-    uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
-    client_memory = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
-    hosted.shards[client_id], hosted.held_out[client_id] = shard, held_out
+    if isinstance(algorithm, SealedElectionClient):
+        if key is not None:
+            ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
+            algorithm = replace(algorithm, ring=ring, options=invitation.options)
+        # The algorithm holds the client's own key, so the client has a session of its own.
+        hosted = _new_session(config, setup, algorithm, layout)
+    else:
+        make_session = functools.partial(_new_session, config, setup, algorithm, layout)
+        run = invitation.run, invitation.options
+        hosted = shared.get_or_make("session", run, make_session)
+    hosted.shards[client_id], hosted.held_out[client_id] = _shard(config, setup)
+    state = hosted.session.replica.layout
+    client_memory = memory(config.memory, codec(config.uplink), state.numel, state)
     hosted.states.by_client[client_id] = ClientState(client_memory, invitation.version)
     return client_id, hosted.session
 
@@ -200,41 +201,34 @@ def _new_session(
     if config.clients_evaluate:
         evaluated = initial_model(setup.task, config.seed)
         test = _test(config, setup)
-        examples = data, shards, data if test is None else test.to(setup.device), held_out
+        examples = data, shards, data if test is None else test[0].to(setup.device), held_out
         evaluator = ClientEvaluator(setup.task, evaluated, setup.device, config.seed, *examples)
     parts = replica, states, trainer, algorithm, config.seed
     session = ClientSession(*parts, keeps_rounds=True, evaluator=evaluator)
     return HostedSession(session, states, shards, held_out)
 
 
-def _test(config: RunConfig, setup: ClientSetup) -> Examples | None:
-    """Return the task's test data if this machine has it and can divide it among the clients, else None."""
+def _test(config: RunConfig, setup: ClientSetup) -> tuple[Examples, list[np.ndarray]] | None:
+    """Return the task's test data and its division into partitions, or None if this machine lacks the data or cannot divide it."""
     test = setup.shared.get_or_make("test", (), lambda: local_data(setup.task, "test"))
     if test is None:
         return None
     if setup.partition_id is None:
-        return None if test.column(None) is None else test
+        return None if test.column(None) is None else (test, [np.arange(len(test))])
     partitions = setup.partitions or config.clients
-    return test if partition_test_data(config.partition, setup.train, test, partitions) else None
+    shards = partition_test_data(config.partition, setup.train, test, partitions)
+    return None if shards is None else (test, shards)
 
 
-def _shard(config: RunConfig, setup: ClientSetup, client_id: int) -> tuple[np.ndarray, np.ndarray]:
+def _shard(config: RunConfig, setup: ClientSetup) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the client's training examples, and of the examples on which it evaluates."""
-    if setup.partition_id is None:
-        whole = np.arange(len(setup.train))
-        if not config.clients_evaluate:
-            return whole, whole[:0]
-        if (test := _test(config, setup)) is not None:
-            return whole, np.arange(len(test))
-        (training,), (evaluation,) = hold_out([whole], config.holdout, config.seed)
-        return training, evaluation
-    partitions = setup.partitions or config.clients
-    if not 0 <= setup.partition_id < partitions:
+    index, partitions = setup.partition_id or 0, setup.partitions or config.clients
+    if not 0 <= index < partitions:
         raise UserError(
-            f"--partition-id is {setup.partition_id}, but the data has {partitions} partitions; give 0 to {partitions - 1}"
+            f"--partition-id is {index}, but the data has {partitions} partitions; give 0 to {partitions - 1}"
         )
-    shards, held_out = _shards_of_all(config, setup, partitions)
-    return shards[setup.partition_id], held_out[setup.partition_id]
+    shards, held_out = _shards(config, setup)
+    return shards[index], held_out[index]
 
 
 def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
@@ -244,23 +238,27 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
             f"strategy '{config.strategy}' has clients train on each other's data, but this client has only its own; give it "
             "--partition-id K and the data of the whole task, or give the server's strategy form=ballots"
         )
-    return _shards_of_all(config, setup, config.clients)[0]
+    return _shards(config, setup)[0]
 
 
-def _shards_of_all(
-    config: RunConfig, setup: ClientSetup, partitions: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the indices of each client's training examples, and of the examples on which it evaluates."""
+def _shards(config: RunConfig, setup: ClientSetup) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return, by partition, the indices of the training examples, and of the examples on which its client evaluates.
+
+    The data of a client without a partition id is a single partition.
+    """
+    whole, partitions = setup.partition_id is None, setup.partitions or config.clients
 
     def divide() -> tuple[list[np.ndarray], list[np.ndarray]]:
-        shards = partition(config.partition, setup.train, partitions, config.seed, setup.task.name)
+        if whole:
+            shards = [np.arange(len(setup.train))]
+        else:
+            settings = partitions, config.seed, setup.task.name
+            shards = partition(config.partition, setup.train, *settings)
         if not config.clients_evaluate:
             return shards, [shard[:0] for shard in shards]
         if (test := _test(config, setup)) is not None:
-            test_shards = partition_test_data(config.partition, setup.train, test, partitions)
-            if test_shards is not None:
-                return shards, test_shards
+            return shards, test[1]
         return hold_out(shards, config.holdout, config.seed)
 
-    key = (config.partition, partitions, config.seed, config.evaluate, config.holdout)
+    key = (config.partition, whole, partitions, config.seed, config.evaluate, config.holdout)
     return setup.shared.get_or_make("partition", key, divide)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ..callbacks import LogMessage
 from ..errors import FedcompError, UnreachableError
 from ..keys.connection import join_address
-from ..transports.grpc import IoTasks, Relay, RelayTerms
+from ..transports.grpc import Relay, RelayTerms, io_tasks
 from . import log_messages
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
@@ -55,8 +55,7 @@ class RelayProcess:
         Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached within `patience_s`.
         """
         listen(self.address, self.port).close()
-        with IoTasks() as io:
-            io.start(self._serve())
+        with io_tasks([self._serve()]):
             while not self._ended:
                 try:
                     message = self._messages.get(timeout=WAIT_S)
@@ -74,12 +73,11 @@ class RelayProcess:
         try:
             while await self._serve_once() or self.stay:
                 pass
+            self._messages.put(None)
         except FedcompError as error:
             self._messages.put(error)
         except Exception as error:
             self._messages.put(FedcompError(f"{type(error).__name__}: {error}"))
-        else:
-            self._messages.put(None)
 
     async def _serve_once(self) -> bool:
         """Relay messages until the run is over or the server is lost. Return whether the relay must reconnect."""
@@ -89,8 +87,9 @@ class RelayProcess:
         try:
             farewell = await relay.run()
         except UnreachableError as error:
-            cause = await self._cause_of(error)
-            pause_s, entry = self._retries.pause(cause, self.retry_s, self.patience_s)
+            if error.cause == "network":
+                error = await self._cause_of(error)
+            pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
             if entry:
                 self._messages.put(entry)
             await asyncio.sleep(pause_s)
@@ -101,18 +100,15 @@ class RelayProcess:
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Return the error, or a more precise one if the network failed. Raises the error if reconnecting cannot help."""
-        if error.cause == "network":
-            try:
-                await asyncio.to_thread(self.target.check)
-            except UnreachableError as cause:
-                error = cause
-        if error.cause not in UnreachableError.transient:
-            raise error
+        """Return a more precise error for a failed connection, or the error itself if a second attempt succeeds."""
+        try:
+            await asyncio.to_thread(self.target.check)
+        except UnreachableError as cause:
+            return cause
         return error
 
     def _opened(self, port: int, terms: RelayTerms) -> None:
-        self._retries.reset()
+        self._retries = Retries()
         self.port = port  # used again after a reconnection, because the clients know it
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
         server, where = self.target.address, join_address(self.address, port)

@@ -172,7 +172,7 @@ class Deployment:
         self.test = None if test is None else test.to(self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
-    def run(self, opened: Callable[[int], None]) -> Summary:
+    def run(self, opened: Callable[[int], None] = lambda port: None) -> Summary:
         with ExitStack() as exit_stack:
             self.callback = exit_stack.enter_context(
                 with_option_callbacks(self.config, self.callback)

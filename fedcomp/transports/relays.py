@@ -26,6 +26,10 @@ RELAY = "relay"  # stage of a failure: the frame cannot be added, or the server 
 def can_add(assignment: Assignment, report: Report) -> bool:
     """Return whether a report has a frame, answers its assignment, and would be accepted by the server."""
     a, r = assignment, report
+    try:
+        ReportedMetrics.unpack(r.metrics)
+    except ProtocolError:
+        return False
     return (
         r.kind == UPDATE
         and bool(r.frame)
@@ -33,16 +37,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MAX_EXAMPLES
-        and _has_valid_metrics(r)
     )
-
-
-def _has_valid_metrics(report: Report) -> bool:
-    try:
-        ReportedMetrics.unpack(report.metrics)
-    except ProtocolError:
-        return False
-    return True
 
 
 def add_frames(

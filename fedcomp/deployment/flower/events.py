@@ -1,12 +1,9 @@
-"""Callback calls passed from one process to another as lines of JSON in a file.
-
-`EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats the calls in the process that displays the run.
-"""
+"""Callback calls passed from the process that runs the rounds to the process that displays the run, as lines of JSON in a file."""
 
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,34 +19,27 @@ from ...errors import FedcompError, UserError
 from ...server.run_folder import client_metrics_of, parse_record
 
 ENDED, FAILED = "ended", "failed"  # names of the last event; all other events are callback calls
-HOOKS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its hooks to a file."""
+    """A callback that writes each call of its hooks to a file, and with `forward` also other events."""
 
     def __init__(self, file: TextIO):
         self.file = file
 
-    def write(self, name: str, *values: Any) -> None:
-        self.file.write(json.dumps([name, *values]) + "\n")
+    def forward(self, hook: str, *values: Any) -> None:
+        self.file.write(json.dumps([hook, *values], default=asdict) + "\n")
         self.file.flush()
 
     def failed(self, error: FedcompError) -> None:
-        self.write(FAILED, str(error), error.exit_status)
+        self.forward(FAILED, str(error), error.exit_status)
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         """Do nothing, since the process that reads the events does not display the traffic at the port."""
 
-    def forward(self, hook: str, *values: Any) -> None:
-        self.write(hook, *(_as_json(value) for value in values))
-
 
 class EventReader:
-    """A reader of recorded calls of a callback, which makes the same calls on `callback`.
-
-    `summary` is the summary of the run, or None before the run has finished.
-    """
+    """A reader of recorded calls, which makes the same calls on `callback`. `summary`: None before the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback
@@ -73,12 +63,7 @@ class EventReader:
                 values[0] = READERS[name](values[0])
             if name == "on_run_end":
                 self.summary = values[0]
-            if name in HOOKS:
-                getattr(self.callback, name)(*values)
-
-
-def _as_json(value: Any) -> Any:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            getattr(self.callback, name)(*values)
 
 
 def new_lines(path: Path) -> Callable[[], Iterator[str]]:
@@ -99,10 +84,6 @@ def new_lines(path: Path) -> Callable[[], Iterator[str]]:
     return lines
 
 
-def _header(values: dict[str, Any]) -> Header:
-    return Header(**values | {"measures": tuple(values["measures"])})
-
-
 def _summary(values: dict[str, Any]) -> Summary:
     rejections = tuple(RejectionSummary(**rejection) for rejection in values["rejections"])
     lists = {"warnings": tuple(values["warnings"]), "rejections": rejections}
@@ -110,7 +91,7 @@ def _summary(values: dict[str, Any]) -> Summary:
 
 
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "on_run_start": _header,
+    "on_run_start": lambda values: Header(**values | {"measures": tuple(values["measures"])}),
     "on_round_end": parse_record,
     "on_run_end": _summary,
 }

@@ -37,10 +37,8 @@ def main(grid: Grid, context: Context) -> None:
         events = EventWriter(file)
         try:
             make = functools.partial(JoiningTransport, grid, endpoint.port, enrolled)
-            Deployment(RunConfig(**settings["options"]), endpoint, events, make).run(
-                lambda port: None
-            )
-            events.write(ENDED)
+            Deployment(RunConfig(**settings["options"]), endpoint, events, make).run()
+            events.forward(ENDED)
         except FedcompError as error:
             events.failed(error)
             raise

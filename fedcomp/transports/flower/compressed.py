@@ -156,28 +156,22 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the model that clients have.
-
-        If `arrays` is another model, restart from `arrays`; all clients then download the whole model.
-        """
-        if self.model is None or not self.model.equals(arrays):
-            layout = ArrayLayout.of(arrays, self.whole)
-            if not layout.vector_layout.numel:
-                raise ConfigError(
-                    "the model has no array of floats that could be compressed; leave Compressed out, or change whole="
-                )
-            vector, tickets = layout.vector_layout, self.model.tickets if self.model else {}
-            downlink = (
-                self.downlink,
-                self._downlink_memory(vector),
-                int(self.cache * 4 * vector.numel),
+        """Return the model that clients have. If `arrays` is another model, restart from it; all clients then download the whole model."""
+        if self.model is not None and self.model.equals(arrays):
+            return self.model
+        layout = ArrayLayout.of(arrays, self.whole)
+        vector = layout.vector_layout
+        if not vector.numel:
+            raise ConfigError(
+                "the model has no array of floats that could be compressed; leave Compressed out, or change whole="
             )
-            broadcasts = Broadcasts(layout.vector(arrays), vector, *downlink)
-            codecs = {"uplink": str(self.uplink), "downlink": str(self.downlink)}
-            announced = {"training": self._training, **codecs}
-            announced |= {"layout": vector.fingerprint, "seed": str(self.seed)}
-            model = arrays, layout, self.uplink, broadcasts, self.seed, announced, tickets
-            self.model = Model(*model)
+        downlink = self.downlink, self._downlink_memory(vector), int(self.cache * 4 * vector.numel)
+        broadcasts = Broadcasts(layout.vector(arrays), vector, *downlink)
+        announced = {"training": self._training, "uplink": str(self.uplink)}
+        announced |= {"downlink": str(self.downlink), "layout": vector.fingerprint}
+        announced |= {"seed": str(self.seed)}
+        tickets = self.model.tickets if self.model else {}
+        self.model = Model(arrays, layout, self.uplink, broadcasts, self.seed, announced, tickets)
         return self.model
 
     def _downlink_memory(self, layout: Layout) -> Memory:

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
 from ...memories import available_memories
 from ...memories import memory as memory_of
 from ...messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
-from ...state_folder import FILE, Kept, StateFolder, packed, unpacked
+from ...state_folder import Kept, StateFolder, packed, unpacked
 from ...strategies.base import ClientAlgorithm
 from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
@@ -45,6 +45,7 @@ TICKET_BYTES = 16
 # Names of values that the server announces. The client does not use a state that it stored under other values.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # name of the header in a stored state
+CONTEXT_KEY = "fedcomp"  # name of the state in a Context
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
@@ -61,12 +62,9 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.has_content() or MESSAGE not in message.content:
             return call_next(message, context)
-        parcel = Parcel.take(message.content)
-        assignment = Assignment.unpack(parcel.message)
-        storage = storage_of(context, state_dir)
+        storage = Storage(context, state_dir)
         try:
-            stored = StoredState(storage, f"run-{context.run_id}.bin", memory)
-            return _answer(stored, assignment, parcel, message, lambda: call_next(message, context))
+            return _answer(storage, memory, message, lambda: call_next(message, context))
         finally:
             storage.close()
 
@@ -97,14 +95,6 @@ def in_simulation() -> bool:
     return ray.get_runtime_context().get_actor_id() is not None
 
 
-def storage_of(context: Context, state_dir: str | Path | None) -> "RunStates | ContextState":
-    """Return the storage of a client's state: its Context in a simulation without `state_dir`, else a folder."""
-    if state_dir is None and in_simulation():
-        return ContextState(context)
-    states = default_state_dir() if state_dir is None else Path(state_dir)
-    return RunStates(states / folder_name(context))
-
-
 def folder_name(context: Context) -> str:
     """Return the name of a client's folder, which differs for the clients of one machine."""
     partition = context.node_config.get("partition-id")
@@ -113,20 +103,17 @@ def folder_name(context: Context) -> str:
 
 
 def _answer(
-    stored: "StoredState",
-    assignment: Assignment,
-    parcel: Parcel,
-    message: Message,
-    call_app: Callable[[], Message],
+    storage: "Storage", memory: str, message: Message, call_app: Callable[[], Message]
 ) -> Message:
     """Unpack a message, call the app, and return the app's reply with the update packed into a frame."""
-    a, stage = assignment, "download"
+    parcel = Parcel.take(message.content)
+    a, stage = Assignment.unpack(parcel.message), "download"
     try:
-        client = stored.download(a)
+        client = _download(storage, memory, a)
         arrays = client.layout.record(client.replica.weights, parcel.whole)
         message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
-            stored.save(client)
+            client.save(storage)
     except FedcompError as error:  # reply without calling the app
         kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
         report = failure(a, stage, str(error), kind=kind)
@@ -145,7 +132,7 @@ def _answer(
         stage = "encode"
         start = client.layout.as_received(client.replica.weights, arrays)
         frame = client.encode(a, client.layout.vector(trained).sub_(start))
-        stored.save(client)
+        client.save(storage)
     except FedcompError as error:
         records = reply.content.items()  # sent without the arrays, which the server could not use
         others = RecordDict({k: r for k, r in records if not isinstance(r, ArrayRecord)})
@@ -166,6 +153,50 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
     return models[0]
 
 
+def _download(storage: "Storage", memory: str, assignment: Assignment) -> "AppClient":
+    """Load the client, commit or roll back its last sent update, and bring its model to the assignment's version.
+
+    Raises NeedDense, with the saved state unchanged, if the client needs the whole model.
+    """
+    announced = assignment.announcements
+    try:
+        run = {name: announced[name].decode() for name in ANNOUNCED} | {"memory": memory}
+        seed = int(announced["seed"])
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(
+            "the message lacks a field that clients need; install the same version of fedcomp on both sides"
+        ) from error
+    client = _load(storage, assignment.client, run, seed)
+    if client is None:
+        if "form" not in announced:
+            raise NeedDense(
+                f"no state of this run is stored in {storage}; the client needs the whole model"
+            )
+        client = AppClient(assignment.client, run, ArrayLayout.unpack(announced["form"]), seed)
+    data = announced.get("taken", b"")
+    tickets = [data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)]
+    accepted = client.state.ticket if client.state.ticket in tickets else assignment.accepted
+    client.session.download(replace(assignment, accepted=accepted))
+    return client
+
+
+def _load(storage: "Storage", id: int, run: dict[str, str], seed: int) -> "AppClient | None":
+    state = storage.load()
+    if not state:
+        return None
+    try:
+        head = json.loads(state[HEAD])
+        if {name: head[name] for name in run} != run:
+            return None
+        client = AppClient(id, run, ArrayLayout.unpack(head["form"].encode()), seed)
+        device_state.restore(client.session, id, state)
+        return client
+    except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
+        raise CheckpointError(
+            f"{storage}: {storage.file} is damaged ({error}); remove the file, and the client takes part as a new one"
+        ) from error
+
+
 class AppClient:
     """The session of one client in a run, and the layout of the model's arrays. The model is zero before the first download."""
 
@@ -182,107 +213,51 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return a frame for the update; b"" if there is nothing to send.
-
-        Raises NonFiniteError for NaN or infinity, with the memory unchanged.
-        """
+        """Return a frame for the update, b"" if it is empty. Raises NonFiniteError for NaN or infinity, with the memory unchanged."""
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):
             raise frame
         return frame or b""
 
-
-class RunStates(StateFolder):
-    """A client's folder of states, one file per run. Only the files of the RUNS newest runs are kept."""
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def save(self, kept: Kept, name: str = FILE) -> None:
-        super().save(kept, name)
-        runs = sorted(self.path.glob("run-*.bin"), key=lambda path: path.stat().st_mtime_ns)
-        for old in runs[:-RUNS]:
-            old.unlink()
+    def save(self, storage: "Storage") -> None:
+        """Store the client's state; a file is flushed to the disk. Raises CheckpointError if the file cannot be written (disk full)."""
+        head = self.run | {"form": self.layout.pack().decode()}
+        state = device_state.pack(self.session, self.id) | {HEAD: json.dumps(head).encode()}
+        storage.save(state)
 
 
-class ContextState:
-    """A client's state in its Flower Context, which lasts until the run ends."""
+class Storage:
+    """The stored state of a client in a run: a file in the client's folder, or in a simulation without `state_dir` its Context.
 
-    KEY = "fedcomp"
+    A folder has one file per run. Only the files of the RUNS newest runs are kept. A Context lasts until the run ends.
+    """
 
-    def __init__(self, context: Context):
-        self.context = context
+    def __init__(self, context: Context, state_dir: str | Path | None):
+        self.context, self.file = context, f"run-{context.run_id}.bin"
+        self.folder: StateFolder | None = None
+        if state_dir is not None or not in_simulation():
+            states = default_state_dir() if state_dir is None else Path(state_dir)
+            self.folder = StateFolder(states / folder_name(context))
 
     def __str__(self) -> str:
-        return "the client's Context"
+        return "the client's Context" if self.folder is None else str(self.folder.path)
 
-    def save(self, kept: Kept, name: str) -> None:
-        self.context.state[self.KEY] = ConfigRecord({name: b"".join(packed(kept))})
-
-    def load(self, name: str) -> dict[str, Any]:
-        record = self.context.state.get(self.KEY)
-        value = record.get(name) if isinstance(record, ConfigRecord) else None
+    def load(self) -> dict[str, Any]:
+        if self.folder is not None:
+            return self.folder.load(self.file)
+        record = self.context.state.get(CONTEXT_KEY)
+        value = record.get(self.file) if isinstance(record, ConfigRecord) else None
         return unpacked(bytearray(value)) if isinstance(value, bytes) else {}
 
+    def save(self, kept: Kept) -> None:
+        if self.folder is None:
+            self.context.state[CONTEXT_KEY] = ConfigRecord({self.file: b"".join(packed(kept))})
+            return
+        self.folder.save(kept, self.file)
+        files = self.folder.path.glob("run-*.bin")
+        for old in sorted(files, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
+            old.unlink()
+
     def close(self) -> None:
-        pass
-
-
-@dataclass
-class StoredState:
-    """The state of one client in one run, stored in `storage`."""
-
-    storage: RunStates | ContextState
-    file: str
-    memory: str  # spec
-
-    def download(self, assignment: Assignment) -> AppClient:
-        """Load the client, commit or roll back its last sent update, and bring its model to the assignment's version.
-
-        Raises NeedDense, with the saved state unchanged, if the client needs the whole model.
-        """
-        announced = assignment.announcements
-        try:
-            run = {name: announced[name].decode() for name in ANNOUNCED} | {"memory": self.memory}
-            seed = int(announced["seed"])
-        except (KeyError, ValueError) as error:
-            raise ProtocolError(
-                "the message lacks a field that clients need; install the same version of fedcomp on both sides"
-            ) from error
-        client = self._load(assignment.client, run, seed)
-        if client is None:
-            if "form" not in announced:
-                raise NeedDense(
-                    f"no state of this run is stored in {self.storage}; the client needs the whole model"
-                )
-            client = AppClient(assignment.client, run, ArrayLayout.unpack(announced["form"]), seed)
-        data = announced.get("taken", b"")
-        tickets = [data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)]
-        accepted = client.state.ticket if client.state.ticket in tickets else assignment.accepted
-        client.session.download(replace(assignment, accepted=accepted))
-        return client
-
-    def save(self, client: AppClient) -> None:
-        """Store the client's state; a file is flushed to the disk.
-
-        Raises CheckpointError if the file cannot be written (disk full).
-        """
-        head = client.run | {"form": client.layout.pack().decode()}
-        state = device_state.pack(client.session, client.id) | {HEAD: json.dumps(head).encode()}
-        self.storage.save(state, self.file)
-
-    def _load(self, id: int, run: dict[str, str], seed: int) -> AppClient | None:
-        state = self.storage.load(self.file)
-        if not state:
-            return None
-        try:
-            head = json.loads(state[HEAD])
-            if {name: head[name] for name in run} != run:
-                return None
-            client = AppClient(id, run, ArrayLayout.unpack(head["form"].encode()), seed)
-            device_state.restore(client.session, id, state)
-            return client
-        except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
-            raise CheckpointError(
-                f"{self.storage}: {self.file} is damaged ({error}); remove the file, and the client takes part as a new one"
-            ) from error
+        if self.folder is not None:
+            self.folder.close()

@@ -57,10 +57,7 @@ class Parcel(WireMessage):
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records with `arrays` in place of this parcel.
-
-        Raises ProtocolError if another record has the key of `arrays`.
-        """
+        """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if another record has its key."""
         if self.record in content:
             raise ProtocolError(
                 f"the message already has a record '{self.record}'; this name is reserved for the model's arrays"
@@ -91,10 +88,7 @@ class ArrayLayout:
 
     @classmethod
     def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """Return the layout of a record.
-
-        `whole`: name patterns of arrays to send uncompressed, in addition to arrays that do not hold floats.
-        """
+        """Return the layout of a record. `whole`: name patterns of arrays to send uncompressed, besides those that do not hold floats."""
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS

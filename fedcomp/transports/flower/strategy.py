@@ -71,10 +71,7 @@ class FlowerStrategy(Strategy):
     def initialize(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
-        """Make the round loop of a run over `grid`, from the model `initial_arrays`.
-
-        Raises SpecError or ConfigError for unsuitable settings.
-        """
+        """Make the round loop of a run over `grid` from `initial_arrays`. Raises SpecError or ConfigError for unsuitable settings."""
         config = replace(
             self.config,
             timeout_s=timeout if self.config.timeout_s is None else self.config.timeout_s,
@@ -89,7 +86,9 @@ class FlowerStrategy(Strategy):
 
     def arrays(self) -> ArrayRecord:
         """Return the model as Flower arrays, with the names of the initial arrays."""
-        views = self._running.strategy.model_layout.views(self._running.model)
+        if self.loop is None:
+            raise ConfigError("the strategy has no model yet; call start() first")
+        views = self.loop.strategy.model_layout.views(self.loop.model)
         return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
 
     def summary(self) -> None:
@@ -103,12 +102,6 @@ class FlowerStrategy(Strategy):
         raise ConfigError("fedcomp's loop runs the rounds of this strategy; call start()")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start
-
-    @property
-    def _running(self) -> RoundLoop:
-        if self.loop is None:
-            raise ConfigError("the strategy has no model yet; call start() first")
-        return self.loop
 
 
 def client_app(session: ClientSession) -> ClientApp:

@@ -61,20 +61,15 @@ class Model:
             return True
         if not self.layout.fits(arrays):
             return False
-        same = all(
-            arrays[name].data == array.data
-            for name, array in self.layout.whole(self.arrays).items()
-        )
+        whole = self.layout.whole(self.arrays).items()
+        same = all(arrays[name].data == array.data for name, array in whole)
         return same and torch.equal(self.layout.vector(arrays), self._received())
 
     def _received(self) -> torch.Tensor:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` of a message by the broadcasts that its node has missed.
-
-        Raises ConfigError for a node's second message in a phase.
-        """
+        """Replace the record `key` of a message by the broadcasts that its node has missed. Raises ConfigError for a second message."""
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(
@@ -146,10 +141,7 @@ class Model:
         return self.layout.record(weights, parcel.whole)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record which clients' updates the strategy accepted.
-
-        The next message to each accepted client names its update by a ticket.
-        """
+        """Record which clients' updates the strategy accepted. The next message to each of them names its update by a ticket."""
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 

@@ -2,7 +2,7 @@
 
 from . import options as _options  # noqa: F401  sets environment variables before gRPC is imported
 from .client import GrpcConnection
-from .io_loop import IoTasks
+from .io_loop import io_tasks
 from .relay import Relay
 from .server import GrpcTransport
 from .settings import Credentials, PortSettings
@@ -13,10 +13,10 @@ __all__ = [
     "Credentials",
     "GrpcConnection",
     "GrpcTransport",
-    "IoTasks",
     "PortSettings",
     "Refused",
     "Relay",
     "RelayTerms",
     "WireBytes",
+    "io_tasks",
 ]

@@ -19,26 +19,6 @@ MAX_WARNED_IDS = 4096  # largest number of ids outside of the run for which ther
 EXPELLED = "the key of this client or relay is no longer accepted"
 
 
-class JoinRate:
-    """A token bucket for each client or relay, which limits how often it may join."""
-
-    def __init__(self) -> None:
-        # identity → tokens, and time.monotonic() at which they were counted
-        self._tokens: dict[object, tuple[float, float]] = {}
-
-    def take(self, identity: object) -> bool:
-        """Take a token from the bucket of a client or relay. Return False if the bucket is empty."""
-        now = time.monotonic()
-        tokens, then = self._tokens.pop(identity, (BURST_JOINS, now))
-        tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)
-        self._tokens[identity] = (tokens - 1 if tokens >= 1 else tokens), now
-        return tokens >= 1
-
-    def pause(self, identity: object, pause_s: float) -> None:
-        """Empty the bucket of a client or relay, so that it cannot join for at least `pause_s` seconds."""
-        self._tokens[identity] = -pause_s * JOINS_PER_S, time.monotonic()
-
-
 class Admission:
     """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason to send.
 
@@ -48,7 +28,9 @@ class Admission:
     def __init__(self, settings: PortSettings, warn: Callable[[str], None]):
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
-        self._rate = JoinRate()
+        # A token bucket for each client or relay, which limits how often it may join: identity → tokens, and time.monotonic() at which they
+        # were counted.
+        self._tokens: dict[object, tuple[float, float]] = {}
         self._warned: set[int] = set()  # ids outside of the run
 
     def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
@@ -127,7 +109,7 @@ class Admission:
         if reason:
             self.refused["key"] += 1
             return Refused(reason, bool(settings.keys and settings.keys.problem))
-        if not self._rate.take(client.identity):
+        if not self._take_token(client.identity):
             self.refused["too many joins"] += 1
             return Refused(f"client {client.client} joins too often; it may join later", True)
         return None
@@ -146,7 +128,15 @@ class Admission:
     def pause(self, stream: Stream) -> None:
         """Refuse the client or relay of a stream for FLOOD_PAUSE_S seconds."""
         identity = stream.relay_identity if stream.relay else stream.identity
-        self._rate.pause(identity, FLOOD_PAUSE_S)
+        self._tokens[identity] = -FLOOD_PAUSE_S * JOINS_PER_S, time.monotonic()
+
+    def _take_token(self, identity: object) -> bool:
+        """Take a token from the bucket of a client or relay. Return False if the bucket is empty."""
+        now = time.monotonic()
+        tokens, then = self._tokens.get(identity, (BURST_JOINS, now))
+        tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)
+        self._tokens[identity] = (tokens - 1 if tokens >= 1 else tokens), now
+        return tokens >= 1
 
     def _check_relay(self, stream: Stream) -> None:
         if self.settings.relay_terms is None:
@@ -155,7 +145,7 @@ class Admission:
         if stream.key is not None and stream.relay_id is None:
             reason = f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add "
             raise self.refusal("relay", reason + "--relay --host HOST", retry=False)
-        if not self._rate.take(stream.relay_identity):
+        if not self._take_token(stream.relay_identity):
             raise self.refusal("too many joins", "this relay joins too often; it may join later")
 
     def _identify(self, stream: Stream, client: int) -> None:
@@ -169,7 +159,7 @@ class Admission:
                 self.warn(f"client {client} tried to join and {reason}; {remedy}")
             raise self.refusal("no place", f"client {client} {reason}", retry=False)
         stream.client = client
-        if not self._rate.take(stream.identity):
+        if not self._take_token(stream.identity):
             raise self.refusal(
                 "too many joins", f"client {client} joins too often; it may join later"
             )

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import grpc
@@ -69,14 +69,11 @@ class GrpcConnection:
             if self._error is not None and not self._unread:
                 raise self._error
         except BaseException:
-            await self._close()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
         self._reading.cancel()
         self._call.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
@@ -121,12 +118,15 @@ class GrpcConnection:
         else:
             (sequence, assignment), self._assigned = self._assigned, None
             pieces = wire.encode_report(sequence, answer, assignment)
-        await self._write(wire.split(pieces))
+        await self.write(pieces)
 
-    async def _write(self, messages: Iterable[bytes]) -> None:
-        """Send gRPC messages. Raises the error that ended the stream, unless the server has sent a Refused."""
+    async def write(self, pieces: Sequence[bytes]) -> None:
+        """Send a message. Returns when gRPC's flow control has accepted the message.
+
+        Raises the error that ended the stream, unless the server has sent a Refused.
+        """
         try:
-            for message in messages:
+            for message in wire.split(pieces):
                 async with self._write_lock:  # a PONG may be sent between parts
                     await self._call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
@@ -144,10 +144,10 @@ class GrpcConnection:
                     await self._handle(*whole)
                     self._changed.set()
                 del data, whole
-            self._error = self._status_error(await self._call.code(), await self._call.details())
+            self._error = UnreachableError(f"{self.target} has ended the connection", "closed")
         except ProtocolError as error:
             self._error = error
-        except Exception as error:  # the stream has ended
+        except Exception as error:  # the stream has ended, with another status than OK
             self._error = self._unreachable(error)
         finally:
             self._changed.set()
@@ -174,17 +174,12 @@ class GrpcConnection:
             raise ProtocolError(f"the server sent a {kind.name}, which is not expected now")
 
     def _unreachable(self, error: Exception) -> UnreachableError:
+        why: object = error
         if isinstance(error, grpc.aio.AioRpcError):
-            return self._status_error(error.code(), error.details())
-        return UnreachableError(f"the connection to {self.target} was lost ({error})", "network")
-
-    def _status_error(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
-        cause, sentence = "network", f"the connection to {self.target} was lost ({details})"
-        if code is grpc.StatusCode.OK:
-            cause, sentence = "closed", f"{self.target} has ended the connection"
-        elif code is grpc.StatusCode.UNIMPLEMENTED:
-            sentence = f"{self.target} is a gRPC server but not a fedcomp server; correct --server"
-            cause = "not fedcomp"
-        elif self._invitation is None:
-            sentence = f"{self.target} cannot be reached ({details})"
-        return UnreachableError(sentence, cause)
+            why = error.details()
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                advice = "is a gRPC server but not a fedcomp server; correct --server"
+                return UnreachableError(f"{self.target} {advice}", "not fedcomp")
+            if self._invitation is None:
+                return UnreachableError(f"{self.target} cannot be reached ({why})", "network")
+        return UnreachableError(f"the connection to {self.target} was lost ({why})", "network")

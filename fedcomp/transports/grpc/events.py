@@ -1,13 +1,12 @@
 """The events that a port reports to its owner: the main thread of a server, or a relay."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...messages import Assignment, Presence, Report
 from ...server.transport import Lost
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """A client joined or reconnected."""
 
     client: int
@@ -15,29 +14,25 @@ class Joined:
     public_key: bytes  # of its certificate, a compressed P-384 point; b"" without TLS
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(NamedTuple):
     """The connection of a client ended."""
 
     client: int
 
 
-@dataclass(frozen=True)
-class AnsweredLate:
+class AnsweredLate(NamedTuple):
     """A client answered an assignment that is no longer open."""
 
     client: int
 
 
-@dataclass(frozen=True)
-class Warned:
+class Warned(NamedTuple):
     """A warning for the operator of the server."""
 
     sentence: str
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(NamedTuple):
     """An open assignment was answered or counts as lost."""
 
     sequence: int
@@ -50,16 +45,14 @@ class Answered:
         return self.assignment.client
 
 
-@dataclass(frozen=True)
-class Summed:
+class Summed(NamedTuple):
     """Reports from a relay. One of the reports may carry the sum of all frames. The server accepts the updates of all reports or none."""
 
     answers: list[Answered]
     closed: list[int]  # further clients in the sum, whose assignments are no longer open
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(NamedTuple):
     """The port ended with an error."""
 
     error: BaseException

@@ -6,8 +6,9 @@ There is one loop per process, because gRPC's asyncio API does not support sever
 import asyncio
 import functools
 import threading
-from collections.abc import Coroutine
-from typing import Any, Self
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 STOP_S = 5.0  # time for connections to close
 
@@ -20,29 +21,20 @@ def io_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class IoTasks:
-    """A context manager that runs coroutines in the event loop. On exit, the manager cancels the coroutines that have not ended."""
+@contextmanager
+def io_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> Iterator[None]:
+    """Run coroutines in the event loop, whose thread is another one. On exit, cancel the coroutines that have not ended."""
 
-    def __enter__(self) -> Self:
-        self._tasks: set[asyncio.Task[None]] = set()
-        return self
+    async def start() -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(coroutine) for coroutine in coroutines]
 
-    def __exit__(self, *error: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._cancel(), io_loop()).result(2 * STOP_S)
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine. Call `start` from another thread than that of the event loop."""
-
-        def create_task() -> None:
-            task = io_loop().create_task(coroutine)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        io_loop().call_soon_threadsafe(create_task)
-
-    async def _cancel(self) -> None:
-        tasks = [*self._tasks]
+    async def cancel() -> None:
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_S)
+        await asyncio.wait(tasks, timeout=STOP_S)
+
+    tasks = asyncio.run_coroutine_threadsafe(start(), io_loop()).result()
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(cancel(), io_loop()).result(2 * STOP_S)

@@ -8,11 +8,9 @@ from .wire import MAX_GRPC_BYTES
 
 # gRPC reads these variables when it is first imported, and its Python API has no other way to set them. fedcomp's certificates have EC
 # keys: a cipher suite that requires RSA keys rules out TLS 1.2 and leaves TLS 1.3. The verbosity keeps failed handshakes out of the log.
-ENVIRONMENT = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384", "GRPC_VERBOSITY": "ERROR"}
-for name, value in ENVIRONMENT.items():
-    os.environ.setdefault(name, value)
+os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-Options = list[tuple[str, int | str]]
 KEEPALIVE_S = 100  # silence after which a keepalive ping is sent
 ANSWER_S = 20  # time to answer the ping; then the connection is closed
 SPARE_CONNECTIONS = 4096  # in addition to one for each client, for half-open connections
@@ -47,16 +45,13 @@ _CLIENT = {
 }
 
 
-def server_options(clients: int) -> Options:
-    """Return the gRPC options of a server for this number of clients.
-
-    Raises ConfigError if the limit of open files is too low for any client.
-    """
+def server_options(clients: int) -> list[tuple[str, int]]:
+    """Return the gRPC options of a server for this many clients. Raises ConfigError if the limit of open files is too low for any."""
     connections = _allow_connections(clients + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
 
 
-def client_options() -> Options:
+def client_options() -> list[tuple[str, int]]:
     return [*(_BOTH | _CLIENT).items()]
 
 

@@ -229,9 +229,8 @@ class Port:
             del self._joined[client]
             self.emit(Left(client))
             pending = self.pending.get(client)
-            if (
-                pending is not None and pending.relay is None
-            ):  # otherwise the relay waits for its client
+            # A relay waits for its client itself.
+            if pending is not None and pending.relay is None:
                 self.pending.start_grace(client, self.settings.grace_s)
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
@@ -316,10 +315,7 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Make `connection` the connection of its client, and close an older connection.
-
-        Send the client its open assignment, or the farewell after the run.
-        """
+        """Replace the connection of a client, and send the client its open assignment, or the farewell after the run."""
         client = connection.client
         older = self._joined.pop(client, None)
         # If both connections are connections of the same relay, the relay itself has closed the older one.
@@ -450,8 +446,11 @@ class Port:
 
     async def counts(self) -> dict[str, int]:
         """Return the numbers of joined clients, streams, relays and refusals, and of connections if the platform counts them."""
-        counts = {"clients": self.clients, "streams": len(self._streams)}
-        counts["relays"] = len(self._relays)
+        counts = {
+            "clients": self.clients,
+            "streams": len(self._streams),
+            "relays": len(self._relays),
+        }
         if (connections := self.traffic.connections) is not None:
             counts["connections"] = connections
         refused = self.admission.refused

@@ -47,10 +47,6 @@ class RelayConnection(GrpcConnection):
         super().__init__(target, largest=TERMS_BYTES, credentials=credentials, client=wire.RELAY)
         self._frames: dict[int, bytes] = {}  # number → frame, for later assignments
 
-    async def write(self, pieces: list[bytes]) -> None:
-        """Send a message. Returns when gRPC's flow control has accepted the message."""
-        await self._write(wire.split(pieces))
-
     def fail(self, error: Exception) -> None:
         """Make `messages` raise `error`."""
         self._error = error
@@ -76,10 +72,7 @@ class RelayConnection(GrpcConnection):
 
 @dataclass
 class Reports:
-    """Reports that are sent in one message.
-
-    If `add`, the relay adds the frames of the reports, and the server accepts all updates or none.
-    """
+    """Reports in one message. If `add`, the relay adds their frames, and the server accepts all of the updates or none."""
 
     answers: list[Answer]
     add: bool = False
@@ -136,7 +129,7 @@ class Relay:
             messages: AsyncIterator[object] = self.connection.messages()
             terms: object = await anext(messages)
             if isinstance(terms, Refused):
-                raise _error(terms)
+                raise terms.error
             if not isinstance(terms, RelayTerms):
                 raise UserError(
                     f"{self.server} does not answer like a server of this version; install the same version of fedcomp on both sides"
@@ -198,7 +191,7 @@ class Relay:
                 if self.connections.get(client) == connection:  # otherwise it has already ended
                     self.port.disconnect(client, refused)
             case Refused():
-                raise _error(message)
+                raise message.error
             case dict():
                 self.ids = message
                 self.port.recheck_keys()
@@ -307,10 +300,3 @@ def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return list(zip(sequences, summed, assignments, strict=True))
-
-
-def _error(refused: Refused) -> UserError:
-    """Return an UnreachableError if a Refused message of the server lets the relay try again, else a UserError."""
-    if refused.retry:
-        return UnreachableError(refused.reason, "starting")
-    return UserError(refused.reason)

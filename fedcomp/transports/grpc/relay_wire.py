@@ -83,15 +83,14 @@ def _read_message(expected: Kind, message: bytes) -> Reader:
     return reader
 
 
-def _read_refused(reader: Reader) -> Refused:
-    return wire.decode_refused(_read_message(Kind.REFUSED, reader.rest()))
-
-
 NO_PRESENCE = Presence("", -1, "", "")
 VARINT = FieldCodec(lambda value: [varint(value)], Reader.varint)
 TEXT = CODECS[str]
 HASH = FieldCodec(lambda value: [value], lambda reader: reader.take(KEY_HASH))
-REFUSED = FieldCodec(lambda value: [wire.encode_refused(value)], _read_refused)
+REFUSED = FieldCodec(
+    lambda value: [wire.encode_refused(value)],
+    lambda reader: wire.decode_refused(_read_message(Kind.REFUSED, reader.rest())),
+)
 PRESENCE = FieldCodec(
     lambda value: encode_fields(value, NO_PRESENCE),
     lambda reader: decode_fields(NO_PRESENCE, reader)[0],

@@ -124,10 +124,7 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark as lost each update that a relay may have added to a withdrawn update. The clients send lost updates again later.
-
-        `first`: index of the first delivery to check.
-        """
+        """Mark as lost the updates, from delivery `first` on, that a relay may have added to a withdrawn one. Clients send them again."""
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
                 reason = f"its relay has added its update to that of client {min(summed)}, which was withdrawn"
@@ -217,12 +214,7 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver the reports of a relay, one of which may carry a sum of frames.
-
-        All updates are lost if the sum of frames contains an update that is no longer expected.
-
-        `closed`: further clients in the sum, whose assignments are no longer open.
-        """
+        """Deliver a relay's reports, whose frames may be summed. If the sum has an update that is not expected, all updates are lost."""
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]
         first = len(self._deliveries)

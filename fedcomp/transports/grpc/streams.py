@@ -167,10 +167,7 @@ class ConnectedRelay:
             self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
 
     def handle(self, kind: Kind, reader: Reader) -> None:
-        """Handle a message from the relay.
-
-        Raises ProtocolError for a malformed or unexpected message, and EndStream if the relay does not read messages.
-        """
+        """Handle a message. Raises ProtocolError if it is malformed or unexpected, and EndStream if the relay does not read messages."""
         port = self.port
         if len(self.stream.queue) > MAX_QUEUED:
             reason = "this relay does not read its messages"
@@ -195,10 +192,7 @@ class ConnectedRelay:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
 
     def _handle_reports(self, reader: Reader) -> None:
-        """Handle a message with reports.
-
-        All reports are decoded before any is counted, because their frames may be in one sum.
-        """
+        """Handle a message with reports. All are decoded before any is counted, because their frames may be in one sum."""
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -37,12 +36,11 @@ class WireBytes(NamedTuple):
         return WireBytes(self.bytes_in - other.bytes_in, self.bytes_out - other.bytes_out)
 
 
-@dataclass
-class TrafficReport:
+class TrafficReport(NamedTuple):
     """Bytes of all connections of the port, and of each client that has joined."""
 
     total: WireBytes
-    by_client: dict[int, WireBytes] = field(default_factory=dict)
+    by_client: dict[int, WireBytes]
 
 
 def counts_bytes() -> bool:
@@ -97,9 +95,7 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if (
-                peer not in self._live
-            ):  # the descriptor may still be recorded for an ended connection
+            if peer not in self._live:  # its descriptor may be recorded for an ended connection
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -147,10 +143,8 @@ class PortTraffic:
         if self._read(peer) is None:
             self._find()
         if peer in self._live:
-            with (
-                contextlib.suppress(OSError),
-                self._connection(self._live[peer][0]) as (connection, found),
-            ):
+            descriptor, _ = self._live[peer]
+            with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
                 if found == peer:
                     connection.shutdown(socket.SHUT_RDWR)
 
@@ -197,9 +191,8 @@ class PortTraffic:
         """Read the counters of all connections, including new ones. Return the sum over open and ended connections."""
         if self.port is None:
             return WireBytes()
-        for peer in [
-            *self._live
-        ]:  # also forgets ended connections, whose descriptors may be in use again
+        # This also forgets ended connections, whose descriptors may be in use again.
+        for peer in [*self._live]:
             self._read(peer)
         self._find()
         return functools.reduce(
@@ -208,10 +201,7 @@ class PortTraffic:
 
     @contextlib.contextmanager
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
-        """Yield the socket of a file descriptor, and the peer (None if the socket is not a connection of the port).
-
-        Raises OSError if the descriptor is not a socket.
-        """
+        """Yield the socket of a file descriptor, and its peer (None if it is no connection of the port). Raises OSError for other files."""
         borrowed = socket.socket(fileno=descriptor)
         try:
             yield borrowed, self._peer_at(borrowed)

@@ -1,7 +1,4 @@
-"""The encoding of values in messages over gRPC: numbers, texts, bytes, and dataclasses.
-
-A dataclass is encoded relative to a base message that both sides know: only fields that differ from the base are sent.
-"""
+"""The encoding of values in messages over gRPC: numbers, texts, bytes, and dataclasses relative to a base that both sides know."""
 
 import itertools
 import re

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from ...codecs.frame import varint
-from ...errors import ProtocolError
+from ...errors import ProtocolError, UnreachableError, UserError
 from ...messages import (
     FRAMES,
     TRAIN,
@@ -90,6 +90,11 @@ class Refused:
 
     reason: str  # one sentence
     retry: bool  # whether a later attempt may succeed
+
+    @property
+    def error(self) -> UserError:
+        """The error for the client or relay: an UnreachableError if a later attempt may succeed."""
+        return UnreachableError(self.reason, "starting") if self.retry else UserError(self.reason)
 
 
 @dataclass
@@ -235,12 +240,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the gRPC messages that carry a message: a single one, or BEGIN and parts.
-
-    A large frame begins and ends at a boundary between parts.
-
-    Each part is made only when it is needed.
-    """
+    """Yield the gRPC messages of a message: one, or BEGIN and parts made on demand. Large frames start and end at part boundaries."""
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)

@@ -221,7 +221,7 @@ def test_a_malformed_report_loses_only_its_clients_assignment(loop):
                     await connection.send(Presence(message.run, 0, message.version, ""))
                 elif isinstance(message, Assignment):
                     junk = bytes([Kind.REPORT]) + wire.varint(connection._assigned[0]) + b"\xff\xff"
-                    await connection._write([junk])
+                    await connection.write([junk])
                 elif isinstance(message, Refused):
                     return message
 
@@ -694,7 +694,7 @@ def test_a_malformed_message_ends_the_stream_of_its_relay(loop, message):
     async def misbehave(connection, messages):
         await connection.write(joined(0))
         await next_bundle(messages)
-        await connection._write([message])
+        await connection.write([message])
 
     with serving(2, relay_terms=terms(2)) as server:
         loop.start(script(server, misbehave))
