@@ -20,12 +20,12 @@ from ...codecs import Codec, Context
 from ...errors import SpecError
 from ...layout import Layout
 from ...messages import Report
+from ...spec import check_ranges
 from ...strategies.base import ClientAlgorithm
 from ...tasks.data import Examples
 
 Generators = Sequence[np.random.Generator]  # one for each client
 MAX_RANGE = 1_000_000  # clients in a range of ids
-UNBOUNDED = 1e9  # error messages do not name a limit of at least this value
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,7 @@ class Attack:
             raise SpecError(
                 f"attack '{self.name}' has a count of {self.count} and names {n_named} clients; leave the count out"
             )
-        for option, (low, high) in self.limits.items():
-            value = getattr(self, option)
-            if value is not None and not low <= value <= high:
-                below = value < low and high >= UNBOUNDED
-                allowed = f"{low:g} or more" if below else f"{low:g} to {high:g}"
-                raise SpecError(f"{option} is {value:g}; give {allowed}")
+        check_ranges(self, **self.limits)
 
     @property
     def named_clients(self) -> list[int]:
