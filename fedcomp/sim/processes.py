@@ -16,8 +16,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -119,18 +118,7 @@ class Worker:
                 env=os.environ | ONE_THREAD,
                 process_group=0,  # Ctrl-C reaches only the parent
             )
-            self.send(*setup)
-
-    def send(self, *message: Any) -> None:
-        """Send a message. Raises OSError if the process has ended."""
-        self.connection.send(message)
-
-    def receive(self) -> Any:
-        """Return the next answer; None if the process has ended."""
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError):
-            return None
+            self.connection.send(setup)
 
     def stop(self) -> str:
         """Kill the process if it still runs. Return a description of how it ended."""
@@ -271,8 +259,8 @@ class WorkerEngine(Engine):
                 job = packed_job(queue.jobs[i], pack_trace=SharedTensor.copy_of)
                 queue.traces[i] = job.traces
                 try:
-                    worker.send(
-                        queue.start, queue.data, queue.updates, i, job, queue.sgd, queue.seed
+                    worker.connection.send(
+                        (queue.start, queue.data, queue.updates, i, job, queue.sgd, queue.seed)
                     )
                     worker.job = i
                 except OSError:  # the worker died while it was idle
@@ -281,22 +269,30 @@ class WorkerEngine(Engine):
 
     def _train_locally(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
         """Train jobs in this process until LOCAL_TRAINING_S has passed. One thread is used, so that updates equal those of a worker."""
-        while self.local_engine is not None and self._local_s < LOCAL_TRAINING_S and queue.waiting:
-            began, i = time.perf_counter(), queue.waiting.popleft()
-            job, update = queue.jobs[i], queue.updates.tensor[i]
-            with _one_thread():
+        if self.local_engine is None:
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            while self._local_s < LOCAL_TRAINING_S and queue.waiting:
+                began, i = time.perf_counter(), queue.waiting.popleft()
+                job, update = queue.jobs[i], queue.updates.tensor[i]
                 queue.results[i] = try_job(
                     self.local_engine, start, data, job, queue.sgd, queue.seed, update
                 )
-            self._local_s += time.perf_counter() - began
+                self._local_s += time.perf_counter() - began
+        finally:
+            torch.set_num_threads(threads)
 
     def _receive(self, queue: JobQueue) -> None:
         ready = wait([worker.connection for worker in self.workers])
         for worker in [worker for worker in self.workers if worker.connection in ready]:
-            answer = worker.receive()
-            if answer is None:
+            try:
+                answer = worker.connection.recv()
+            except (EOFError, OSError):
                 self._replace_dead(worker, queue)
-            elif worker.ready:
+                continue
+            if worker.ready:
                 self._store_result(worker, answer, queue)
             elif answer:
                 raise TaskError(
@@ -355,13 +351,3 @@ def _kill_all(workers: list[Worker], owner: int) -> None:
     if os.getpid() == owner:  # False in a fork of the owner
         while workers:
             workers.pop().kill()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -95,11 +95,6 @@ class Arrival:
     answer: Report | Lost = field(compare=False)
     began_s: float = field(compare=False)  # start of the exchange, in seconds since that of the run
 
-    @property
-    def needs_dense(self) -> bool:
-        """Whether the client needs the dense model and therefore a second assignment."""
-        return isinstance(self.answer, Report) and self.answer.kind == NEED_DENSE
-
 
 class TimedTransport(Transport):
     """A transport that adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
@@ -145,10 +140,10 @@ class TimedTransport(Transport):
 
         The answer of a client that needs the dense model is returned immediately, since the client gets a second assignment.
         """
-        clock = self.clock
-        ready: list[Delivery] = []
         if not self._in_transit:
             return []
+        clock = self.clock
+        ready: list[Delivery] = []
         limit_s = math.inf if clock.limit_s is None else clock.limit_s
         while (
             self._in_transit
@@ -160,7 +155,7 @@ class TimedTransport(Transport):
                 clock.go_to(arrival.due_s)
             self.answer_s[arrival.client] = clock.now()
             ready.append(Delivery(arrival.client, arrival.answer, clock.now()))
-            if arrival.needs_dense:
+            if isinstance(arrival.answer, Report) and arrival.answer.kind == NEED_DENSE:
                 break
         if not ready:
             clock.go_to(limit_s)
@@ -181,13 +176,6 @@ class TimedTransport(Transport):
 
     def close(self) -> None:
         self.transport.close()
-
-    def drop_finished(self) -> None:
-        """Remove from `busy` the clients that have finished their work."""
-        now_s = self.clock.time_s
-        self.busy = {
-            client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
-        }
 
     def _arrival(self, a: Assignment, bytes_down: int, answer: Report | Lost) -> Arrival:
         """Return the arrival of an answer, and record the client's work in `busy`."""
@@ -293,11 +281,11 @@ class Timing:
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        self.transport.drop_finished()
+        time_s, busy = self.clock.time_s, self.transport.busy
         state = {
             "network": self.network.profiles.fingerprint,
-            "time_s": self.clock.time_s,
-            "busy": [[client, *times] for client, times in self.transport.busy.items()],
+            "time_s": time_s,
+            "busy": [[client, *work] for client, work in busy.items() if work[1] > time_s],
             "late": [*self.transport.late.items()],
             "silent": sorted(self._availability.silent),
             "usual": self._availability.usual if math.isfinite(self._availability.usual) else None,
