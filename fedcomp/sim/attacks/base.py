@@ -70,9 +70,8 @@ class Attack:
     source: ClassVar[str] = "–"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of options
     uses_honest_updates: ClassVar[bool] = False  # `updates` reads the honest clients' updates
-    uses_allocation: ClassVar[bool] = (
-        False  # the attackers of each round are chosen by the strategy's allocation matrix
-    )
+    # The attackers of each round are chosen by the strategy's allocation matrix.
+    uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         n_named = len(self.named_clients)

@@ -27,11 +27,9 @@ class LowMargin(Attack):
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         tally = context.honest_updates.sign().sum(0)
-        narrow = (tally != 0) & (
-            tally.abs() <= (context.n_byzantine if self.margin is None else self.margin)
-        )
+        margin = context.n_byzantine if self.margin is None else self.margin
+        narrow = (tally != 0) & (tally.abs() <= margin)
         magnitude = x.abs()
-        magnitude = torch.where(
-            magnitude > 0, magnitude, magnitude.mean(1, keepdim=True)
-        )  # a zero would not vote
+        # A zero would not vote.
+        magnitude = torch.where(magnitude > 0, magnitude, magnitude.mean(1, keepdim=True))
         return torch.where(narrow, -tally.sign() * magnitude, x)
