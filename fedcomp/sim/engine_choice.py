@@ -161,20 +161,13 @@ def make_engine(
     if choice.engine == "serial":
         return SequentialJobs(client_engine(task, model, Layout.of(model), device))
     if choice.engine == "batched":
-        return BatchedJobs(
-            BatchedEngine(task, model, Layout.of(model), device, choice.at_once, warn=warn)
-        )
+        layout = Layout.of(model)
+        return BatchedJobs(BatchedEngine(task, model, layout, device, choice.at_once, warn=warn))
     if choice.engine == "ray":
         return RayEngine(config, device)
     # Not choice.at_once: a resumed run may have another number of cores. Results do not depend on this number.
-    return WorkerEngine(
-        config,
-        task,
-        model,
-        torch.get_num_threads(),
-        local_training=config.engine == "auto",
-        warn=warn,
-    )
+    count, is_auto = torch.get_num_threads(), config.engine == "auto"
+    return WorkerEngine(config, task, model, count, local_training=is_auto, warn=warn)
 
 
 def batching_error(
@@ -184,13 +177,9 @@ def batching_error(
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, BatchedJobs) or not isinstance(data, Data):
         return None
+    batches = plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES]
     try:
-        engine.engine.train(
-            weights,
-            data,
-            [plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES]],
-            dataclasses.replace(sgd, augment=False),
-        )
+        engine.engine.train(weights, data, [batches], dataclasses.replace(sgd, augment=False))
     except NotBatchable as error:
         return error
     except (Exception, SystemExit):  # from the user's model; the client will fail in its round
@@ -265,9 +254,7 @@ def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) ->
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)
-    budget = (
-        torch.cuda.get_device_properties(device).total_memory * CUDA_MEMORY_FRACTION
-        if device.type == "cuda"
-        else CPU_BYTES
-    )
+    budget: float = CPU_BYTES
+    if device.type == "cuda":
+        budget = torch.cuda.get_device_properties(device).total_memory * CUDA_MEMORY_FRACTION
     return max(1, int(budget / client))

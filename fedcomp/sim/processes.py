@@ -56,11 +56,8 @@ def is_available() -> bool:
 
 def unbatched_engine(device: torch.device) -> str:
     """Return the engine for a model that cannot be batched: worker processes on a CPU with several cores, else serial."""
-    return (
-        "processes"
-        if device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
-        else "serial"
-    )
+    several = device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
+    return "processes" if several else "serial"
 
 
 class SharedTensor:
@@ -104,14 +101,9 @@ class Worker:
         self.connection, remote = Pipe()
         path = [entry for entry in sys.path if isinstance(entry, str)]
         with remote:
+            arguments = [str(remote.fileno()), str(os.getpid()), *path]
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    WORKER_PROGRAM,
-                    *map(str, (remote.fileno(), os.getpid())),
-                    *path,
-                ],
+                [sys.executable, "-c", WORKER_PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[remote.fileno()],
@@ -320,9 +312,8 @@ class WorkerEngine(Engine):
         end_of_process, i = worker.stop(), worker.job
         self.workers.remove(worker)
         self._deaths_in_a_row += 1
-        if self._deaths_in_a_row >= (
-            MAX_DEATHS_PER_WORKER * max(3, self.count) if worker.ready else MAX_FAILED_STARTS
-        ):
+        limit = MAX_DEATHS_PER_WORKER * max(3, self.count) if worker.ready else MAX_FAILED_STARTS
+        if self._deaths_in_a_row >= limit:
             raise UserError(
                 f"{self._deaths_in_a_row} worker processes in a row have ended; the last one {end_of_process}; give --engine serial "
                 "to see the cause"
@@ -330,11 +321,9 @@ class WorkerEngine(Engine):
         if i < 0:
             return
         queue.deaths[i] += 1
-        likely_cause = (
-            "memory may be short"
-            if "SIGKILL" in end_of_process
-            else "the task's own code may be the cause"
-        )
+        likely_cause = "the task's own code may be the cause"
+        if "SIGKILL" in end_of_process:
+            likely_cause = "memory may be short"
         if queue.deaths[i] == 1:
             queue.waiting.appendleft(i)
             client = queue.jobs[i].client

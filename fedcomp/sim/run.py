@@ -112,9 +112,8 @@ class PreparedRun:
         self.network = (
             Network.of(config.network, config.clients, config.seed) if config.network else None
         )
-        self.byzantine = ByzantineClients(
-            attacks(config.attack) if config.attack else (), config.clients, config.seed
-        )
+        attackers = attacks(config.attack) if config.attack else ()
+        self.byzantine = ByzantineClients(attackers, config.clients, config.seed)
         self.devices = devices.parse_devices(config.device)
         self.device = self.devices[0]
         devices.keep_freed_memory()
@@ -152,12 +151,9 @@ class PreparedRun:
         self.machine = self._machine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
-        self.placement = choose_placement(
-            config.residuals,
-            self.device,
-            min(config.clients, config.rounds * cohort),
-            self._client_bytes(client_memory),
-        )
+        n_clients = min(config.clients, config.rounds * cohort)  # that take part
+        client_bytes = self._client_bytes(client_memory)
+        self.placement = choose_placement(config.residuals, self.device, n_clients, client_bytes)
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
         self.bandwidths = bandwidths_of(
@@ -203,40 +199,31 @@ class Simulation(PreparedRun):
         train = self.engine.resident(train)
         self.test = None if self.test is None else self.test.to(self.device)
         self.byzantine.set_strategy(self.strategy, train)
+        algorithm = self.strategy.client_algorithm
+        at_once = max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
+        at_once *= len(self.devices)
         self.trainer = Trainer(
-            self.engine,
-            train,
-            shards,
-            self.sgd,
-            self.strategy.client_algorithm,
-            config.seed,
-            at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
-            * len(self.devices),
+            self.engine, train, shards, self.sgd, algorithm, config.seed, at_once=at_once
         )
+        initial = algorithm.initial_global_state(weights.clone())
         self.clients = VirtualClients(
-            Replica(
-                self.strategy.client_algorithm.initial_global_state(weights.clone()),
-                self.sent_layout,
-                codec(config.downlink),
-            ),
+            Replica(initial, self.sent_layout, codec(config.downlink)),
             self.trainer,
             self._memory,
-            self.strategy.client_algorithm,
+            algorithm,
             config.seed,
             warn=self.warnings,
             hook=self.byzantine if config.attack else None,
             placement=self.placement,
             evaluator=self._client_evaluator(train),
         )
-        self.relays = (
-            Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
-            if config.relays
-            else None
-        )
+        self.relays: Relays | None = None
+        if config.relays:
+            self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
         self.transport: Transport = InProcessTransport(self.relays or self.clients)
         self.timing: Timing | None = None
         if self.network:
-            steps = step_counter(self.strategy.client_algorithm, self.sgd, shards)
+            steps = step_counter(algorithm, self.sgd, shards)
             self.timing = Timing(
                 self.network, config, self.strategy.min_clients, self.transport, steps
             )
@@ -336,9 +323,8 @@ class Simulation(PreparedRun):
         return ClientEvaluator(self.task, model, self.device, seed, train, self.shards, test, rows)
 
     def _write_config(self) -> None:
-        self.folder.write_config(
-            self.config, dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
-        )
+        resolved = dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
+        self.folder.write_config(self.config, resolved)
 
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray

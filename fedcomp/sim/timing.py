@@ -230,9 +230,8 @@ class Timing:
     ):
         self.network, self.clock = network, VirtualClock()
         self.transport = TimedTransport(transport, network, self.clock, steps)
-        self._quota = Quota.later(
-            config, cohort_size(config.participation, config.clients)
-        ).at_least(min(fewest, config.clients))
+        cohort = cohort_size(config.participation, config.clients)
+        self._quota = Quota.later(config, cohort).at_least(min(fewest, config.clients))
         self._availability, self._source = Availability(), config.network
 
     def work_s(self, round: int, client: int) -> float:
@@ -268,15 +267,12 @@ class Timing:
 
     def _seconds_to_next_event(self, waited_s: float) -> float:
         """Return the seconds to the next event: a client leaves or returns, a late answer arrives, or the wait for clients ends."""
-        event_times_s = [
-            self.network.absences.next_change_s(self.clock.time_s),
-            *self.transport.late.values(),
-        ]
-        patience_s = self._quota.patience_s
-        return min(
-            min(event_times_s) - self.clock.time_s,
-            math.inf if patience_s is None or waited_s >= patience_s else patience_s - waited_s,
-        )
+        time_s, patience_s = self.clock.time_s, self._quota.patience_s
+        next_change_s = self.network.absences.next_change_s(time_s)
+        step_s = min([next_change_s, *self.transport.late.values()]) - time_s
+        if patience_s is None or waited_s >= patience_s:
+            return step_s
+        return min(step_s, patience_s - waited_s)
 
     # Checkpoints.
 

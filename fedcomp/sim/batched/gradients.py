@@ -112,7 +112,9 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 def batched_layer(layer: nn.Module) -> LayerFunction | None:
     """Return a function that runs a layer for a stack of clients; None for a layer without a batched form."""
-    if _has_no_state(layer) and not isinstance(layer, RANDOM):
+    of_torch = type(layer).__module__.startswith("torch.nn.modules.")
+    is_stateless = of_torch and not layer.state_dict() and not list(layer.children())
+    if is_stateless and not isinstance(layer, RANDOM):
         return lambda own, m, x: layer(x)
     if type(layer) is nn.Linear:
         return linear
@@ -156,12 +158,6 @@ class _Linear(torch.autograd.Function):
             torch.bmm(grad_out.mT, rows) if needs_weight else None,
             grad_out.sum(1) if needs_bias else None,
         )
-
-
-def _has_no_state(layer: nn.Module) -> bool:
-    """Return whether a layer is defined by torch and has no parameters, buffers or inner layers."""
-    of_torch = type(layer).__module__.startswith("torch.nn.modules.")
-    return of_torch and not layer.state_dict() and not list(layer.children())
 
 
 def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
