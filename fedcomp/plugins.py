@@ -82,7 +82,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         for info in pkgutil.iter_modules(package.__path__, f"{self.package}."):
             module = import_module(info.name)
             for value in vars(module).values():
-                if not isinstance(value, type | FunctionType) or value.__module__ != info.name:
+                if not _is_defined_in(info.name, value):
                     continue
                 name = vars(value).get("name")
                 if isinstance(name, str) and self.accepts(value):
@@ -131,6 +131,10 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of the packages on `path`, which is sys.path. Results are cached, since a lookup takes milliseconds."""
     return tuple(entry_points(group=group))
+
+
+def _is_defined_in(module: str, value: Any) -> bool:
+    return isinstance(value, type | FunctionType) and value.__module__ == module
 
 
 def _provider(entry: EntryPoint) -> str:

@@ -169,20 +169,17 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
     """Draw the profiles (network values) of clients from the seed."""
-    link, latency, compute = np.exp(
-        kind.spread * seeds.generator(seed, "network").standard_normal((3, clients))
-    )
+    z = seeds.generator(seed, "network").standard_normal((3, clients))
+    link, latency, compute = np.exp(kind.spread * z)
     slow = seeds.generator(seed, "slow").random(clients) < kind.slow
     same = {name: np.full(clients, float(getattr(kind, name))) for name in COLUMNS}
-    return Profiles(
-        **same
-        | {
-            "up": kind.up * link,
-            "down": kind.down * link,
-            "latency": kind.latency * latency,
-            "step": kind.step * compute * np.where(slow, kind.factor, 1.0),
-        }
-    )
+    drawn = {
+        "up": kind.up * link,
+        "down": kind.down * link,
+        "latency": kind.latency * latency,
+        "step": kind.step * compute * np.where(slow, kind.factor, 1.0),
+    }
+    return Profiles(**same | drawn)
 
 
 def parse_network(text: str) -> Uniform:

@@ -145,11 +145,9 @@ class TimedTransport(Transport):
         clock = self.clock
         ready: list[Delivery] = []
         limit_s = math.inf if clock.limit_s is None else clock.limit_s
-        while (
-            self._in_transit
-            and self._in_transit[0].due_s <= limit_s
-            and len(ready) < clock.expected
-        ):
+        while self._in_transit and len(ready) < clock.expected:
+            if self._in_transit[0].due_s > limit_s:
+                break
             arrival = heapq.heappop(self._in_transit)
             if arrival.due_s < math.inf:
                 clock.go_to(arrival.due_s)
@@ -165,13 +163,11 @@ class TimedTransport(Transport):
         """Withdraw assignments. Answers to withdrawn assignments are recorded as late, and no exchange waits for them."""
         cancelled = set(clients)
         self.late |= {
-            arrival.client: arrival.began_s + arrival.due_s
-            for arrival in self._in_transit
-            if arrival.client in cancelled and arrival.due_s < math.inf
+            a.client: a.began_s + a.due_s
+            for a in self._in_transit
+            if a.client in cancelled and a.due_s < math.inf
         }
-        self._in_transit = [
-            arrival for arrival in self._in_transit if arrival.client not in cancelled
-        ]
+        self._in_transit = [a for a in self._in_transit if a.client not in cancelled]
         heapq.heapify(self._in_transit)
 
     def close(self) -> None:

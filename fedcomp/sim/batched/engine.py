@@ -18,7 +18,7 @@ from ...training.engine import Engine, Job, JobResult
 from ...training.local_sgd import Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from ...training.parameter_memory import free_parameters
 from ..processes import unbatched_engine
-from .gradients import Parameters, gradients_of
+from .gradients import LAYERED, MAPPED, Parameters, layered_gradients, mapped_gradients
 from .regression import Regression
 
 # Parts of torch's error messages about models that torch.func cannot map, such as models that change a buffer in the forward pass.
@@ -72,7 +72,9 @@ class BatchedEngine:
         # The precision of each tensor that is not float32, by name.
         dtypes = {e.name: parameters[e.name].dtype for e in layout}
         self.low_precision = {name: d for name, d in dtypes.items() if d != torch.float32}
-        self.gradients, self.gradient_method = gradients_of(task, model)
+        layered = layered_gradients(task, model)
+        self.gradient_method = LAYERED if layered else MAPPED
+        self.gradients = layered or mapped_gradients(task, model)
         self.regression = Regression.of(task, model, layout)
         free_parameters(self.model)
 

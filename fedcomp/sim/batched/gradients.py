@@ -27,13 +27,6 @@ IGNORED = -100  # the target that cross_entropy ignores
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
-def gradients_of(task: Task, model: nn.Module) -> tuple[Gradients, str]:
-    """Return a function for the gradients of a stack, and its method, which is LAYERED if all layers have a batched form, else MAPPED."""
-    if layered := layered_gradients(task, model):
-        return layered, LAYERED
-    return mapped_gradients(task, model), MAPPED
-
-
 def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
     """Return a function that computes the gradients of a stack by torch.func.vmap over the clients."""
 
