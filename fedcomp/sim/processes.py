@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any, Self
@@ -139,11 +139,14 @@ class JobQueue:
     data: Data | None  # with SharedTensors as tensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
-    updates: SharedTensor
-    results: list[Result | None]
-    waiting: deque[int]  # jobs that are not yet assigned
-    traces: dict[int, Traces] = field(default_factory=dict)  # by job, shared with its worker
-    deaths: Counter[int] = field(default_factory=Counter)  # by job: number of workers that died
+
+    def __post_init__(self) -> None:
+        m = len(self.jobs)
+        self.updates = SharedTensor((m, len(self.start.tensor)))
+        self.results: list[Result | None] = [None] * m
+        self.waiting = deque(range(m))  # jobs that are not yet assigned
+        self.traces: dict[int, Traces] = {}  # by job, shared with its worker
+        self.deaths: Counter[int] = Counter()  # by job: number of workers that died
 
 
 class WorkerEngine(Engine):
@@ -187,31 +190,22 @@ class WorkerEngine(Engine):
 
         Raises TaskError if workers cannot load the task, and UserError if workers die without training a client.
         """
-        m = len(jobs)
-        queue = JobQueue(
-            jobs,
-            SharedTensor.copy_of(start),
-            packed_data(data, self._shared_copy),
-            sgd,
-            seed,
-            SharedTensor((m, len(start))),
-            [None] * m,
-            deque(range(m)),
-        )
+        shared_data = packed_data(data, self._shared_copy)
+        queue = JobQueue(jobs, SharedTensor.copy_of(start), shared_data, sgd, seed)
         try:
             self._train_locally(queue, start, data)
             while None in queue.results:
-                while len(self.workers) < min(self.count, m):
+                while len(self.workers) < min(self.count, len(jobs)):
                     self.workers.append(Worker(*self._setup))
                 self._assign_jobs(queue)
                 self._receive(queue)
         except BaseException:
             self.close()
             raise
-        trained = [i for i, result in enumerate(queue.results) if isinstance(result, JobResult)]
-        updates = queue.updates.tensor
         results = [result for result in queue.results if result is not None]
-        return (updates if len(trained) == m else updates[trained]), results
+        trained = [i for i, result in enumerate(results) if isinstance(result, JobResult)]
+        updates = queue.updates.tensor
+        return (updates if len(trained) == len(jobs) else updates[trained]), results
 
     def resident(self, data: Examples) -> Examples:
         """Return the data in shared memory, which this process and the workers read."""
