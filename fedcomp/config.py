@@ -319,16 +319,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         every: Any = self.checkpoint_every
         if type(every) is int:
-            object.__setattr__(self, "checkpoint_every", str(every))
+            every = str(every)
+            object.__setattr__(self, "checkpoint_every", every)
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
         self._check_optimizer()
-        if self.checkpoint_every != AUTO:
-            every = self.checkpoint_every
-            if not (every.isascii() and every.isdigit() and int(every[:9]) > 0):
-                raise ConfigError(
-                    f"--checkpoint-every is {every}; give a number of rounds, or auto"
-                )
+        if every != AUTO and not (every.isascii() and every.isdigit() and int(every[:9]) > 0):
+            raise ConfigError(f"--checkpoint-every is {every}; give a number of rounds, or auto")
         for schedule in schedules.of_options(self, self.horizon or self.rounds).values():
             schedule.check(self.rounds)
 
@@ -355,9 +352,8 @@ class RunConfig:
                 f"--optimizer {self.optimizer} and --lr {self.lr:g} give different learning rates; leave one out"
             )
         if self.momentum and not chosen.takes("momentum"):
-            name = chosen.name
             raise ConfigError(
-                f"--momentum: the optimizer {name} has no momentum option; leave it out"
+                f"--momentum: the optimizer {chosen.name} has no momentum option; leave it out"
             )
         if self.keep_momentum and not chosen.is_plain_sgd:
             raise ConfigError(
@@ -424,12 +420,12 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give at most {most}")
 
 
-def allows_alternatives(f: dataclasses.Field[Any]) -> bool:
-    """Return whether an option may be given several times, to compare runs with each of its values."""
-    return not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
-
-
-ALTERNATIVE_OPTIONS = tuple(f.name for f in dataclasses.fields(RunConfig) if allows_alternatives(f))
+# Options that may be given several times, to compare runs with each of their values.
+ALTERNATIVE_OPTIONS = tuple(
+    f.name
+    for f in dataclasses.fields(RunConfig)
+    if not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
+)
 
 
 def from_values(

@@ -26,6 +26,7 @@ SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # options of version 0.1 → new names
+UNBOUNDED = 1e30  # upper limits from here on are not named for values that are too small
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parsers below raise for malformed text.
 MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)
@@ -169,11 +170,22 @@ def convert(raw: str, to: Any, what: str) -> Any:
 
 
 def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise SpecError if an option of a dataclass instance is outside its range (low, high), which includes both bounds."""
+    """Raise SpecError if an option of a dataclass instance is outside its range (low, high), which includes both bounds.
+
+    Options that are None are not checked.
+    """
     for name, (low, high) in ranges.items():
-        if not low <= (value := getattr(options, name)) <= high:
-            wanted = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-            raise SpecError(f"{name} is {value:g}; give {wanted}")
+        value = getattr(options, name)
+        if value is not None and (problem := out_of_range(value, low, high)):
+            raise SpecError(f"{name} {problem}")
+
+
+def out_of_range(value: float, low: float, high: float) -> str:
+    """Return the end of an error message for a value outside [low, high]; "" for a value inside."""
+    if low <= value <= high:
+        return ""
+    at_least = high == math.inf or (value < low and high >= UNBOUNDED)
+    return f"is {value:g}; give " + (f"at least {low:g}" if at_least else f"{low:g} to {high:g}")
 
 
 def check_decays(options: Any, *names: str) -> None:

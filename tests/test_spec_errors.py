@@ -21,7 +21,7 @@ MISTAKES = {
     "--strategy krum:f=-1": "f is -1; give at least 0",
     "--strategy median@layer": "a strategy has no scope and no second part; leave out '@' and '+', and name one strategy",
     "--server-optimizer adam:tau=0": "tau is 0; give 1e-18 to 1e+18",
-    "--attack gaussian:2,sigma=-1": "sigma is -1; give 0 or more",
+    "--attack gaussian:2,sigma=-1": "sigma is -1; give at least 0",
     "--partition dirichlet:alpha=x": "alpha cannot be 'x'; give a number such as 0.01, 1% or 1/100",
     "--network mobile:spread=-1": "spread ",
     "--lr-schedule step:every=0": "every is 0; give at least 1",

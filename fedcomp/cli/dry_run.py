@@ -128,7 +128,7 @@ def forecast(alternative: Alternative) -> Forecast:
         if run.timing:
             run.timing.on_round_end(result)
         traffic = result.traffic
-        up.append(run.relays.take().client_bytes if run.relays else sum(traffic.uplink.values()))
+        up.append(run.relays.take()[0] if run.relays else sum(traffic.uplink.values()))
         down.append(sum(traffic.downlink.values()))
         dense.append(4 * run.layout.numel * (len(result.cohort) + len(traffic.downlink)))
         frames_up += traffic.uplink.values()

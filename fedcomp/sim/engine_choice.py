@@ -80,9 +80,8 @@ class EngineChoice:
                     "--engine processes trains on the cores of a CPU; give --device cpu as well, or another engine"
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
-        if config.engine == "ray":
-            # `at_once` becomes the number of actors when they have started.
-            return cls(devices.describe(device), "ray", 1)
+        if config.engine in ("serial", "ray"):  # with Ray, `at_once` becomes the number of actors
+            return cls(devices.describe(device), config.engine, 1)
         if obstacle := batching_obstacle(config, task, data):
             if config.engine == "batched":
                 raise ConfigError(
@@ -90,7 +89,7 @@ class EngineChoice:
                 )
             return cls.unbatched(device, config)
         engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
-        if engine == "serial" and config.engine == "auto":
+        if engine == "serial":
             return cls.unbatched(device, config)
         return cls(devices.describe(device), engine, config.cohort_batch or at_once)
 
@@ -98,11 +97,8 @@ class EngineChoice:
     def unbatched(cls, device: torch.device, config: RunConfig) -> "EngineChoice":
         """Choose the engine for a model that is not batched. Task objects get the serial engine, since other processes cannot load them."""
         engine = "serial" if config.task.startswith(OBJECT) else unbatched_engine(device)
-        return cls(
-            devices.describe(device),
-            engine,
-            torch.get_num_threads() if engine == "processes" else 1,
-        )
+        at_once = torch.get_num_threads() if engine == "processes" else 1
+        return cls(devices.describe(device), engine, at_once)
 
     def __str__(self) -> str:
         return ENGINES[self.engine].format(self.at_once)
@@ -165,20 +161,13 @@ def make_engine(
     if choice.engine == "serial":
         return SequentialJobs(client_engine(task, model, Layout.of(model), device))
     if choice.engine == "batched":
-        return BatchedJobs(
-            BatchedEngine(task, model, Layout.of(model), device, choice.at_once, warn=warn)
-        )
+        layout = Layout.of(model)
+        return BatchedJobs(BatchedEngine(task, model, layout, device, choice.at_once, warn=warn))
     if choice.engine == "ray":
         return RayEngine(config, device)
     # Not choice.at_once: a resumed run may have another number of cores. Results do not depend on this number.
-    return WorkerEngine(
-        config,
-        task,
-        model,
-        torch.get_num_threads(),
-        local_training=config.engine == "auto",
-        warn=warn,
-    )
+    count, is_auto = torch.get_num_threads(), config.engine == "auto"
+    return WorkerEngine(config, task, model, count, local_training=is_auto, warn=warn)
 
 
 def batching_error(
@@ -188,13 +177,9 @@ def batching_error(
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, BatchedJobs) or not isinstance(data, Data):
         return None
+    batches = plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES]
     try:
-        engine.engine.train(
-            weights,
-            data,
-            [plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES]],
-            dataclasses.replace(sgd, augment=False),
-        )
+        engine.engine.train(weights, data, [batches], dataclasses.replace(sgd, augment=False))
     except NotBatchable as error:
         return error
     except (Exception, SystemExit):  # from the user's model; the client will fail in its round
@@ -207,13 +192,14 @@ def choose_engine(
 ) -> tuple[str, int]:
     """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
 
-    With `requested` "auto", a model is batched on CUDA if a quarter of the memory holds two clients, and on a CPU if all weights belong to
-    nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent are never batched. Raises
-    ConfigError if `requested` is "batched" and the model cannot be batched.
+    `requested` is "auto" or "batched". With "auto", a model is batched on CUDA if a quarter of the memory holds two clients, and on a CPU
+    if all weights belong to nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent are
+    never batched. Raises ConfigError if `requested` is "batched" and the model cannot be batched.
     """
     device = torch.device(device)
-    obstacle = _obstacle_of(model)
-    if requested == "batched" and obstacle:
+    if requested == "auto" and serial_reason(model, device, batch_size):
+        return "serial", 1
+    if obstacle := _obstacle_of(model):
         raise ConfigError(
             f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched_engine(device)}"
         )
@@ -223,10 +209,7 @@ def choose_engine(
         # models are as fast one by one.
         weights_bytes = 4 * sum(p.numel() for p in model.parameters())
         at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
-    if requested == "batched":
-        return "batched", max(at_once, 2)
-    suits = requested == "auto" and not serial_reason(model, device, batch_size)
-    return ("batched", max(at_once, 1)) if suits else ("serial", 1)
+    return "batched", max(at_once, 2) if requested == "batched" else at_once
 
 
 def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:
@@ -271,9 +254,7 @@ def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) ->
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)
-    budget = (
-        torch.cuda.get_device_properties(device).total_memory * CUDA_MEMORY_FRACTION
-        if device.type == "cuda"
-        else CPU_BYTES
-    )
+    budget: float = CPU_BYTES
+    if device.type == "cuda":
+        budget = torch.cuda.get_device_properties(device).total_memory * CUDA_MEMORY_FRACTION
     return max(1, int(budget / client))

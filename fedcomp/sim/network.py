@@ -86,9 +86,7 @@ class Uniform:
     swing: float = 0.0  # maximum relative change of a client's step time from round to round
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            if why := out_of_range(f.name, getattr(self, f.name)):
-                raise SpecError(f"{f.name} {why}")
+        spec.check_ranges(self, **LIMITS)
 
 
 @dataclass(frozen=True)
@@ -141,12 +139,6 @@ NETWORKS: Mapping[str, type[Uniform]] = {
 }
 
 
-def out_of_range(name: str, value: float) -> str:
-    """Return the end of an error message for a value out of range; "" for a valid value."""
-    low, high = LIMITS[name]
-    return "" if low <= value <= high else f"is {value:g}; give {low:g} to {high:g}"
-
-
 @dataclass(frozen=True)
 class Profiles:
     """The network values of each client, float64 [clients], in the units of the options of `Uniform` with the same names."""
@@ -177,20 +169,17 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
     """Draw the profiles (network values) of clients from the seed."""
-    link, latency, compute = np.exp(
-        kind.spread * seeds.generator(seed, "network").standard_normal((3, clients))
-    )
+    z = seeds.generator(seed, "network").standard_normal((3, clients))
+    link, latency, compute = np.exp(kind.spread * z)
     slow = seeds.generator(seed, "slow").random(clients) < kind.slow
     same = {name: np.full(clients, float(getattr(kind, name))) for name in COLUMNS}
-    return Profiles(
-        **same
-        | {
-            "up": kind.up * link,
-            "down": kind.down * link,
-            "latency": kind.latency * latency,
-            "step": kind.step * compute * np.where(slow, kind.factor, 1.0),
-        }
-    )
+    drawn = {
+        "up": kind.up * link,
+        "down": kind.down * link,
+        "latency": kind.latency * latency,
+        "step": kind.step * compute * np.where(slow, kind.factor, 1.0),
+    }
+    return Profiles(**same | drawn)
 
 
 def parse_network(text: str) -> Uniform:
@@ -207,6 +196,13 @@ class Network:
         self.absences = AbsenceModel(profiles.absent, profiles.stretch, seed)
         # The last round that was drawn, and its draws.
         self._draws: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
+
+    @classmethod
+    def of(cls, text: str, clients: int, seed: int) -> "Network":
+        """Return the network that --network names. Raises UserError if its values cannot be read."""
+        if is_file(text):
+            return cls(read_profiles(text, clients), seed)
+        return cls(draw_profiles(parse_network(text), clients, seed), seed)
 
     def exchange_s(
         self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int
@@ -331,7 +327,7 @@ def _value(where: str, name: str, cell: str) -> float:
     if name == "client":
         if value < 0:
             raise ConfigError(f"{where} the id is {value}; give a whole number of at least 0")
-    elif problem := out_of_range(name, value):
+    elif problem := spec.out_of_range(value, *LIMITS[name]):
         raise ConfigError(f"{where} the value {problem}")
     return value
 

@@ -66,12 +66,9 @@ def choose_placement(
             f"--residuals {name}: the vectors of {clients:,} clients may take {human_bytes(needed)}, but only "
             f"{human_bytes(free[name])} of {where} are free; leave --residuals out, or give --residuals file"
         )
-    return Placement(
-        name,
-        CACHE_FRACTION * host if name == FILE else math.inf,
-        device if cuda and name != DEVICE else None,
-        client_bytes,
-    )
+    budget_bytes = CACHE_FRACTION * host if name == FILE else math.inf
+    training_device = device if cuda and name != DEVICE else None
+    return Placement(name, budget_bytes, training_device, client_bytes)
 
 
 def free_memory() -> int:

@@ -16,9 +16,8 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any, Self
@@ -57,11 +56,8 @@ def is_available() -> bool:
 
 def unbatched_engine(device: torch.device) -> str:
     """Return the engine for a model that cannot be batched: worker processes on a CPU with several cores, else serial."""
-    return (
-        "processes"
-        if device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
-        else "serial"
-    )
+    several = device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
+    return "processes" if several else "serial"
 
 
 class SharedTensor:
@@ -105,32 +101,16 @@ class Worker:
         self.connection, remote = Pipe()
         path = [entry for entry in sys.path if isinstance(entry, str)]
         with remote:
+            arguments = [str(remote.fileno()), str(os.getpid()), *path]
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    WORKER_PROGRAM,
-                    *map(str, (remote.fileno(), os.getpid())),
-                    *path,
-                ],
+                [sys.executable, "-c", WORKER_PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[remote.fileno()],
                 env=os.environ | ONE_THREAD,
                 process_group=0,  # Ctrl-C reaches only the parent
             )
-            self.send(*setup)
-
-    def send(self, *message: Any) -> None:
-        """Send a message. Raises OSError if the process has ended."""
-        self.connection.send(message)
-
-    def receive(self) -> Any:
-        """Return the next answer; None if the process has ended."""
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError):
-            return None
+            self.connection.send(setup)
 
     def stop(self) -> str:
         """Kill the process if it still runs. Return a description of how it ended."""
@@ -159,11 +139,14 @@ class JobQueue:
     data: Data | None  # with SharedTensors as tensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
-    updates: SharedTensor
-    results: list[Result | None]
-    waiting: deque[int]  # jobs that are not yet assigned
-    traces: dict[int, Traces] = field(default_factory=dict)  # by job, shared with its worker
-    deaths: Counter[int] = field(default_factory=Counter)  # by job: number of workers that died
+
+    def __post_init__(self) -> None:
+        m = len(self.jobs)
+        self.updates = SharedTensor((m, len(self.start.tensor)))
+        self.results: list[Result | None] = [None] * m
+        self.waiting = deque(range(m))  # jobs that are not yet assigned
+        self.traces: dict[int, Traces] = {}  # by job, shared with its worker
+        self.deaths: Counter[int] = Counter()  # by job: number of workers that died
 
 
 class WorkerEngine(Engine):
@@ -207,31 +190,22 @@ class WorkerEngine(Engine):
 
         Raises TaskError if workers cannot load the task, and UserError if workers die without training a client.
         """
-        m = len(jobs)
-        queue = JobQueue(
-            jobs,
-            SharedTensor.copy_of(start),
-            packed_data(data, self._shared_copy),
-            sgd,
-            seed,
-            SharedTensor((m, len(start))),
-            [None] * m,
-            deque(range(m)),
-        )
+        shared_data = packed_data(data, self._shared_copy)
+        queue = JobQueue(jobs, SharedTensor.copy_of(start), shared_data, sgd, seed)
         try:
             self._train_locally(queue, start, data)
             while None in queue.results:
-                while len(self.workers) < min(self.count, m):
+                while len(self.workers) < min(self.count, len(jobs)):
                     self.workers.append(Worker(*self._setup))
                 self._assign_jobs(queue)
                 self._receive(queue)
         except BaseException:
             self.close()
             raise
-        trained = [i for i, result in enumerate(queue.results) if isinstance(result, JobResult)]
-        updates = queue.updates.tensor
         results = [result for result in queue.results if result is not None]
-        return (updates if len(trained) == m else updates[trained]), results
+        trained = [i for i, result in enumerate(results) if isinstance(result, JobResult)]
+        updates = queue.updates.tensor
+        return (updates if len(trained) == len(jobs) else updates[trained]), results
 
     def resident(self, data: Examples) -> Examples:
         """Return the data in shared memory, which this process and the workers read."""
@@ -271,8 +245,8 @@ class WorkerEngine(Engine):
                 job = packed_job(queue.jobs[i], pack_trace=SharedTensor.copy_of)
                 queue.traces[i] = job.traces
                 try:
-                    worker.send(
-                        queue.start, queue.data, queue.updates, i, job, queue.sgd, queue.seed
+                    worker.connection.send(
+                        (queue.start, queue.data, queue.updates, i, job, queue.sgd, queue.seed)
                     )
                     worker.job = i
                 except OSError:  # the worker died while it was idle
@@ -281,22 +255,30 @@ class WorkerEngine(Engine):
 
     def _train_locally(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
         """Train jobs in this process until LOCAL_TRAINING_S has passed. One thread is used, so that updates equal those of a worker."""
-        while self.local_engine is not None and self._local_s < LOCAL_TRAINING_S and queue.waiting:
-            began, i = time.perf_counter(), queue.waiting.popleft()
-            job, update = queue.jobs[i], queue.updates.tensor[i]
-            with _one_thread():
+        if self.local_engine is None:
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            while self._local_s < LOCAL_TRAINING_S and queue.waiting:
+                began, i = time.perf_counter(), queue.waiting.popleft()
+                job, update = queue.jobs[i], queue.updates.tensor[i]
                 queue.results[i] = self.local_engine.try_job(
                     start, data, job, queue.sgd, queue.seed, update
                 )
-            self._local_s += time.perf_counter() - began
+                self._local_s += time.perf_counter() - began
+        finally:
+            torch.set_num_threads(threads)
 
     def _receive(self, queue: JobQueue) -> None:
         ready = wait([worker.connection for worker in self.workers])
         for worker in [worker for worker in self.workers if worker.connection in ready]:
-            answer = worker.receive()
-            if answer is None:
+            try:
+                answer = worker.connection.recv()
+            except (EOFError, OSError):
                 self._replace_dead(worker, queue)
-            elif worker.ready:
+                continue
+            if worker.ready:
                 self._store_result(worker, answer, queue)
             elif answer:
                 raise TaskError(
@@ -324,9 +306,8 @@ class WorkerEngine(Engine):
         end_of_process, i = worker.stop(), worker.job
         self.workers.remove(worker)
         self._deaths_in_a_row += 1
-        if self._deaths_in_a_row >= (
-            MAX_DEATHS_PER_WORKER * max(3, self.count) if worker.ready else MAX_FAILED_STARTS
-        ):
+        limit = MAX_DEATHS_PER_WORKER * max(3, self.count) if worker.ready else MAX_FAILED_STARTS
+        if self._deaths_in_a_row >= limit:
             raise UserError(
                 f"{self._deaths_in_a_row} worker processes in a row have ended; the last one {end_of_process}; give --engine serial "
                 "to see the cause"
@@ -334,11 +315,9 @@ class WorkerEngine(Engine):
         if i < 0:
             return
         queue.deaths[i] += 1
-        likely_cause = (
-            "memory may be short"
-            if "SIGKILL" in end_of_process
-            else "the task's own code may be the cause"
-        )
+        likely_cause = "the task's own code may be the cause"
+        if "SIGKILL" in end_of_process:
+            likely_cause = "memory may be short"
         if queue.deaths[i] == 1:
             queue.waiting.appendleft(i)
             client = queue.jobs[i].client
@@ -355,13 +334,3 @@ def _kill_all(workers: list[Worker], owner: int) -> None:
     if os.getpid() == owner:  # False in a fork of the owner
         while workers:
             workers.pop().kill()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

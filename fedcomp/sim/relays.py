@@ -1,7 +1,6 @@
 """Simulated relays: each relay adds the frames of its clients and forwards the sum (transports/relays.py)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..codecs import Codec
 from ..layout import Layout
@@ -10,20 +9,12 @@ from ..transports.inprocess import Population
 from ..transports.relays import add_frames
 
 
-@dataclass
-class RelayTraffic:
-    """Traffic from clients to relays since the last call of `Relays.take`."""
-
-    client_bytes: int = 0  # bytes of frames
-    empty: int = 0  # number of updates without a frame
-
-
 class Relays:
     """A population of clients behind relays. Client i sends to relay i mod `relays`. Relays do not change downloads."""
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
         self.population, self.relays, self.codec, self.layout = population, relays, codec, layout
-        self._traffic = RelayTraffic()
+        self._client_bytes, self._empty = 0, 0
 
     @property
     def clients(self) -> int:
@@ -39,8 +30,8 @@ class Relays:
         size = self.population.at_once
         chunks = [assignments[start : start + size] for start in range(0, len(assignments), size)]
         reports = [report for chunk in chunks for report in self.population.handle(chunk)]
-        self._traffic.client_bytes += sum(len(report.frame) for report in reports)
-        self._traffic.empty += sum(report.kind == UPDATE and not report.frame for report in reports)
+        self._client_bytes += sum(len(report.frame) for report in reports)
+        self._empty += sum(report.kind == UPDATE and not report.frame for report in reports)
         by_relay: dict[int, list[int]] = {}  # positions in `reports`
         for i in sorted(range(len(reports)), key=lambda i: reports[i].client):
             by_relay.setdefault(reports[i].client % self.relays, []).append(i)
@@ -51,7 +42,8 @@ class Relays:
                 reports[i] = report
         return reports
 
-    def take(self) -> RelayTraffic:
-        """Return the traffic since the last call."""
-        traffic, self._traffic = self._traffic, RelayTraffic()
+    def take(self) -> tuple[int, int]:
+        """Return the bytes of the clients' frames since the last call, and the number of updates without a frame."""
+        traffic = self._client_bytes, self._empty
+        self._client_bytes, self._empty = 0, 0
         return traffic

@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from functools import partial
 from typing import Any
@@ -59,7 +58,7 @@ from .attacks import ByzantineClients, attacks
 from .clients import VirtualClients
 from .engine_choice import PLACEMENT_KEY, EngineChoice, batching_error, engine_reason, make_engine
 from .interruption import Interruption
-from .network import Network, draw_profiles, is_file, parse_network, read_profiles
+from .network import Network
 from .placement import FILE, choose_placement
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
@@ -110,10 +109,11 @@ class PreparedRun:
             _refuse_task_object(config, task)
         self.config, self.callback = config, callback
         self.warnings = WarningLog(lambda sentence: self.callback.on_warning(sentence))
-        self.network = _network(config)
-        self.byzantine = ByzantineClients(
-            attacks(config.attack) if config.attack else (), config.clients, config.seed
+        self.network = (
+            Network.of(config.network, config.clients, config.seed) if config.network else None
         )
+        attackers = attacks(config.attack) if config.attack else ()
+        self.byzantine = ByzantineClients(attackers, config.clients, config.seed)
         self.devices = devices.parse_devices(config.device)
         self.device = self.devices[0]
         devices.keep_freed_memory()
@@ -151,12 +151,9 @@ class PreparedRun:
         self.machine = self._machine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
-        self.placement = choose_placement(
-            config.residuals,
-            self.device,
-            min(config.clients, config.rounds * cohort),
-            self._client_bytes(client_memory),
-        )
+        n_clients = min(config.clients, config.rounds * cohort)  # that take part
+        client_bytes = self._client_bytes(client_memory)
+        self.placement = choose_placement(config.residuals, self.device, n_clients, client_bytes)
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
         self.bandwidths = bandwidths_of(
@@ -202,39 +199,34 @@ class Simulation(PreparedRun):
         train = self.engine.resident(train)
         self.test = None if self.test is None else self.test.to(self.device)
         self.byzantine.set_strategy(self.strategy, train)
+        algorithm = self.strategy.client_algorithm
+        at_once = max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
+        at_once *= len(self.devices)
         self.trainer = Trainer(
-            self.engine,
-            train,
-            shards,
-            self.sgd,
-            self.strategy.client_algorithm,
-            config.seed,
-            at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.sent_layout.numel))
-            * len(self.devices),
+            self.engine, train, shards, self.sgd, algorithm, config.seed, at_once=at_once
         )
+        initial = algorithm.initial_global_state(weights.clone())
         self.clients = VirtualClients(
-            Replica(
-                self.strategy.client_algorithm.initial_global_state(weights.clone()),
-                self.sent_layout,
-                codec(config.downlink),
-            ),
+            Replica(initial, self.sent_layout, codec(config.downlink)),
             self.trainer,
             self._memory,
-            self.strategy.client_algorithm,
+            algorithm,
             config.seed,
             warn=self.warnings,
             hook=self.byzantine if config.attack else None,
             placement=self.placement,
             evaluator=self._client_evaluator(train),
         )
-        self.relays = (
-            Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
-            if config.relays
-            else None
-        )
+        self.relays: Relays | None = None
+        if config.relays:
+            self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
         self.transport: Transport = InProcessTransport(self.relays or self.clients)
-        self.timing = self._timing(self.network, shards) if self.network else None
-        if self.timing:
+        self.timing: Timing | None = None
+        if self.network:
+            steps = step_counter(algorithm, self.sgd, shards)
+            self.timing = Timing(
+                self.network, config, self.strategy.min_clients, self.transport, steps
+            )
             self.transport = self.timing.transport
         self.loop = make_loop(
             self.strategy,
@@ -320,10 +312,6 @@ class Simulation(PreparedRun):
 
     # Preparation.
 
-    def _timing(self, network: Network, shards: Sequence[np.ndarray]) -> Timing:
-        steps = step_counter(self.strategy.client_algorithm, self.sgd, shards)
-        return Timing(network, self.config, self.strategy.min_clients, self.transport, steps)
-
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
         """Return the evaluator of the clients; None if clients do not evaluate. `train`: the training data, on the device."""
         if not self.config.clients_evaluate:
@@ -335,9 +323,8 @@ class Simulation(PreparedRun):
         return ClientEvaluator(self.task, model, self.device, seed, train, self.shards, test, rows)
 
     def _write_config(self) -> None:
-        self.folder.write_config(
-            self.config, dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
-        )
+        resolved = dataclasses.asdict(self.machine) | {PLACEMENT_KEY: self.placement.name}
+        self.folder.write_config(self.config, resolved)
 
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
@@ -403,15 +390,12 @@ class Simulation(PreparedRun):
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
         """Return `record` with the bytes from clients to relays and from relays to the server. Warn if a relay's sum is inexact."""
-        traffic, missed = relays.take(), inexact([a.update for a in outcome.accepted])
-        if missed:
+        client_bytes, empty = relays.take()
+        if missed := inexact([a.update for a in outcome.accepted]):
             sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
             self.warnings(sentence, kind="inexact sums of relays")
         return dataclasses.replace(
-            record,
-            uplink_bytes=traffic.client_bytes,
-            relayed_bytes=record.uplink_bytes,
-            skipped=traffic.empty,
+            record, uplink_bytes=client_bytes, relayed_bytes=record.uplink_bytes, skipped=empty
         )
 
     # The end.
@@ -445,16 +429,3 @@ def _refuse_task_object(config: RunConfig, task: Task) -> None:
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "
             "task into a file and give its path/file.py:name, or leave the engine out"
         )
-
-
-def _network(config: RunConfig) -> Network | None:
-    """Return the virtual network, None without --network. Raises UserError if the network's values cannot be read."""
-    if config.network is None:
-        return None
-    n, seed = config.clients, config.seed
-    return Network(
-        read_profiles(config.network, n)
-        if is_file(config.network)
-        else draw_profiles(parse_network(config.network), n, seed),
-        seed,
-    )

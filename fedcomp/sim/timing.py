@@ -95,11 +95,6 @@ class Arrival:
     answer: Report | Lost = field(compare=False)
     began_s: float = field(compare=False)  # start of the exchange, in seconds since that of the run
 
-    @property
-    def needs_dense(self) -> bool:
-        """Whether the client needs the dense model and therefore a second assignment."""
-        return isinstance(self.answer, Report) and self.answer.kind == NEED_DENSE
-
 
 class TimedTransport(Transport):
     """A transport that adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
@@ -145,22 +140,20 @@ class TimedTransport(Transport):
 
         The answer of a client that needs the dense model is returned immediately, since the client gets a second assignment.
         """
-        clock = self.clock
-        ready: list[Delivery] = []
         if not self._in_transit:
             return []
+        clock = self.clock
+        ready: list[Delivery] = []
         limit_s = math.inf if clock.limit_s is None else clock.limit_s
-        while (
-            self._in_transit
-            and self._in_transit[0].due_s <= limit_s
-            and len(ready) < clock.expected
-        ):
+        while self._in_transit and len(ready) < clock.expected:
+            if self._in_transit[0].due_s > limit_s:
+                break
             arrival = heapq.heappop(self._in_transit)
             if arrival.due_s < math.inf:
                 clock.go_to(arrival.due_s)
             self.answer_s[arrival.client] = clock.now()
             ready.append(Delivery(arrival.client, arrival.answer, clock.now()))
-            if arrival.needs_dense:
+            if isinstance(arrival.answer, Report) and arrival.answer.kind == NEED_DENSE:
                 break
         if not ready:
             clock.go_to(limit_s)
@@ -170,24 +163,15 @@ class TimedTransport(Transport):
         """Withdraw assignments. Answers to withdrawn assignments are recorded as late, and no exchange waits for them."""
         cancelled = set(clients)
         self.late |= {
-            arrival.client: arrival.began_s + arrival.due_s
-            for arrival in self._in_transit
-            if arrival.client in cancelled and arrival.due_s < math.inf
+            a.client: a.began_s + a.due_s
+            for a in self._in_transit
+            if a.client in cancelled and a.due_s < math.inf
         }
-        self._in_transit = [
-            arrival for arrival in self._in_transit if arrival.client not in cancelled
-        ]
+        self._in_transit = [a for a in self._in_transit if a.client not in cancelled]
         heapq.heapify(self._in_transit)
 
     def close(self) -> None:
         self.transport.close()
-
-    def drop_finished(self) -> None:
-        """Remove from `busy` the clients that have finished their work."""
-        now_s = self.clock.time_s
-        self.busy = {
-            client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
-        }
 
     def _arrival(self, a: Assignment, bytes_down: int, answer: Report | Lost) -> Arrival:
         """Return the arrival of an answer, and record the client's work in `busy`."""
@@ -242,9 +226,8 @@ class Timing:
     ):
         self.network, self.clock = network, VirtualClock()
         self.transport = TimedTransport(transport, network, self.clock, steps)
-        self._quota = Quota.later(
-            config, cohort_size(config.participation, config.clients)
-        ).at_least(min(fewest, config.clients))
+        cohort = cohort_size(config.participation, config.clients)
+        self._quota = Quota.later(config, cohort).at_least(min(fewest, config.clients))
         self._availability, self._source = Availability(), config.network
 
     def work_s(self, round: int, client: int) -> float:
@@ -280,24 +263,21 @@ class Timing:
 
     def _seconds_to_next_event(self, waited_s: float) -> float:
         """Return the seconds to the next event: a client leaves or returns, a late answer arrives, or the wait for clients ends."""
-        event_times_s = [
-            self.network.absences.next_change_s(self.clock.time_s),
-            *self.transport.late.values(),
-        ]
-        patience_s = self._quota.patience_s
-        return min(
-            min(event_times_s) - self.clock.time_s,
-            math.inf if patience_s is None or waited_s >= patience_s else patience_s - waited_s,
-        )
+        time_s, patience_s = self.clock.time_s, self._quota.patience_s
+        next_change_s = self.network.absences.next_change_s(time_s)
+        step_s = min([next_change_s, *self.transport.late.values()]) - time_s
+        if patience_s is None or waited_s >= patience_s:
+            return step_s
+        return min(step_s, patience_s - waited_s)
 
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        self.transport.drop_finished()
+        time_s, busy = self.clock.time_s, self.transport.busy
         state = {
             "network": self.network.profiles.fingerprint,
-            "time_s": self.clock.time_s,
-            "busy": [[client, *times] for client, times in self.transport.busy.items()],
+            "time_s": time_s,
+            "busy": [[client, *work] for client, work in busy.items() if work[1] > time_s],
             "late": [*self.transport.late.items()],
             "silent": sorted(self._availability.silent),
             "usual": self._availability.usual if math.isfinite(self._availability.usual) else None,

@@ -239,7 +239,6 @@ MINDED = {  # model, engine requested on the CPU → chosen engine
         "auto",
         "batched",
     ),
-    "asked for serial": (lambda: nn.Linear(784, 10), "serial", "serial"),
     "convolution": (convolution, "auto", "serial"),
     "convolution, asked for": (convolution, "batched", "batched"),
     "larger than the caches": (lambda: nn.Linear(2000, 1000), "auto", "batched"),

@@ -134,6 +134,12 @@ def test_the_engine_is_chosen_by_model_and_device(monkeypatch, make, asked, thre
     assert (machine.engine, expected[1] and machine.at_once) == expected
 
 
+def test_the_serial_engine_is_used_if_it_is_requested(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    config = RunConfig(engine="serial", optimizer="adamw")  # adamw cannot be batched
+    assert chosen(config, nn.Linear(2, 2), CPU).engine == "serial"
+
+
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [

@@ -23,7 +23,6 @@ from ...config import (
     RUN_FILE,
     RunConfig,
     StrategyDefault,
-    allows_alternatives,
     create_unique_folder,
     default_folder,
     expand_home,
@@ -83,7 +82,7 @@ class ComparisonFolder:
         """Raise RunFolderError if the stored options define other alternatives than this command."""
         for name, f in FIELDS.items():
             own, other = (values.get(name, f.default) for values in (self.values, stored))
-            if own != other and (allows_alternatives(f) or not f.metadata["local"]):
+            if own != other and not f.metadata["local"]:
                 found = f"the alternatives in {self.path} have {flag(name)} {_shown(other)}"
                 advice = "give the same value, or another --out"
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
@@ -32,14 +33,10 @@ class ALIE(Attack):
     uses_honest_updates: ClassVar[bool] = True
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
-        mean = context.honest_updates.mean(0)
+        honest = context.honest_updates
+        mean = honest.mean(0)
         z = z_max(context.cohort_size, context.n_byzantine) if self.z is None else self.z
-        spread = (
-            context.honest_updates.std(0)
-            if len(context.honest_updates) > 1
-            else mean.new_zeros(mean.shape)
-        )
-        shift = z * spread
+        shift = z * (honest.std(0) if len(honest) > 1 else torch.zeros_like(mean))
         if self.shift != "up":
             shift = -shift if self.shift == "down" else -mean.sign() * shift
         return (mean + shift).expand_as(x).clone()

@@ -20,12 +20,12 @@ from ...codecs import Codec, Context
 from ...errors import SpecError
 from ...layout import Layout
 from ...messages import Report
+from ...spec import check_ranges
 from ...strategies.base import ClientAlgorithm
 from ...tasks.data import Examples
 
 Generators = Sequence[np.random.Generator]  # one for each client
 MAX_RANGE = 1_000_000  # clients in a range of ids
-UNBOUNDED = 1e9  # error messages do not name a limit of at least this value
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,8 @@ class Attack:
     source: ClassVar[str] = "–"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of options
     uses_honest_updates: ClassVar[bool] = False  # `updates` reads the honest clients' updates
-    uses_allocation: ClassVar[bool] = (
-        False  # the attackers of each round are chosen by the strategy's allocation matrix
-    )
+    # The attackers of each round are chosen by the strategy's allocation matrix.
+    uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         n_named = len(self.named_clients)
@@ -86,12 +85,7 @@ class Attack:
             raise SpecError(
                 f"attack '{self.name}' has a count of {self.count} and names {n_named} clients; leave the count out"
             )
-        for option, (low, high) in self.limits.items():
-            value = getattr(self, option)
-            if value is not None and not low <= value <= high:
-                below = value < low and high >= UNBOUNDED
-                allowed = f"{low:g} or more" if below else f"{low:g} to {high:g}"
-                raise SpecError(f"{option} is {value:g}; give {allowed}")
+        check_ranges(self, **self.limits)
 
     @property
     def named_clients(self) -> list[int]:

@@ -87,7 +87,6 @@ class Gaussian(Attack):
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         for row, generator in zip(x, generators, strict=True):
-            row.copy_(torch.from_numpy(generator.standard_normal(row.numel(), np.float32))).mul_(
-                self.sigma
-            )
+            drawn = torch.from_numpy(generator.standard_normal(row.numel(), np.float32))
+            row.copy_(drawn).mul_(self.sigma)
         return x

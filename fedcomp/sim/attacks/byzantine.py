@@ -50,9 +50,8 @@ class ByzantineClients(ClientHook):
         self.attacks, self.clients, self.seed = attacks, clients, seed
         self.fixed = _assign_clients(attacks, clients, seed)  # attackers of all rounds
         self.uses_honest_updates = any(attack.uses_honest_updates for attack in attacks)
-        self.needs_whole_cohort = self.uses_honest_updates or any(
-            attack.uses_allocation for attack in attacks
-        )
+        uses_allocation = any(attack.uses_allocation for attack in attacks)
+        self.needs_whole_cohort = self.uses_honest_updates or uses_allocation
         self.algorithm = ClientAlgorithm()
         self.strategy: RoundStrategy | None = None
         self._rounds: dict[int, AttackedCohort] = {}
@@ -62,9 +61,9 @@ class ByzantineClients(ClientHook):
         descriptions = []
         for attack in self.attacks:
             own = [client for client, other in sorted(self.fixed.items()) if other is attack]
-            ids = "/".join(map(str, own[:MAX_LISTED])) + (
-                f" and {len(own) - MAX_LISTED} more" if len(own) > MAX_LISTED else ""
-            )
+            ids = "/".join(map(str, own[:MAX_LISTED]))
+            if len(own) > MAX_LISTED:
+                ids += f" and {len(own) - MAX_LISTED} more"
             descriptions.append(f"{attack.name} {ids or f'{attack.size} on the heaviest rows'}")
         return ", ".join(descriptions)
 
@@ -101,9 +100,7 @@ class ByzantineClients(ClientHook):
         for a in assignments:
             rounds.setdefault(a.round, []).append(a.client)
         if rounds:  # empty in later phases of a round
-            self._rounds = {
-                round: attacked for round, attacked in self._rounds.items() if round in rounds
-            }
+            self._rounds = {r: attacked for r, attacked in self._rounds.items() if r in rounds}
         for round, cohort in rounds.items():
             if round not in self._rounds or not self._rounds[round].cohort.issuperset(cohort):
                 attackers = self._attackers(sorted(cohort))
@@ -159,9 +156,8 @@ class ByzantineClients(ClientHook):
         for attack in self.attacks:
             if attack.uses_allocation and not attack.named_clients and allocation is not None:
                 ranked = rank_by_row_weight(cohort, allocation)
-                attackers |= dict.fromkeys(
-                    [client for client in ranked if client not in attackers][: attack.size], attack
-                )
+                free = [client for client in ranked if client not in attackers]
+                attackers |= dict.fromkeys(free[: attack.size], attack)
         return attackers
 
 

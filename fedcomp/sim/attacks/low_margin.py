@@ -6,6 +6,7 @@ b is the option `margin`. By default, b is the number of this attack's clients i
 majorities. A rule that detects votes that lost by a wide margin does not detect this attack.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,15 +23,13 @@ class LowMargin(Attack):
 
     name: ClassVar[str] = "low-margin"
     uses_honest_updates: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"margin": (1, 1e9)}
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"margin": (1, math.inf)}
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         tally = context.honest_updates.sign().sum(0)
-        narrow = (tally != 0) & (
-            tally.abs() <= (context.n_byzantine if self.margin is None else self.margin)
-        )
+        margin = context.n_byzantine if self.margin is None else self.margin
+        narrow = (tally != 0) & (tally.abs() <= margin)
         magnitude = x.abs()
-        magnitude = torch.where(
-            magnitude > 0, magnitude, magnitude.mean(1, keepdim=True)
-        )  # a zero would not vote
+        # A zero would not vote.
+        magnitude = torch.where(magnitude > 0, magnitude, magnitude.mean(1, keepdim=True))
         return torch.where(narrow, -tally.sign() * magnitude, x)

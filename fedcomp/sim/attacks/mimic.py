@@ -29,12 +29,9 @@ class Mimic(Attack):
     uses_honest_updates: ClassVar[bool] = True
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
-        row = (
-            context.honest_clients.index(self.of)
-            if self.of in context.honest_clients
-            else extreme_row(context.honest_updates)
-        )
-        return context.honest_updates[row].expand_as(x).clone()
+        clients, updates = context.honest_clients, context.honest_updates
+        row = clients.index(self.of) if self.of in clients else extreme_row(updates)
+        return updates[row].expand_as(x).clone()
 
 
 def extreme_row(updates: Tensor) -> int:

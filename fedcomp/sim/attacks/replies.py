@@ -7,6 +7,7 @@ the sent frame. If the server accepts the sent frame, it confirms a ticket that 
 import struct
 import zlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -45,37 +46,25 @@ class Infinity(Attack):
     source: ClassVar[str] = "Blanchard 2017"
 
     def reply(self, report: Report, context: ReplyContext) -> Report:
-        number = NUMBERS[self.value]
-        of_codec = MAGIC + bytes([VERSION, context.codec.id])
-        if report.frame and not report.frame.startswith(of_codec):
-            return _with_frame(report, self._floats(report.frame, number, context))
+        return _with_frame(report, self._frame(report.frame, context))
+
+    def _frame(self, honest: bytes, context: ReplyContext) -> bytes:
+        number, codec = NUMBERS[self.value], context.codec
+        if honest and not honest.startswith(MAGIC + bytes([VERSION, codec.id])):
+            try:
+                return constant_frame(honest, number, max(context.numel, len(honest)))
+            except FrameError:  # bytes without coordinates, such as a sealed ballot
+                return context.generator.bytes(len(honest))
         x = torch.from_numpy(context.generator.standard_normal(context.numel, np.float32))
+        encoded = partial(
+            codec.encode, seed=context.seed, layout=context.layout, context=context.codec_context
+        )
         try:
             if self.value == "largest":
-                return _with_frame(report, self._encoded(x.sign().mul_(number), context))
-            frame, doubled = self._encoded(x, context), self._encoded(2 * x, context)
-            return _with_frame(
-                report, replace_floats(frame, doubled, context.codec, context.layout, number)
-            )
+                return encoded(x.sign().mul_(number))
+            return replace_floats(encoded(x), encoded(2 * x), codec, context.layout, number)
         except FedcompError:  # the codec cannot encode without a memory
-            return _with_frame(
-                report,
-                with_checksum(report.frame[:9] + b"\xff" * (len(report.frame) - 9), context.numel),
-            )
-
-    @staticmethod
-    def _floats(frame: bytes, number: float, context: ReplyContext) -> bytes:
-        """Return a frame with `number` at all coordinates; noise if `frame` has no coordinates, such as a sealed ballot."""
-        try:
-            return constant_frame(frame, number, max(context.numel, len(frame)))
-        except FrameError:
-            return context.generator.bytes(len(frame))
-
-    @staticmethod
-    def _encoded(x: torch.Tensor, context: ReplyContext) -> bytes:
-        return context.codec.encode(
-            x, seed=context.seed, layout=context.layout, context=context.codec_context
-        )
+            return with_checksum(honest[:9] + b"\xff" * (len(honest) - 9), context.numel)
 
 
 @dataclass(frozen=True)
@@ -91,18 +80,16 @@ class Malformed(Attack):
         frame, g = report.frame or b"fc\x01\x01\x00" + bytes(4), context.generator
         how = KINDS[g.integers(len(KINDS))] if self.how == "any" else self.how
         if how == "truncated":
-            return _with_frame(report, frame[: g.integers(1, len(frame))])
-        if how == "size":
-            return _with_frame(report, with_checksum(frame, context.numel + 1))
-        if how == "checksum":
-            return _with_frame(
-                report, frame[:5] + bytes(255 - byte for byte in frame[5:9]) + frame[9:]
-            )
-        if how == "body":
-            return _with_frame(
-                report, with_checksum(frame[:9] + g.bytes(len(frame) - 9), context.numel)
-            )
-        return _with_frame(report, g.bytes(len(frame)))
+            frame = frame[: g.integers(1, len(frame))]
+        elif how == "size":
+            frame = with_checksum(frame, context.numel + 1)
+        elif how == "checksum":
+            frame = frame[:5] + bytes(255 - byte for byte in frame[5:9]) + frame[9:]
+        elif how == "body":
+            frame = with_checksum(frame[:9] + g.bytes(len(frame) - 9), context.numel)
+        else:
+            frame = g.bytes(len(frame))
+        return _with_frame(report, frame)
 
 
 @dataclass(frozen=True)
@@ -124,11 +111,8 @@ def _with_frame(report: Report, frame: bytes) -> Report:
 def with_checksum(frame: bytes, numel: int) -> bytes:
     """Return `frame` with its checksum replaced by a valid one for a vector [numel]."""
     head, rest = frame[: HEAD.size], frame[SECTIONS:]
-    return (
-        head
-        + CRC.pack(zlib.crc32(rest, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head))))
-        + rest
-    )
+    checksum = zlib.crc32(rest, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head)))
+    return head + CRC.pack(checksum) + rest
 
 
 def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
@@ -153,7 +137,9 @@ def replace_floats(
     start = header_bytes(codec.id, codec.seeded)
     offsets = doubled_offsets(frame, doubled, start)
     if not offsets:
-        return _with_all_bits_set(frame, codec, layout)
+        seed, sections = unseal(frame, codec.id, layout.numel, layout, codec.seeded, codec.chunk)
+        ones = [Section(section.count, b"\xff" * len(section.body)) for _, section in sections]
+        return seal(codec.id, codec.scope, layout.numel, ones, seed if codec.seeded else None)
     changed = bytearray(frame)
     for offset in offsets:
         struct.pack_into("<f", changed, offset, value)
@@ -180,9 +166,3 @@ def doubled_offsets(frame: bytes, doubled: bytes, start: int) -> list[int]:
         if not offsets or offset + start >= offsets[-1] + 4:
             offsets.append(offset + start)
     return offsets
-
-
-def _with_all_bits_set(frame: bytes, codec: Codec, layout: Layout) -> bytes:
-    seed, sections = unseal(frame, codec.id, layout.numel, layout, codec.seeded, codec.chunk)
-    ones = [Section(section.count, b"\xff" * len(section.body)) for _, section in sections]
-    return seal(codec.id, codec.scope, layout.numel, ones, seed if codec.seeded else None)

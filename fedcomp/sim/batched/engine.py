@@ -18,7 +18,7 @@ from ...training.engine import Engine, Job, JobResult
 from ...training.local_sgd import Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from ...training.parameter_memory import free_parameters
 from ..processes import unbatched_engine
-from .gradients import Parameters, gradients_of
+from .gradients import LAYERED, MAPPED, Parameters, layered_gradients, mapped_gradients
 from .regression import Regression
 
 # Parts of torch's error messages about models that torch.func cannot map, such as models that change a buffer in the forward pass.
@@ -70,12 +70,11 @@ class BatchedEngine:
         self.warn, self._warned = warn, False
         parameters = dict(model.named_parameters())
         # The precision of each tensor that is not float32, by name.
-        self.low_precision = {
-            e.name: parameters[e.name].dtype
-            for e in layout
-            if parameters[e.name].dtype != torch.float32
-        }
-        self.gradients, self.gradient_method = gradients_of(task, model)
+        dtypes = {e.name: parameters[e.name].dtype for e in layout}
+        self.low_precision = {name: d for name, d in dtypes.items() if d != torch.float32}
+        layered = layered_gradients(task, model)
+        self.gradient_method = LAYERED if layered else MAPPED
+        self.gradients = layered or mapped_gradients(task, model)
         self.regression = Regression.of(task, model, layout)
         free_parameters(self.model)
 
@@ -98,12 +97,11 @@ class BatchedEngine:
         step. Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's memory is too small for one client.
         """
         self.model.train()
-        updates = torch.empty(
-            len(plans), self.layout.numel, dtype=torch.float32, device=self.device
-        )
-        losses = torch.empty(len(plans), dtype=torch.float32, device=self.device)
+        m, n = len(plans), self.layout.numel
+        updates = torch.empty(m, n, dtype=torch.float32, device=self.device)
+        losses = torch.empty(m, dtype=torch.float32, device=self.device)
         sizes = [tuple(len(batch) for batch in plan) for plan in plans]
-        order = sorted(range(len(plans)), key=sizes.__getitem__)
+        order = sorted(range(m), key=sizes.__getitem__)
         done = 0
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
             waiting = list(group)
@@ -192,11 +190,10 @@ class BatchedEngine:
         """Write the updates into `stack` [m, n] and return the losses [m]."""
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
-        sizes = [positions.shape[1] for positions, _ in batches]
+        steps = [positions for positions, _ in batches]
+        sizes = [positions.shape[1] for positions in steps]
         if self.regression is not None and self._regresses(data, sizes, sgd, bool(traces)):
-            losses = self.regression.descend(
-                stack, data, [positions for positions, _ in batches], sgd.lr
-            )
+            losses = self.regression.descend(stack, data, steps, sgd.lr)
             stack -= base
             return losses
         views = self.layout.views(stack)
@@ -232,9 +229,8 @@ class BatchedEngine:
         (positions, augmentation), autocast = batch, sgd.precision != "float32"
         inputs, targets = _gather(data.single_input, positions), _gather(data.targets, positions)
         if augmentation is not None and self.task.augment is not None:
-            inputs = self.task.augment.apply(inputs.flatten(0, 1), augmentation.flatten(0, 1)).view(
-                inputs.shape
-            )
+            flat = self.task.augment.apply(inputs.flatten(0, 1), augmentation.flatten(0, 1))
+            inputs = flat.view(inputs.shape)
         try:
             with torch.autocast(
                 self.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False

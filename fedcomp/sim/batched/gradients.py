@@ -27,13 +27,6 @@ IGNORED = -100  # the target that cross_entropy ignores
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
-def gradients_of(task: Task, model: nn.Module) -> tuple[Gradients, str]:
-    """Return a function for the gradients of a stack, and its method, which is LAYERED if all layers have a batched form, else MAPPED."""
-    if layered := layered_gradients(task, model):
-        return layered, LAYERED
-    return mapped_gradients(task, model), MAPPED
-
-
 def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
     """Return a function that computes the gradients of a stack by torch.func.vmap over the clients."""
 
@@ -112,7 +105,9 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 def batched_layer(layer: nn.Module) -> LayerFunction | None:
     """Return a function that runs a layer for a stack of clients; None for a layer without a batched form."""
-    if _has_no_state(layer) and not isinstance(layer, RANDOM):
+    of_torch = type(layer).__module__.startswith("torch.nn.modules.")
+    is_stateless = of_torch and not layer.state_dict() and not list(layer.children())
+    if is_stateless and not isinstance(layer, RANDOM):
         return lambda own, m, x: layer(x)
     if type(layer) is nn.Linear:
         return linear
@@ -156,12 +151,6 @@ class _Linear(torch.autograd.Function):
             torch.bmm(grad_out.mT, rows) if needs_weight else None,
             grad_out.sum(1) if needs_bias else None,
         )
-
-
-def _has_no_state(layer: nn.Module) -> bool:
-    """Return whether a layer is defined by torch and has no parameters, buffers or inner layers."""
-    of_torch = type(layer).__module__.startswith("torch.nn.modules.")
-    return of_torch and not layer.state_dict() and not list(layer.children())
 
 
 def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
