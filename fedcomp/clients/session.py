@@ -8,7 +8,6 @@ A session handles the assignments of the clients that it hosts: one client on a 
 model version have the same weights, so one copy of the model serves all clients of a session.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -21,23 +20,20 @@ from ..errors import FedcompError, NonFiniteError
 from ..memories import Memory
 from ..memories.base import mask
 from ..messages import (
-    DENSE,
     FAILED,
     NEED_DENSE,
-    OVERWRITE,
     UPDATE,
     Assignment,
     Report,
     ReportedMetrics,
     failure,
-    next_version,
     ticket,
 )
 from ..profiling import timed
 from ..strategies.base import ClientAlgorithm, Frame, RoundState
 from ..tasks.data import Examples, LazyData, describe_non_finite
 from ..tasks.user_errors import client_error
-from ..training.local_sgd import NO_TRACES, Traces
+from ..training.local_sgd import Traces
 from .evaluation import ClientEvaluator
 from .replica import NeedDense, Replica
 from .state import ClientState
@@ -45,7 +41,6 @@ from .trainer import ClientResult, Trainer
 
 # A function that is called before encoding, with the assignments, memories and updates [m, numel] of the clients. It must not change them.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
-NO_METRICS = ReportedMetrics()
 
 
 class ClientHook:
@@ -84,10 +79,10 @@ class States(Protocol):
         """Return the state of a client; a new state if it has none."""
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of these clients into memory."""
+        """Load the states of these clients into memory. By default, all states are in memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
-        """Mark the states of these clients as changed, for the next checkpoint."""
+        """Mark the states of these clients as changed, for the next checkpoint. By default, the process stores each state itself."""
 
 
 class HostedStates(States):
@@ -98,12 +93,6 @@ class HostedStates(States):
 
     def at(self, client: int) -> ClientState:
         return self.by_client[client]
-
-    def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Do nothing: all states are in memory."""
-
-    def mark_changed(self, clients: Sequence[int]) -> None:
-        """Do nothing: the process stores the state of each client itself."""
 
 
 class EncodingSession:
@@ -127,14 +116,8 @@ class EncodingSession:
         if state.memory.counterpart is not None and state.after != a.accepted:
             state.memory.reset()  # the server committed another proposal to its side of the memory
             state.after = ""
-        if (
-            a.form != DENSE
-            and state.version not in (a.base, a.version)
-            and not self._passes(a, state.version)
-        ):
-            raise NeedDense(
-                f"the download starts from version {a.base[:8]}, but this client is at {state.version[:8]}, so it needs all weights"
-            )
+        if state.version != a.version:
+            self.replica.check_path(a, state.version)
         try:
             self.replica.move(a)
         except NeedDense:
@@ -159,38 +142,23 @@ class EncodingSession:
             by_settings.setdefault((a.density, a.lr, *a.announced), []).append(i)
         for rows in by_settings.values():
             mine = updates if updates is None or len(rows) == len(assignments) else updates[rows]
-            group_traces = [traces[i] if traces else NO_TRACES for i in rows]
-            encoded = self._encode_group([assignments[i] for i in rows], mine, group_traces)
+            context = context_of(assignments[rows[0]])
+            if traces:
+                moments = Traces.stack([Traces(moments=traces[i].moments) for i in rows]).moments
+                context = replace(context, moments=moments)
+            memories, values, seeds = [], [], []
+            for a in (assignments[i] for i in rows):
+                memory = self.states.at(a.client).memory
+                memory.set_density(a.density)
+                memories.append(memory)
+                values.append(self.rounds[a.client].values if a.client in self.rounds else {})
+                seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
+            encoded = self.algorithm.encode(memories, mine, values, seeds, context)
             for i, frame in zip(rows, encoded, strict=True):
                 frames[i], a = frame, assignments[i]
                 if not isinstance(frame, FedcompError):
                     self.states.at(a.client).ticket = ticket(a.round, a.client, frame or b"")
         return frames
-
-    def _passes(self, a: Assignment, version: str) -> bool:
-        """Return whether a download passes through the model version `version`.
-
-        A download starts from an earlier version if the server did not receive the client's last report.
-        """
-        if a.form == OVERWRITE:
-            return {a.base, version} <= self.replica.past_versions.keys()
-        return version in itertools.accumulate(a.frames, next_version, initial=a.base)
-
-    def _encode_group(
-        self, assignments: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces]
-    ) -> Sequence[Frame]:
-        """Return the frames of clients with the same density, learning rate and announcements of the strategy."""
-        memories = [self.states.at(a.client).memory for a in assignments]
-        seeds = []
-        for a, memory in zip(assignments, memories, strict=True):
-            memory.set_density(a.density)
-            seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
-        moments = Traces.stack([Traces(moments=t.moments) for t in traces]).moments
-        context = replace(context_of(assignments[0]), moments=moments)
-        values = [
-            self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
-        ]
-        return self.algorithm.encode(memories, updates, values, seeds, context)
 
 
 class ClientSession(EncodingSession):
@@ -360,16 +328,19 @@ class ClientSession(EncodingSession):
         before = {a.client: self.rounds.get(a.client) for a in assignments}
         for t, a in zip(trained, assignments, strict=True):
             values = self.algorithm.initial_values(a, before[a.client])
-            metrics = replace(measured.get(a.client, NO_METRICS), training=t.metrics).pack()
-            self.rounds[a.client] = RoundState(a.round, t.loss, values, t.examples or 0, metrics)
+            evaluated = measured.get(a.client, ReportedMetrics())
+            metrics = replace(evaluated, training=t.result.metrics).pack()
+            self.rounds[a.client] = RoundState(
+                a.round, t.result.loss, values, t.result.examples or 0, metrics
+            )
         self.watch(assignments, [state.memory for state in states], updates)
         self._report(assignments, updates, [t.traces for t in trained], reports)
         for t, own, state in zip(trained, own_buffers, states, strict=True):
             client = t.assignment.client
             if reports[client].kind == UPDATE:
-                state.buffers = {**(t.buffers or {}), **own} or None
+                state.buffers = {**(t.result.buffers or {}), **own} or None
                 state.momentum = t.traces.momentum
-                state.training = t.state
+                state.training = t.result.state
             elif (previous := before[client]) is not None and self.keeps_rounds:
                 self.rounds[client] = previous
             else:
@@ -412,7 +383,7 @@ class ClientSession(EncodingSession):
                 error = encoding_error(frame, self.trainer, a.client)
                 reports[a.client] = self._failure(a, "encode", error)
                 continue
-            state = self.states.at(a.client)
+            state, round_state = self.states.at(a.client), self.rounds[a.client]
             reports[a.client] = Report(
                 a.round,
                 a.phase,
@@ -422,12 +393,12 @@ class ClientSession(EncodingSession):
                 self.replica.fingerprint,
                 frame or b"",
                 state.ticket,
-                self.rounds[a.client].examples or self.trainer.examples(a.client),
-                self.rounds[a.client].loss,
-                "",
-                "",
-                state.after,
-                self.rounds[a.client].metrics,
+                round_state.examples or self.trainer.examples(a.client),
+                round_state.loss,
+                stage="",
+                reason="",
+                committed=state.after,
+                metrics=round_state.metrics,
             )
 
     def _failure(
