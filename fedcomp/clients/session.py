@@ -79,10 +79,10 @@ class States(Protocol):
         """Return the state of a client; a new state if it has none."""
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of these clients into memory. By default, all states are in memory."""
+        """Load the states of these clients into memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
-        """Mark the states of these clients as changed, for the next checkpoint. By default, the process stores each state itself."""
+        """Mark the states of these clients as changed, for the next checkpoint."""
 
 
 class HostedStates(States):
@@ -93,6 +93,12 @@ class HostedStates(States):
 
     def at(self, client: int) -> ClientState:
         return self.by_client[client]
+
+    def ensure_loaded(self, clients: Sequence[int]) -> None:
+        """Do nothing: all states are in memory."""
+
+    def mark_changed(self, clients: Sequence[int]) -> None:
+        """Do nothing: the process stores the state of each client itself."""
 
 
 class EncodingSession:
@@ -213,13 +219,12 @@ class ClientSession(EncodingSession):
         starting, continuing = self._open(answering, reports)
         starting, measured = self._evaluate(starting, reports)
         for group, mine in self.hook.groups(starting):
-            data = self.hook.training_data(group, self.trainer.data)
             for first in range(0, len(mine), self.trainer.at_once):
                 some = mine[first : first + self.trainer.at_once]
-                self._start_round(group, some, data, measured, reports)
+                reports |= self._start_round(group, some, measured)
         for group, mine in self.hook.groups(continuing):
             with timed("compression", clients=len(mine)):
-                self._continue(group, mine, reports)
+                reports |= self._continue(group, mine)
         self.states.mark_changed([a.client for a in assignments])
         for a in assignments:
             if (report := reports[a.client]).kind == UPDATE:
@@ -288,53 +293,42 @@ class ClientSession(EncodingSession):
             state.after = state.ticket
 
     def _start_round(
-        self,
-        group: Any,
-        assignments: Sequence[Assignment],
-        data: Examples,
-        measured: Mapping[int, ReportedMetrics],
-        reports: dict[int, Report],
-    ) -> None:
-        """Train clients on `data`, and add their reports of the first phase to `reports`. Updates are freed when this method returns."""
+        self, group: Any, assignments: Sequence[Assignment], measured: Mapping[int, ReportedMetrics]
+    ) -> dict[int, Report]:
+        """Train clients of a group and return their reports of the first phase. Updates are freed when this method returns."""
         failures: dict[int, Exception] = {}
+        data = self.hook.training_data(group, self.trainer.data)
         with timed("local SGD", clients=len(assignments)):
             trained, updates = self.trainer.train(
                 assignments, data, self.replica.weights, self.states.at, failures
             )
-        for a in assignments:
-            if a.client in failures:
-                reports[a.client] = self._failure(a, "train", failures[a.client])
         updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
         with timed("compression", clients=len(trained)):
-            self._finish_training(trained, updates, measured, reports)
+            reports = self._finish_training(trained, updates, measured)
+        failed = [a for a in assignments if a.client in failures]
+        return reports | {a.client: self._failure(a, "train", failures[a.client]) for a in failed}
 
     def _finish_training(
-        self,
-        trained: Sequence[ClientResult],
-        updates: Tensor,
-        measured: Mapping[int, ReportedMetrics],
-        reports: dict[int, Report],
-    ) -> None:
+        self, trained: list[ClientResult], updates: Tensor, measured: Mapping[int, ReportedMetrics]
+    ) -> dict[int, Report]:
         """Encode the updates [m, n] of trained clients, and store the results of training in their states."""
         assignments = [t.assignment for t in trained]
         states = [self.states.at(a.client) for a in assignments]
+        buffers = [state.buffers or {} for state in states]
+        lr_sums = [t.lr_sum for t in trained]
         updates, own_buffers = self.algorithm.after_training(
-            updates,
-            self.replica.weights,
-            [state.buffers or {} for state in states],
-            self.trainer.sgd,
-            [t.lr_sum for t in trained],
+            updates, self.replica.weights, buffers, self.trainer.sgd, lr_sums
         )
         before = {a.client: self.rounds.get(a.client) for a in assignments}
-        for t, a in zip(trained, assignments, strict=True):
+        for a, result, _, _ in trained:
             values = self.algorithm.initial_values(a, before[a.client])
             evaluated = measured.get(a.client, ReportedMetrics())
-            metrics = replace(evaluated, training=t.result.metrics).pack()
+            metrics = replace(evaluated, training=result.metrics).pack()
             self.rounds[a.client] = RoundState(
-                a.round, t.result.loss, values, t.result.examples or 0, metrics
+                a.round, result.loss, values, result.examples or 0, metrics
             )
         self.watch(assignments, [state.memory for state in states], updates)
-        self._report(assignments, updates, [t.traces for t in trained], reports)
+        reports = self._report(assignments, updates, [t.traces for t in trained])
         for t, own, state in zip(trained, own_buffers, states, strict=True):
             client = t.assignment.client
             if reports[client].kind == UPDATE:
@@ -345,38 +339,40 @@ class ClientSession(EncodingSession):
                 self.rounds[client] = previous
             else:
                 del self.rounds[client]
+        return reports
 
-    def _continue(
-        self, group: Any, assignments: Sequence[Assignment], reports: dict[int, Report]
-    ) -> None:
-        updates: dict[int, Tensor | None] = {}
+    def _continue(self, group: Any, assignments: Sequence[Assignment]) -> dict[int, Report]:
+        """Return the reports of clients in a later phase."""
+        reports: dict[int, Report] = {}
+        proceeding: list[Assignment] = []
+        new_updates: list[tuple[Assignment, Tensor]] = []
         for a in assignments:
-            memory = self.states.at(a.client).memory
+            memory, values = self.states.at(a.client).memory, self.rounds[a.client].values
             try:
-                updates[a.client] = self.algorithm.later_update(
-                    memory,
-                    self.rounds[a.client].values,
-                    self.algorithm.seed(memory.codec, self.seed, a),
-                    context_of(a),
-                )
+                seed = self.algorithm.seed(memory.codec, self.seed, a)
+                update = self.algorithm.later_update(memory, values, seed, context_of(a))
             except (FedcompError, ValueError) as error:
                 reports[a.client] = self._failure(a, "encode", error)
-        new_updates = [(a, u) for a in assignments if (u := updates.get(a.client)) is not None]
+                continue
+            if update is None:
+                proceeding.append(a)
+            else:
+                new_updates.append((a, update))
         if new_updates:
             fresh = [a for a, _ in new_updates]
             stack = torch.stack([update for _, update in new_updates])
             stack = stack.to(self.trainer.engine.device)
-            self._report(fresh, self.hook.on_updates(group, fresh, stack), None, reports)
-        proceeding = [a for a in assignments if a.client in updates and updates[a.client] is None]
-        self._report(proceeding, None, None, reports)
+            reports |= self._report(fresh, self.hook.on_updates(group, fresh, stack))
+        return reports | self._report(proceeding)
 
     def _report(
         self,
         assignments: Sequence[Assignment],
-        updates: Tensor | None,
-        traces: Sequence[Traces] | None,
-        reports: dict[int, Report],
-    ) -> None:
+        updates: Tensor | None = None,
+        traces: Sequence[Traces] | None = None,
+    ) -> dict[int, Report]:
+        """Encode updates, or the next frames of the memories, and return the clients' reports."""
+        reports: dict[int, Report] = {}
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):
             if isinstance(frame, FedcompError):
@@ -400,6 +396,7 @@ class ClientSession(EncodingSession):
                 committed=state.after,
                 metrics=round_state.metrics,
             )
+        return reports
 
     def _failure(
         self, a: Assignment, stage: str, error: Exception | SystemExit, kind: str = FAILED
