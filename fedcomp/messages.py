@@ -249,10 +249,7 @@ class ReportedMetrics:
                 "the metrics of the report are malformed and cannot be read"
             ) from error
         metrics = cls(dict(items[:training]), dict(items[training:]), examples)
-        check_metric_names(metrics.training)
-        check_metric_names(metrics.evaluation)
-        count = len(metrics.training) + len(metrics.evaluation)
-        if not items or (len(metrics.training), count) != (training, len(items)):
+        if metrics.pack() != data:
             raise ProtocolError(
                 "the metrics have a duplicate name, or fewer training metrics than their header gives"
             )

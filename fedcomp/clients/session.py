@@ -18,7 +18,6 @@ from torch import Tensor
 from ..codecs import Context
 from ..errors import FedcompError, NonFiniteError
 from ..memories import Memory
-from ..memories.base import mask
 from ..messages import (
     FAILED,
     NEED_DENSE,
@@ -115,10 +114,7 @@ class EncodingSession:
         Raises NeedDense for a download that cannot be applied to the client's version, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        commits = state.memory.pending is not None and state.ticket == a.accepted
-        settle(state.memory, state.ticket, a.accepted, a.returned, state.momentum)
-        if commits:
-            state.after = state.ticket
+        state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
             state.memory.reset()  # the server committed another proposal to its side of the memory
             state.after = ""
@@ -403,29 +399,6 @@ class ClientSession(EncodingSession):
     ) -> Report:
         version = self.states.at(a.client).version
         return failure(a, stage, reason(error), version, self.replica.fingerprint, kind)
-
-
-def settle(
-    memory: Memory,
-    pending: str,
-    accepted: str,
-    returned: bytes = b"",
-    momentum: Tensor | None = None,
-) -> None:
-    """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll the proposal back.
-
-    `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. `momentum` [numel] is set to zero
-    at the accepted coordinates. Repeated calls have no effect. Raises FrameError, with nothing changed, for a damaged `returned`.
-    """
-    if memory.pending is None:
-        return
-    if pending != accepted:
-        memory.rollback()
-        return
-    sent = memory.sent_positions if momentum is not None else None
-    dropped = memory.commit(returned=returned or None)
-    if momentum is not None:
-        mask([momentum], sent, dropped)
 
 
 def context_of(assignment: Assignment) -> Context:

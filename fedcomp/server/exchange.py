@@ -192,29 +192,29 @@ class Exchange:
 
     def _report_of(self, delivery: Delivery) -> Report | None:
         """Return the report if it is valid; None if the client was rejected or was sent the whole model."""
-        client, answer = delivery.client, delivery.answer
-        if isinstance(answer, Lost):
-            self._reject_as_reported(client, answer.stage, answer.reason)
+        client, report, assignment = delivery.client, delivery.answer, self._asked[delivery.client]
+        if isinstance(report, Lost):
+            self._reject_as_reported(client, report.stage, report.reason)
             return None
         seconds = self.traffic.seconds
         seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
         try:
-            return self._checked(client, answer)
+            check_addressee(report, assignment)
+            self.on_report(report)
+            self.traffic.uplink[client] += len(report.frame)
+            if report.kind not in (FAILED, NEED_DENSE):
+                self._check_update(report, assignment)
+                return report
         except ProtocolError as error:
             self._reject(client, "reply", str(error))
             return None
-
-    def _checked(self, client: int, report: Report) -> Report | None:
-        assignment = self._asked[client]
-        check_addressee(report, assignment)
-        self.on_report(report)
-        self.traffic.uplink[client] += len(report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
             self._send_dense(assignment)
-            return None
-        if report.kind in (FAILED, NEED_DENSE):
+        else:
             self._reject_as_reported(client, report.stage, report.reason)
-            return None
+        return None
+
+    def _check_update(self, report: Report, assignment: Assignment) -> None:
         check_version(report, assignment)
         if self.strategy.counterpart is not None:
             _check_step(report, assignment)
@@ -223,7 +223,6 @@ class Exchange:
                 f"the reply reports {report.examples} examples; the number must be from 1 to 2**53"
             )
         ReportedMetrics.unpack(report.metrics)
-        return report
 
     def _send_dense(self, assignment: Assignment) -> None:
         self._sent_dense.add(assignment.client)
