@@ -231,10 +231,7 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Commit or roll back proposals and apply downloads for clients that start a round.
-
-        Return the assignments that start a round, and those of later phases.
-        """
+        """Settle proposals and apply downloads. Return the assignments that start a round, and those of later phases."""
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []

@@ -70,8 +70,9 @@ class ClientState:
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}
-        vectors = {k: state[k] for k in sorted(state) if isinstance(state[k], Tensor)}
-        values = {k: state[k] for k in sorted(state) if k not in vectors}
+        items = sorted(state.items(), key=lambda item: item[0])
+        vectors = {key: value for key, value in items if isinstance(value, Tensor)}
+        values = {key: value for key, value in items if not isinstance(value, Tensor)}
         if self.buffers:
             buffers = {key: value.cpu().contiguous() for key, value in self.buffers.items()}
             values[BUFFERS] = save_tensors(buffers)

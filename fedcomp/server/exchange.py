@@ -35,10 +35,7 @@ POLL_S = 0.1  # longest wait before the phase checks again whether it is complet
 
 
 def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> AcceptedUpdate:
-    """Return the accepted update of a report whose frame contains `update`.
-
-    `rate`: learning rate of the client, divided by that of the run.
-    """
+    """Return the accepted update of a report whose frame contains `update`. `rate`: learning rate of the client, divided by the run's."""
     return AcceptedUpdate(
         report.client,
         update,
@@ -242,10 +239,7 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client with the stage and the reason of its report.
-
-        A stage that is not in STAGES becomes "reply", and a long reason is cut.
-        """
+        """Reject a client with the stage and the reason of its report. An unknown stage becomes "reply", and a long reason is cut."""
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -38,7 +38,7 @@ CLIENT_TOTALS = {
 
 
 class Metrics(Callback, Collector):
-    """The metrics of a run for Prometheus. The hooks are called in the run's thread; `collect` and `text` may be called in any thread."""
+    """The metrics of a run for Prometheus. The hooks are called in the run's thread; `collect` may be called in any thread."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -117,10 +117,6 @@ class Metrics(Callback, Collector):
         self.warnings += 1
 
     # The metric families.
-
-    def text(self) -> str:
-        """Return the metrics in the text format of Prometheus."""
-        return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterable[Metric]:
         """Return all metric families with their current values."""

@@ -17,7 +17,6 @@ from .run_folder import CHECKPOINT, METRICS, RunFolder
 
 # Names in the checkpoint, and prefixes of names.
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
-STRATEGY, COUNTERPART, OPTIMIZER, LOOP = "strategy/", "counterpart/", "optimizer/", "loop/"
 
 
 class Clients(Protocol):
@@ -188,11 +187,11 @@ class Recovery:
     def _parts(self) -> dict[str, Stateful]:
         """Return the objects with entries in the checkpoint, by the prefix of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
-        parts: dict[str, Stateful] = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer}
+        parts: dict[str, Stateful] = {"strategy/": loop.strategy, "optimizer/": loop.optimizer}
         if isinstance(loop, AsynchronousLoop):
-            parts[LOOP] = loop
+            parts["loop/"] = loop
         if counterpart is not None:
-            parts[COUNTERPART] = counterpart
+            parts["counterpart/"] = counterpart
         return {**parts, **self.others}
 
     def _vector(self, name: str) -> Tensor:
