@@ -384,8 +384,6 @@ class ClientSession(EncodingSession):
                 state.ticket,
                 round_state.examples or self.trainer.examples(a.client),
                 round_state.loss,
-                stage="",
-                reason="",
                 committed=state.after,
                 metrics=round_state.metrics,
             )

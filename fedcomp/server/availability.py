@@ -14,7 +14,7 @@ such a client without limit, during a round and between rounds.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..config import RunConfig
 from ..strategies.base import cohort_size, quorum_size
@@ -54,9 +54,7 @@ class Quota:
 
     def at_least(self, clients: int) -> "Quota":
         """Return this quota, raised for a strategy that needs at least `clients` clients."""
-        return replace(
-            self, wanted=max(self.wanted, clients), min_clients=max(self.min_clients, clients)
-        )
+        return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
         """Return how many seconds a round of a run with `clients` clients waits for a client that lost its connection; inf: no limit."""
