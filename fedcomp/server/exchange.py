@@ -34,7 +34,7 @@ MAX_REASON_CHARS = 1000  # maximum length of a reason from a client or a relay
 POLL_S = 0.1  # longest wait before the phase checks again whether it is complete
 
 
-def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> AcceptedUpdate:
+def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
     """Return the accepted update of a report whose frame contains `update`. `rate`: learning rate of the client, divided by the run's."""
     return AcceptedUpdate(
         report.client,
