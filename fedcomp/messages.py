@@ -175,13 +175,13 @@ class Report(WireMessage):
     kind: str  # UPDATE, NEED_DENSE or FAILED
     version: str  # version of the client's weights, from which the update was computed
     fingerprint: str  # fingerprint of the client's weights
-    frame: bytes  # the encoded update; b"" if there is nothing to send
-    ticket: str  # ticket of the proposal in `frame`
+    frame: bytes = b""  # the encoded update; b"" if there is nothing to send
+    ticket: str = ""  # ticket of the proposal in `frame`
     # Number of the client's examples, or the number that the task's train_fn returned.
-    examples: int
-    loss: float  # mean training loss before each local step
-    stage: str  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
-    reason: str  # why the client failed, one sentence
+    examples: int = 0
+    loss: float = 0.0  # mean training loss before each local step
+    stage: str = ""  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
+    reason: str = ""  # why the client failed, one sentence
     # Ticket of the last proposal that the client's memory committed, "" for none.
     committed: str = ""
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none
@@ -249,10 +249,7 @@ class ReportedMetrics:
                 "the metrics of the report are malformed and cannot be read"
             ) from error
         metrics = cls(dict(items[:training]), dict(items[training:]), examples)
-        check_metric_names(metrics.training)
-        check_metric_names(metrics.evaluation)
-        count = len(metrics.training) + len(metrics.evaluation)
-        if not items or (len(metrics.training), count) != (training, len(items)):
+        if metrics.pack() != data:
             raise ProtocolError(
                 "the metrics have a duplicate name, or fewer training metrics than their header gives"
             )
@@ -285,7 +282,7 @@ def failure(
 ) -> Report:
     """Return the report of a client that cannot answer an assignment with an update."""
     about = (a.round, a.phase, a.client, kind, version, fingerprint)
-    return Report(*about, b"", "", 0, 0.0, stage, reason)
+    return Report(*about, stage=stage, reason=reason)
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:

@@ -1,4 +1,1 @@
-"""Code of the client: the session that trains and encodes updates, and the state between rounds.
-
-No module here depends on a transport (gRPC or Flower).
-"""
+"""The client: the session that trains and encodes updates, and the state between rounds. No module here depends on a transport."""

@@ -51,9 +51,8 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         head = json.loads(stored[SESSION])
         replica = session.replica
         new = len(replica.past_versions) == 1
-        if (
-            new or replica.version in head["passed"]
-        ):  # otherwise, other clients have already moved the copy to a newer version
+        # Otherwise, other clients have already moved the copy to a newer version.
+        if new or replica.version in head["passed"]:
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))
         if round_state := unpack_round(stored):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -65,29 +64,13 @@ class ClientEvaluator:
             buffer.copy_(self.buffers[name])
         with timed("evaluation"), seeded_torch(seed, self.device):
             if self.calibrates:
+                drawn = seeds.generator(self.seed, "recalibration", 0, client)
+                sample = drawn.permutation(self.shards[client])[:CALIBRATION_EXAMPLES]
                 self.layout.scatter(weights, self.model)
-                recalibrate_on(self.task, self.model, self.train, self._sample(client), self.device)
-            evaluation = evaluate(
-                self.task,
-                self.model,
-                self.layout,
-                weights,
-                self.test,
-                self.device,
-                rows=rows,
-                lenient=True,
-            )
-        numbers: Mapping[str, float | None] = {
-            "accuracy": evaluation.accuracy,
-            "loss": evaluation.loss,
-            **evaluation.metrics,
-        }
-        metrics = {name: value for name, value in numbers.items() if value is not None}
-        check_metric_names(metrics)
-        return ReportedMetrics(evaluation=metrics, examples=len(rows))
-
-    def _sample(self, client: int) -> np.ndarray:
-        shard = self.shards[client]
-        return seeds.generator(self.seed, "recalibration", 0, client).permutation(shard)[
-            :CALIBRATION_EXAMPLES
-        ]
+                recalibrate_on(self.task, self.model, self.train, sample, self.device)
+            parts = self.task, self.model, self.layout, weights, self.test, self.device
+            loss, accuracy, metrics = evaluate(*parts, rows=rows, lenient=True)
+        numbers: Mapping[str, float | None] = {"accuracy": accuracy, "loss": loss, **metrics}
+        measured = {name: value for name, value in numbers.items() if value is not None}
+        check_metric_names(measured)
+        return ReportedMetrics(evaluation=measured, examples=len(rows))

@@ -1,5 +1,6 @@
 """A client's copy of the model. Only downloads change this copy, so that it stays bit-identical to the server's model."""
 
+import itertools
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -10,7 +11,6 @@ from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..messages import (
     DENSE,
-    FRAMES,
     OVERWRITE,
     Assignment,
     fingerprint,
@@ -61,39 +61,43 @@ class Replica:
         self.fingerprint = fingerprint(self.weights)
         self.past_versions = dict.fromkeys([*past_versions, version])
 
+    def check_path(self, assignment: Assignment, version: str) -> None:
+        """Raise NeedDense unless the download of an assignment starts from `version` or passes through it.
+
+        A download starts from an earlier version if the server did not receive the client's last report.
+        """
+        a = assignment
+        if a.form == DENSE or version == a.base:
+            return
+        if a.form == OVERWRITE:
+            passes = {a.base, version} <= self.past_versions.keys()
+        else:
+            passes = version in _versions(a)
+        if not passes:
+            raise NeedDense(
+                f"the download starts from version {a.base[:8]}, but this client is at {version[:8]}, so it needs all weights"
+            )
+
     def _apply(self, assignment: Assignment) -> None:
+        self.check_path(assignment, self.version)
+        numel = self.weights.numel()
         if assignment.form == DENSE:
-            frame = self._single_frame(assignment)
-            DENSE_CODEC.open(frame, self.weights.numel()).copy_to(self.weights)
-        elif assignment.form == OVERWRITE and assignment.base in self.past_versions:
+            DENSE_CODEC.open(self._single_frame(assignment), numel).copy_to(self.weights)
+        elif assignment.form == OVERWRITE:
             overwrite.apply(self._single_frame(assignment), self.weights)
-        elif assignment.form == FRAMES:
-            numel, steps = self.weights.numel(), []
-            for frame in self._missing(assignment):
+        else:
+            versions, steps = _versions(assignment), []
+            if versions[-1] != assignment.version:
+                raise FrameError(
+                    "the frames of the download do not lead to the model version that it names"
+                )
+            for frame in assignment.frames[versions.index(self.version) :]:
                 factor, step = unwrap_decay(frame, numel)
                 steps.append((factor, self.downlink.open(step, numel, self.layout)))
             for factor, update in steps:
                 if factor != 1:
                     self.weights.mul_(factor)
                 update.add_to(self.weights)
-        else:
-            raise NeedDense(
-                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}, so it needs all weights"
-            )
-
-    def _missing(self, assignment: Assignment) -> list[bytes]:
-        versions = [assignment.base]
-        for frame in assignment.frames:
-            versions.append(next_version(versions[-1], frame))
-        if versions[-1] != assignment.version:
-            raise FrameError(
-                "the frames of the download do not lead to the model version that it names"
-            )
-        if self.version not in versions:
-            raise NeedDense(
-                f"the download starts from version {assignment.base[:8]}, but this copy is at {self.version[:8]}, so it needs all weights"
-            )
-        return assignment.frames[versions.index(self.version) :]
 
     def _single_frame(self, assignment: Assignment) -> bytes:
         if len(assignment.frames) != 1:
@@ -101,3 +105,8 @@ class Replica:
                 f"a download of the form '{assignment.form}' has {len(assignment.frames)} frames; expected 1"
             )
         return assignment.frames[0]
+
+
+def _versions(assignment: Assignment) -> list[str]:
+    """Return the versions through which the frames of a download lead, from its base on."""
+    return [*itertools.accumulate(assignment.frames, next_version, initial=assignment.base)]

@@ -8,7 +8,6 @@ A session handles the assignments of the clients that it hosts: one client on a 
 model version have the same weights, so one copy of the model serves all clients of a session.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -19,25 +18,21 @@ from torch import Tensor
 from ..codecs import Context
 from ..errors import FedcompError, NonFiniteError
 from ..memories import Memory
-from ..memories.base import mask
 from ..messages import (
-    DENSE,
     FAILED,
     NEED_DENSE,
-    OVERWRITE,
     UPDATE,
     Assignment,
     Report,
     ReportedMetrics,
     failure,
-    next_version,
     ticket,
 )
 from ..profiling import timed
 from ..strategies.base import ClientAlgorithm, Frame, RoundState
 from ..tasks.data import Examples, LazyData, describe_non_finite
 from ..tasks.user_errors import client_error
-from ..training.local_sgd import NO_TRACES, Traces
+from ..training.local_sgd import Traces
 from .evaluation import ClientEvaluator
 from .replica import NeedDense, Replica
 from .state import ClientState
@@ -45,7 +40,6 @@ from .trainer import ClientResult, Trainer
 
 # A function that is called before encoding, with the assignments, memories and updates [m, numel] of the clients. It must not change them.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
-NO_METRICS = ReportedMetrics()
 
 
 class ClientHook:
@@ -120,21 +114,12 @@ class EncodingSession:
         Raises NeedDense for a download that cannot be applied to the client's version, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        commits = state.memory.pending is not None and state.ticket == a.accepted
-        settle(state.memory, state.ticket, a.accepted, a.returned, state.momentum)
-        if commits:
-            state.after = state.ticket
+        state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
             state.memory.reset()  # the server committed another proposal to its side of the memory
             state.after = ""
-        if (
-            a.form != DENSE
-            and state.version not in (a.base, a.version)
-            and not self._passes(a, state.version)
-        ):
-            raise NeedDense(
-                f"the download starts from version {a.base[:8]}, but this client is at {state.version[:8]}, so it needs all weights"
-            )
+        if state.version != a.version:
+            self.replica.check_path(a, state.version)
         try:
             self.replica.move(a)
         except NeedDense:
@@ -159,38 +144,25 @@ class EncodingSession:
             by_settings.setdefault((a.density, a.lr, *a.announced), []).append(i)
         for rows in by_settings.values():
             mine = updates if updates is None or len(rows) == len(assignments) else updates[rows]
-            group_traces = [traces[i] if traces else NO_TRACES for i in rows]
-            encoded = self._encode_group([assignments[i] for i in rows], mine, group_traces)
+            context = context_of(assignments[rows[0]])
+            if traces:
+                moments = Traces.stack(
+                    [Traces(sums=traces[i].sums, squares=traces[i].squares) for i in rows]
+                ).moments
+                context = replace(context, moments=moments)
+            memories, values, seeds = [], [], []
+            for a in (assignments[i] for i in rows):
+                memory = self.states.at(a.client).memory
+                memory.set_density(a.density)
+                memories.append(memory)
+                values.append(self.rounds[a.client].values if a.client in self.rounds else {})
+                seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
+            encoded = self.algorithm.encode(memories, mine, values, seeds, context)
             for i, frame in zip(rows, encoded, strict=True):
                 frames[i], a = frame, assignments[i]
                 if not isinstance(frame, FedcompError):
                     self.states.at(a.client).ticket = ticket(a.round, a.client, frame or b"")
         return frames
-
-    def _passes(self, a: Assignment, version: str) -> bool:
-        """Return whether a download passes through the model version `version`.
-
-        A download starts from an earlier version if the server did not receive the client's last report.
-        """
-        if a.form == OVERWRITE:
-            return {a.base, version} <= self.replica.past_versions.keys()
-        return version in itertools.accumulate(a.frames, next_version, initial=a.base)
-
-    def _encode_group(
-        self, assignments: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces]
-    ) -> Sequence[Frame]:
-        """Return the frames of clients with the same density, learning rate and announcements of the strategy."""
-        memories = [self.states.at(a.client).memory for a in assignments]
-        seeds = []
-        for a, memory in zip(assignments, memories, strict=True):
-            memory.set_density(a.density)
-            seeds.append(self.algorithm.seed(memory.codec, self.seed, a))
-        moments = Traces.stack([Traces(sums=t.sums, squares=t.squares) for t in traces]).moments
-        context = replace(context_of(assignments[0]), moments=moments)
-        values = [
-            self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
-        ]
-        return self.algorithm.encode(memories, updates, values, seeds, context)
 
 
 class ClientSession(EncodingSession):
@@ -245,13 +217,12 @@ class ClientSession(EncodingSession):
         starting, continuing = self._open(answering, reports)
         starting, measured = self._evaluate(starting, reports)
         for group, mine in self.hook.groups(starting):
-            data = self.hook.training_data(group, self.trainer.data)
             for first in range(0, len(mine), self.trainer.at_once):
                 some = mine[first : first + self.trainer.at_once]
-                self._start_round(group, some, data, measured, reports)
+                reports |= self._start_round(group, some, measured)
         for group, mine in self.hook.groups(continuing):
             with timed("compression", clients=len(mine)):
-                self._continue(group, mine, reports)
+                reports |= self._continue(group, mine)
         self.states.mark_changed([a.client for a in assignments])
         for a in assignments:
             if (report := reports[a.client]).kind == UPDATE:
@@ -262,10 +233,7 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Commit or roll back proposals and apply downloads for clients that start a round.
-
-        Return the assignments that start a round, and those of later phases.
-        """
+        """Settle proposals and apply downloads. Return the assignments that start a round, and those of later phases."""
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -320,99 +288,93 @@ class ClientSession(EncodingSession):
             state.after = state.ticket
 
     def _start_round(
-        self,
-        group: Any,
-        assignments: Sequence[Assignment],
-        data: Examples,
-        measured: Mapping[int, ReportedMetrics],
-        reports: dict[int, Report],
-    ) -> None:
-        """Train clients on `data`, and add their reports of the first phase to `reports`. Updates are freed when this method returns."""
+        self, group: Any, assignments: Sequence[Assignment], measured: Mapping[int, ReportedMetrics]
+    ) -> dict[int, Report]:
+        """Train clients of a group and return their reports of the first phase. Updates are freed when this method returns."""
         failures: dict[int, Exception] = {}
+        data = self.hook.training_data(group, self.trainer.data)
         with timed("local SGD", clients=len(assignments)):
             trained, updates = self.trainer.train(
                 assignments, data, self.replica.weights, self.states.at, failures
             )
-        for a in assignments:
-            if a.client in failures:
-                reports[a.client] = self._failure(a, "train", failures[a.client])
         updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
         with timed("compression", clients=len(trained)):
-            self._finish_training(trained, updates, measured, reports)
+            reports = self._finish_training(trained, updates, measured)
+        failed = [a for a in assignments if a.client in failures]
+        return reports | {a.client: self._failure(a, "train", failures[a.client]) for a in failed}
 
     def _finish_training(
-        self,
-        trained: Sequence[ClientResult],
-        updates: Tensor,
-        measured: Mapping[int, ReportedMetrics],
-        reports: dict[int, Report],
-    ) -> None:
+        self, trained: list[ClientResult], updates: Tensor, measured: Mapping[int, ReportedMetrics]
+    ) -> dict[int, Report]:
         """Encode the updates [m, n] of trained clients, and store the results of training in their states."""
         assignments = [t.assignment for t in trained]
         states = [self.states.at(a.client) for a in assignments]
+        buffers = [state.buffers or {} for state in states]
+        lr_sums = [t.lr_sum for t in trained]
         updates, own_buffers = self.algorithm.after_training(
-            updates,
-            self.replica.weights,
-            [state.buffers or {} for state in states],
-            self.trainer.sgd,
-            [t.lr_sum for t in trained],
+            updates, self.replica.weights, buffers, self.trainer.sgd, lr_sums
         )
         before = {a.client: self.rounds.get(a.client) for a in assignments}
-        for t, a in zip(trained, assignments, strict=True):
+        for a, result, _, _ in trained:
             values = self.algorithm.initial_values(a, before[a.client])
-            metrics = replace(measured.get(a.client, NO_METRICS), training=t.metrics).pack()
-            self.rounds[a.client] = RoundState(a.round, t.loss, values, t.examples or 0, metrics)
+            evaluated = measured.get(a.client, ReportedMetrics())
+            metrics = replace(evaluated, training=result.metrics).pack()
+            self.rounds[a.client] = RoundState(
+                a.round, result.loss, values, result.examples or 0, metrics
+            )
         self.watch(assignments, [state.memory for state in states], updates)
-        self._report(assignments, updates, [t.traces for t in trained], reports)
+        reports = self._report(assignments, updates, [t.traces for t in trained])
         for t, own, state in zip(trained, own_buffers, states, strict=True):
             client = t.assignment.client
             if reports[client].kind == UPDATE:
-                state.buffers = {**(t.buffers or {}), **own} or None
+                state.buffers = {**(t.result.buffers or {}), **own} or None
                 state.momentum = t.traces.momentum
-                state.training = t.state
+                state.training = t.result.state
             elif (previous := before[client]) is not None and self.keeps_rounds:
                 self.rounds[client] = previous
             else:
                 del self.rounds[client]
+        return reports
 
-    def _continue(
-        self, group: Any, assignments: Sequence[Assignment], reports: dict[int, Report]
-    ) -> None:
-        updates: dict[int, Tensor | None] = {}
+    def _continue(self, group: Any, assignments: Sequence[Assignment]) -> dict[int, Report]:
+        """Return the reports of clients in a later phase."""
+        reports: dict[int, Report] = {}
+        proceeding: list[Assignment] = []
+        new_updates: list[tuple[Assignment, Tensor]] = []
         for a in assignments:
-            memory = self.states.at(a.client).memory
+            memory, values = self.states.at(a.client).memory, self.rounds[a.client].values
             try:
-                updates[a.client] = self.algorithm.later_update(
-                    memory,
-                    self.rounds[a.client].values,
-                    self.algorithm.seed(memory.codec, self.seed, a),
-                    context_of(a),
-                )
+                seed = self.algorithm.seed(memory.codec, self.seed, a)
+                update = self.algorithm.later_update(memory, values, seed, context_of(a))
             except (FedcompError, ValueError) as error:
                 reports[a.client] = self._failure(a, "encode", error)
-        new_updates = [(a, u) for a in assignments if (u := updates.get(a.client)) is not None]
+                continue
+            if update is None:
+                proceeding.append(a)
+            else:
+                new_updates.append((a, update))
         if new_updates:
             fresh = [a for a, _ in new_updates]
             stack = torch.stack([update for _, update in new_updates])
             stack = stack.to(self.trainer.engine.device)
-            self._report(fresh, self.hook.on_updates(group, fresh, stack), None, reports)
-        proceeding = [a for a in assignments if a.client in updates and updates[a.client] is None]
-        self._report(proceeding, None, None, reports)
+            reports |= self._report(fresh, self.hook.on_updates(group, fresh, stack))
+        return reports | self._report(proceeding)
 
     def _report(
         self,
         assignments: Sequence[Assignment],
-        updates: Tensor | None,
-        traces: Sequence[Traces] | None,
-        reports: dict[int, Report],
-    ) -> None:
+        updates: Tensor | None = None,
+        traces: Sequence[Traces] | None = None,
+    ) -> dict[int, Report]:
+        """Encode updates, or the next frames of the memories, and return the clients' reports."""
+        reports: dict[int, Report] = {}
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):
             if isinstance(frame, FedcompError):
                 error = encoding_error(frame, self.trainer, a.client)
                 reports[a.client] = self._failure(a, "encode", error)
                 continue
-            state = self.states.at(a.client)
+            state, round_state = self.states.at(a.client), self.rounds[a.client]
             reports[a.client] = Report(
                 a.round,
                 a.phase,
@@ -422,42 +384,18 @@ class ClientSession(EncodingSession):
                 self.replica.fingerprint,
                 frame or b"",
                 state.ticket,
-                self.rounds[a.client].examples or self.trainer.examples(a.client),
-                self.rounds[a.client].loss,
-                "",
-                "",
-                state.after,
-                self.rounds[a.client].metrics,
+                round_state.examples or self.trainer.examples(a.client),
+                round_state.loss,
+                committed=state.after,
+                metrics=round_state.metrics,
             )
+        return reports
 
     def _failure(
         self, a: Assignment, stage: str, error: Exception | SystemExit, kind: str = FAILED
     ) -> Report:
         version = self.states.at(a.client).version
         return failure(a, stage, reason(error), version, self.replica.fingerprint, kind)
-
-
-def settle(
-    memory: Memory,
-    pending: str,
-    accepted: str,
-    returned: bytes = b"",
-    momentum: Tensor | None = None,
-) -> None:
-    """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll the proposal back.
-
-    `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. `momentum` [numel] is set to zero
-    at the accepted coordinates. Repeated calls have no effect. Raises FrameError, with nothing changed, for a damaged `returned`.
-    """
-    if memory.pending is None:
-        return
-    if pending != accepted:
-        memory.rollback()
-        return
-    sent = memory.sent_positions if momentum is not None else None
-    dropped = memory.commit(returned=returned or None)
-    if momentum is not None:
-        mask([momentum], sent, dropped)
 
 
 def context_of(assignment: Assignment) -> Context:

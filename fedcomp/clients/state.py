@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError
 from ..memories import Memory
+from ..memories.base import mask
 from ..messages import compact_json
 from ..training import nested_state
 
@@ -43,6 +44,24 @@ class ClientState:
         if self.momentum is not None:
             self.momentum = to_place(self.momentum)
 
+    def settle(self, accepted: str, returned: bytes = b"") -> None:
+        """Commit the memory's pending proposal if its ticket is `accepted`, else roll the proposal back.
+
+        `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. The momentum is set to zero at
+        the accepted coordinates. Repeated calls have no effect. Raises FrameError, with nothing changed, for a damaged `returned`.
+        """
+        memory = self.memory
+        if memory.pending is None:
+            return
+        if self.ticket != accepted:
+            memory.rollback()
+            return
+        sent = memory.sent_positions if self.momentum is not None else None
+        dropped = memory.commit(returned=returned or None)
+        self.after = self.ticket
+        if self.momentum is not None:
+            mask([self.momentum], sent, dropped)
+
     def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
         """Return the vectors [numel], named `<name>.<vector>`, and a record of all other values as a list of byte strings.
 
@@ -51,13 +70,9 @@ class ClientState:
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}
-        vectors: dict[str, Tensor] = {}
-        values: dict[str, bytes] = {}
-        for key, value in sorted(state.items(), key=lambda item: item[0]):
-            if isinstance(value, Tensor):
-                vectors[key] = value
-            else:
-                values[key] = value
+        items = sorted(state.items(), key=lambda item: item[0])
+        vectors = {key: value for key, value in items if isinstance(value, Tensor)}
+        values = {key: value for key, value in items if not isinstance(value, Tensor)}
         if self.buffers:
             buffers = {key: value.cpu().contiguous() for key, value in self.buffers.items()}
             values[BUFFERS] = save_tensors(buffers)

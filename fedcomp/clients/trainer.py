@@ -1,5 +1,6 @@
 """Local training of the clients of a session, which returns a stack of their updates [k, n]."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,26 +12,20 @@ from ..errors import ConfigError, DataError, ProtocolError
 from ..messages import Assignment
 from ..strategies.base import ClientAlgorithm, DataPartition
 from ..tasks.data import Examples
-from ..training.engine import Engine, Job
+from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_all_batches, plan_batches
 from .state import ClientState
 
 Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # client → positions of its examples
-PartitionResult = tuple[Any, float]  # summary of a partition's update, and mean loss
 
 
 class ClientResult(NamedTuple):
     """The result of one client's training, without its update."""
 
     assignment: Assignment
-    loss: float
-    buffers: dict[str, Tensor] | None = None
+    result: JobResult
     traces: Traces = NO_TRACES
     lr_sum: float = 0.0  # sum of the learning rates of the steps
-    # State of the optimizer or of the user's train_fn, if the client keeps it between rounds.
-    state: dict[str, Any] | None = None
-    metrics: Mapping[str, float] = {}  # further metrics from the user's train_fn
-    examples: int | None = None  # number of examples that the user's train_fn returned
 
 
 Stack = tuple[list[ClientResult], Tensor]  # k clients that did not fail, and their updates [k, n]
@@ -53,13 +48,14 @@ class Trainer:
     ):
         """`all_shards`: the shards of all clients of the run, for algorithms that train on partitions; by default `shards`.
 
-        `at_once`: number of clients whose updates are in memory at the same time.
+        `at_once`: number of clients or partitions whose updates are in memory at the same time.
         """
         self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
-        self.partitions = PartitionTraining(
-            algorithm, engine, shards if all_shards is None else all_shards, sgd, seed, at_once
-        )
+        self.all_shards = shards if all_shards is None else all_shards
+        self._round = 0
+        # In the current round, (id(data), partition) → summary of the partition's update or an exception, and mean loss.
+        self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:
         """Return the number of examples of a client."""
@@ -103,11 +99,7 @@ class Trainer:
                 if isinstance(result, Exception):
                     failures[a.client] = result
                 else:
-                    loss, buffers, state, metrics, examples = result
-                    lr_sum = sgd.lr * len(job.batches)
-                    trained.append(
-                        ClientResult(a, loss, buffers, job.traces, lr_sum, state, metrics, examples)
-                    )
+                    trained.append(ClientResult(a, result, job.traces, sgd.lr * len(job.batches)))
         return trained, stacks[0] if len(stacks) == 1 else torch.cat([_none(start), *stacks])
 
     def _jobs(
@@ -133,6 +125,8 @@ class Trainer:
             jobs.append(Job(a.round, a.client, plan, state.buffers, traces, shard, state.training))
         return jobs
 
+    # Training on partitions. In each round, a partition is trained once, for all clients that have it.
+
     def _train_on_partitions(
         self,
         assignments: Sequence[Assignment],
@@ -140,113 +134,75 @@ class Trainer:
         start: Tensor,
         failures: dict[int, Exception],
     ) -> Stack:
+        if not assignments:
+            return [], _none(start)
+        if self._round != assignments[0].round:
+            self._round, self._results = assignments[0].round, {}
+        partitions = {a.client: _attempt(self.algorithm.partitions, a) for a in assignments}
+        failures |= {c: own for c, own in partitions.items() if isinstance(own, Exception)}
+        asked = [a for a in assignments if a.client not in failures]
+        wanted = {
+            p for a in asked for p in partitions[a.client] if (id(data), p) not in self._results
+        }
+        missing = sorted(wanted, key=lambda p: p.number)
+        for first in range(0, len(missing), self.at_once):
+            self._train_partitions(
+                missing[first : first + self.at_once], data, assignments[0], start
+            )
         trained, updates = [], []
-        results = self.partitions.updates(assignments, data, start) if assignments else []
-        for a, result in zip(assignments, results, strict=True):
-            if isinstance(result, Exception):
-                failures[a.client] = result
+        for a in asked:
+            results = [self._results[id(data), p] for p in partitions[a.client]]
+            summaries, losses = zip(*results, strict=True)
+            errors = [summary for summary in summaries if isinstance(summary, Exception)]
+            combine = self.algorithm.combine
+            update = errors[0] if errors else _attempt(combine, a, summaries, len(start), self.seed)
+            if isinstance(update, Exception):
+                failures[a.client] = update
             else:
-                trained.append(ClientResult(a, result[1]))
-                updates.append(result[0])
+                trained.append(ClientResult(a, JobResult(sum(losses) / len(losses))))
+                updates.append(update)
         return trained, torch.stack(updates).to(start.device) if updates else _none(start)
+
+    def _train_partitions(
+        self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
+    ) -> None:
+        """Train partitions with the settings of an assignment, and add their results to `_results`."""
+        jobs: dict[DataPartition, Job] = {}
+        for partition in partitions:
+            job = _attempt(self._partition_job, partition, a)
+            if isinstance(job, Exception):
+                self._results[id(data), partition] = job, math.nan
+            else:
+                jobs[partition] = job
+        if not jobs:
+            return
+        sgd = self.sgd.for_round(a.lr, a.steps, a.batch_size)
+        updates, results = self.engine.train(start, data, list(jobs.values()), sgd, seed=self.seed)
+        rows = iter(updates)
+        for partition, result in zip(jobs, results, strict=True):
+            if isinstance(result, Exception):
+                self._results[id(data), partition] = result, math.nan
+            else:
+                arguments = partition, next(rows), self.seed, a.round
+                summary = _attempt(self.algorithm.summarize, *arguments)
+                self._results[id(data), partition] = summary, result.loss
+
+    def _partition_job(self, partition: DataPartition, a: Assignment) -> Job:
+        """Return the job of a partition. Raises ProtocolError if this process lacks data of the partition."""
+        sgd = self.sgd.for_round(a.lr, a.steps, a.batch_size)
+        try:
+            shard = np.concatenate([self.all_shards[client] for client in partition.clients])
+        except LookupError as error:
+            raise ProtocolError(
+                f"this client lacks data of partition {partition.number}; give the client the data of all partitions, and --partition-id"
+            ) from error
+        plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
+        return Job(a.round, partition.number, plan, rows=shard)
 
 
 def _none(start: Tensor) -> Tensor:
     """Return the updates of no clients: float32 [0, n]."""
     return torch.empty(0, len(start), dtype=torch.float32, device=start.device)
-
-
-class PartitionTraining:
-    """The training of clients that share data partitions. In each round, a partition is trained once, for all clients that have it.
-
-    `at_once`: number of partitions whose updates are in memory at the same time.
-    """
-
-    def __init__(
-        self,
-        algorithm: ClientAlgorithm,
-        engine: Engine,
-        shards: Shards,
-        sgd: LocalSGD,
-        seed: int,
-        at_once: int,
-    ):
-        self.algorithm, self.engine, self.shards = algorithm, engine, shards
-        self.sgd, self.seed, self.at_once = sgd, seed, at_once
-        self._round = 0
-        # (id(data), partition) → result in the current round.
-        self._results: dict[tuple[int, DataPartition], PartitionResult | Exception] = {}
-
-    def updates(
-        self, assignments: Sequence[Assignment], data: Examples, start: Tensor
-    ) -> list[tuple[Tensor, float] | Exception]:
-        """Return the update [numel] and mean loss of each client, or its error. `start`: the initial weights, on the engine's device."""
-        if self._round != assignments[0].round:
-            self._round, self._results = assignments[0].round, {}
-        partitions = [_attempt(self.algorithm.partitions, a) for a in assignments]
-        wanted = {p for own in partitions if not isinstance(own, Exception) for p in own}
-        missing = sorted(
-            (p for p in wanted if (id(data), p) not in self._results), key=lambda p: p.number
-        )
-        for first in range(0, len(missing), self.at_once):
-            self._train(missing[first : first + self.at_once], data, assignments[0], start)
-        return [
-            own
-            if isinstance(own, Exception)
-            else self._combine(a, [self._results[id(data), p] for p in own], start.numel())
-            for a, own in zip(assignments, partitions, strict=True)
-        ]
-
-    def _combine(
-        self, a: Assignment, results: Sequence[PartitionResult | Exception], numel: int
-    ) -> tuple[Tensor, float] | Exception:
-        summaries, losses = [], []
-        for result in results:
-            if isinstance(result, Exception):
-                return result
-            summaries.append(result[0])
-            losses.append(result[1])
-        update = _attempt(self.algorithm.combine, a, summaries, numel, self.seed)
-        return update if isinstance(update, Exception) else (update, sum(losses) / len(losses))
-
-    def _train(
-        self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
-    ) -> None:
-        jobs: dict[DataPartition, Job] = {}
-        sgd = _attempt(self.sgd.for_round, a.lr, a.steps, a.batch_size)
-        for partition in partitions:
-            job = sgd if isinstance(sgd, Exception) else _attempt(self._job, partition, sgd, a)
-            if isinstance(job, Exception):
-                self._results[id(data), partition] = job
-            else:
-                jobs[partition] = job
-        if not jobs or isinstance(sgd, Exception):
-            return
-        updates, results = self.engine.train(start, data, list(jobs.values()), sgd, seed=self.seed)
-        rows = iter(updates)
-        for partition, result in zip(jobs, results, strict=True):
-            outcome: PartitionResult | Exception
-            if isinstance(result, Exception):
-                outcome = result
-            else:
-                outcome = _attempt(self._summary, partition, next(rows), result.loss, a.round)
-            self._results[id(data), partition] = outcome
-
-    def _summary(
-        self, partition: DataPartition, update: Tensor, loss: float, round: int
-    ) -> PartitionResult:
-        return self.algorithm.summarize(partition, update, self.seed, round), loss
-
-    def _job(self, partition: DataPartition, sgd: LocalSGD, a: Assignment) -> Job:
-        """Return the job of a partition. Raises ProtocolError if this process lacks data of the partition."""
-        hosted = self.shards.keys() if isinstance(self.shards, Mapping) else range(len(self.shards))
-        if not set(partition.clients) <= set(hosted):
-            raise ProtocolError(
-                f"this client lacks data of partition {partition.number}; give the client the data of all partitions, and --partition-id"
-            )
-        shard = np.concatenate([self.shards[client] for client in partition.clients])
-        plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
-        return Job(a.round, partition.number, plan, rows=shard)
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -215,7 +215,8 @@ class AsynchronousLoop(RoundLoop):
         (update,) = self.strategy.open(Phase(), [report.frame]) if report.frame else [None]
         if isinstance(update, FrameError):
             raise ValueError from update
-        return Answer(started_in, arrival_s, report, to_accepted(report, update))
+        rate = self.strategy.schedule.rate(started_in)
+        return Answer(started_in, arrival_s, report, to_accepted(report, update, rate))
 
 
 def make_loop(

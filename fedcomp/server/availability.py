@@ -14,7 +14,7 @@ such a client without limit, during a round and between rounds.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..config import RunConfig
 from ..strategies.base import cohort_size, quorum_size
@@ -47,25 +47,17 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota of later rounds.
-
-        A later round waits for a whole cohort until the deadline, or if there is no deadline, for the quorum.
-        """
+        """Return the quota of later rounds, which wait for a whole cohort until the deadline, or without a deadline for the quorum."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
         """Return this quota, raised for a strategy that needs at least `clients` clients."""
-        return replace(
-            self, wanted=max(self.wanted, clients), min_clients=max(self.min_clients, clients)
-        )
+        return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
-        """Return how many seconds a round waits for a client that lost its connection; inf: no limit.
-
-        `clients`: number of clients in the run.
-        """
+        """Return how many seconds a round of a run with `clients` clients waits for a client that lost its connection; inf: no limit."""
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
@@ -109,15 +101,9 @@ class Availability:
         `connected`: the clients that can be reached now. `waited_s`: seconds that the round has waited so far.
         """
         responsive = [client for client in connected if client not in self.silent]
-        chosen: Sequence[int]
         timed_out = quota.patience_s is None or waited_s >= quota.patience_s
-        if len(responsive) >= self.wanted(quota) or (
-            timed_out and len(responsive) >= quota.min_clients
-        ):
-            chosen = responsive
-        elif timed_out and len(connected) >= quota.min_clients:
-            chosen = connected
-        else:
+        wanted = quota.min_clients if timed_out else self.wanted(quota)
+        if len(responsive) < wanted and not (timed_out and len(connected) >= wanted):
             return None
         self.usual = len(responsive)
-        return chosen
+        return responsive if len(responsive) >= wanted else connected

@@ -34,11 +34,8 @@ MAX_REASON_CHARS = 1000  # maximum length of a reason from a client or a relay
 POLL_S = 0.1  # longest wait before the phase checks again whether it is complete
 
 
-def to_accepted(report: Report, update: Update | None, rate: float = 1.0) -> AcceptedUpdate:
-    """Return the accepted update of a report whose frame contains `update`.
-
-    `rate`: learning rate of the client, divided by that of the run.
-    """
+def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
+    """Return the accepted update of a report whose frame contains `update`. `rate`: learning rate of the client, divided by the run's."""
     return AcceptedUpdate(
         report.client,
         update,
@@ -192,29 +189,29 @@ class Exchange:
 
     def _report_of(self, delivery: Delivery) -> Report | None:
         """Return the report if it is valid; None if the client was rejected or was sent the whole model."""
-        client, answer = delivery.client, delivery.answer
-        if isinstance(answer, Lost):
-            self._reject_as_reported(client, answer.stage, answer.reason)
+        client, report, assignment = delivery.client, delivery.answer, self._asked[delivery.client]
+        if isinstance(report, Lost):
+            self._reject_as_reported(client, report.stage, report.reason)
             return None
         seconds = self.traffic.seconds
         seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
         try:
-            return self._checked(client, answer)
+            check_addressee(report, assignment)
+            self.on_report(report)
+            self.traffic.uplink[client] += len(report.frame)
+            if report.kind not in (FAILED, NEED_DENSE):
+                self._check_update(report, assignment)
+                return report
         except ProtocolError as error:
             self._reject(client, "reply", str(error))
             return None
-
-    def _checked(self, client: int, report: Report) -> Report | None:
-        assignment = self._asked[client]
-        check_addressee(report, assignment)
-        self.on_report(report)
-        self.traffic.uplink[client] += len(report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
             self._send_dense(assignment)
-            return None
-        if report.kind in (FAILED, NEED_DENSE):
+        else:
             self._reject_as_reported(client, report.stage, report.reason)
-            return None
+        return None
+
+    def _check_update(self, report: Report, assignment: Assignment) -> None:
         check_version(report, assignment)
         if self.strategy.counterpart is not None:
             _check_step(report, assignment)
@@ -223,7 +220,6 @@ class Exchange:
                 f"the reply reports {report.examples} examples; the number must be from 1 to 2**53"
             )
         ReportedMetrics.unpack(report.metrics)
-        return report
 
     def _send_dense(self, assignment: Assignment) -> None:
         self._sent_dense.add(assignment.client)
@@ -243,10 +239,7 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client with the stage and the reason of its report.
-
-        A stage that is not in STAGES becomes "reply", and a long reason is cut.
-        """
+        """Reject a client with the stage and the reason of its report. An unknown stage becomes "reply", and a long reason is cut."""
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from datetime import UTC, datetime
 from io import RawIOBase
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from ..callbacks import Callback, Header, LogMessage, RoundRecord, Summary, values_of
 from ..config import expand_home
@@ -27,10 +27,6 @@ from .run_folder import finite
 
 STDOUT = "-"
 PROGRESS_S = 1.0  # minimum seconds between two `progress` lines
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 class JsonLog(Callback):
@@ -45,7 +41,7 @@ class JsonLog(Callback):
     def __init__(
         self,
         where: str,
-        now: Callable[[], datetime] = utc_now,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ):
         self.where, self.now, self.clock = where, now, clock
@@ -55,7 +51,7 @@ class JsonLog(Callback):
 
     def __enter__(self) -> Self:
         if self.where == STDOUT:
-            self._add = functools.partial(_print, sys.stdout)
+            self._add = functools.partial(print, file=sys.stdout, flush=True)
             self._ends.enter_context(redirect_stdout(sys.stderr))
             return self
         try:
@@ -122,11 +118,6 @@ class JsonLog(Callback):
             self.write(sentence.event, sentence=str(sentence), **sentence.values)
         else:
             self.write("said", sentence=sentence)
-
-
-def _print(stream: TextIO, line: str) -> None:
-    stream.write(line + "\n")
-    stream.flush()
 
 
 def _append(file: RawIOBase, line: str) -> None:

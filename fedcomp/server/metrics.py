@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -31,35 +30,15 @@ TOTALS = {  # fields of RoundRecord
 MAX_CLIENT_METRICS = 128  # if clients report more metrics, the least recently reported are dropped
 MEAN_HELP = "Mean of a metric over the clients, as last reported."
 WORST_HELP = "Mean of a metric over the worst tenth of the clients, as last reported."
-CLIENT_TOTALS = {  # fields of ClientCounters
+CLIENT_TOTALS = {
     "uplink_bytes": "Bytes of frames from the client.",
     "downlink_bytes": "Bytes of frames to the client.",
     "rejected": "Rounds in which the client was rejected.",
 }
 
 
-@dataclass
-class ClientCounters:
-    """The metrics of one client of a deployment."""
-
-    uplink_bytes: int = 0
-    downlink_bytes: int = 0
-    rejected: int = 0
-    latency_s: float | None = None  # seconds from assignment to the last answer
-    versions_behind: int | None = None  # versions that the client had missed at its last assignment
-    staleness: int = 0  # rounds by which the last answer was late
-
-    def add(self, record: ClientRecord) -> None:
-        self.uplink_bytes += record.uplink_bytes
-        self.downlink_bytes += record.downlink_bytes
-        self.rejected += bool(record.stage)
-        self.versions_behind, self.staleness = record.versions_behind, record.staleness
-        if record.latency_s is not None:
-            self.latency_s = record.latency_s
-
-
 class Metrics(Callback, Collector):
-    """The metrics of a run for Prometheus. The hooks are called in the run's thread; `collect` and `text` may be called in any thread."""
+    """The metrics of a run for Prometheus. The hooks are called in the run's thread; `collect` may be called in any thread."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -69,7 +48,9 @@ class Metrics(Callback, Collector):
         self.wanted = self.answered = self.warnings = 0
         self.totals: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # number of rejections by stage
-        self.clients: dict[int, ClientCounters] = {}
+        self.client_totals: dict[str, Counter[int]] = {name: Counter() for name in CLIENT_TOTALS}
+        self.client_records: dict[int, ClientRecord] = {}  # the last one of each client
+        self.latency_s: dict[int, float] = {}  # of the last answer of each client
         # The last values of each metric that clients reported, ordered by the round in which it was last reported.
         self.client_metrics: dict[str, ClientMetric] = {}
         self.suspicion: Mapping[int, float] = {}  # that of the last RoundRecord with votes
@@ -120,8 +101,14 @@ class Metrics(Callback, Collector):
                 self.client_metrics[name] = metric
             while len(self.client_metrics) > MAX_CLIENT_METRICS:
                 del self.client_metrics[next(iter(self.client_metrics))]
-            for client in record.by_client:
-                self.clients.setdefault(client.client, ClientCounters()).add(client)
+            for of_client in record.by_client:
+                client = of_client.client
+                self.client_totals["uplink_bytes"][client] += of_client.uplink_bytes
+                self.client_totals["downlink_bytes"][client] += of_client.downlink_bytes
+                self.client_totals["rejected"][client] += bool(of_client.stage)
+                self.client_records[client] = of_client
+                if of_client.latency_s is not None:
+                    self.latency_s[client] = of_client.latency_s
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
         self.checkpoints_s.observe(seconds)
@@ -130,10 +117,6 @@ class Metrics(Callback, Collector):
         self.warnings += 1
 
     # The metric families.
-
-    def text(self) -> str:
-        """Return the metrics in the text format of Prometheus."""
-        return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterable[Metric]:
         """Return all metric families with their current values."""
@@ -186,21 +169,21 @@ class Metrics(Callback, Collector):
         ]
 
     def _of_clients(self, port: PortFigures) -> list[Metric]:
-        def each(field: str) -> dict[int, float | None]:
-            return {client: getattr(self.clients[client], field) for client in sorted(self.clients)}
-
+        records = self.client_records
+        behind = {client: record.versions_behind for client, record in records.items()}
+        staleness = {client: record.staleness for client, record in records.items()}
         connected = dict.fromkeys(sorted(self.connected), 1)
         received = {client: received for client, (received, _) in port.by_client.items()}
         sent = {client: sent for client, (_, sent) in port.by_client.items()}
         gauges: dict[str, tuple[str, Mapping[int, float | None]]] = {
             "connected": ("1 for each client that can be reached.", connected),
-            "latency_seconds": ("Seconds from assignment to last answer.", each("latency_s")),
-            "versions_behind": ("Versions missed at the last assignment.", each("versions_behind")),
-            "staleness_rounds": ("Rounds by which the last answer was late.", each("staleness")),
+            "latency_seconds": ("Seconds from assignment to last answer.", self.latency_s),
+            "versions_behind": ("Versions missed at the last assignment.", behind),
+            "staleness_rounds": ("Rounds by which the last answer was late.", staleness),
             "suspicion": ("Fraction of votes lost by a wide margin, 0 to 1.", self.suspicion),
         }
         counters: dict[str, tuple[str, Mapping[int, float | None]]] = {
-            **{name: (help, each(name)) for name, help in CLIENT_TOTALS.items()},
+            **{name: (help, self.client_totals[name]) for name, help in CLIENT_TOTALS.items()},
             "wire_received_bytes": ("TCP payload received from the client.", received),
             "wire_sent_bytes": ("TCP payload sent to the client.", sent),
         }

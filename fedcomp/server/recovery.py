@@ -1,9 +1,8 @@
 """Saving and restoring a run: the server's state and, in a simulation, the clients' state."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -18,10 +17,6 @@ from .run_folder import CHECKPOINT, METRICS, RunFolder
 
 # Names in the checkpoint, and prefixes of names.
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
-STRATEGY, COUNTERPART, OPTIMIZER, LOOP = "strategy/", "counterpart/", "optimizer/", "loop/"
-
-
-T = TypeVar("T")
 
 
 class Clients(Protocol):
@@ -63,11 +58,16 @@ class Recovery:
         objects with their own state, by the prefix of their entries in the checkpoint. `clients`: the virtual clients, or None in a
         deployment, where clients keep their state on their own machines.
         """
-        self.folder, self.loop, self.data, self.rounds = folder, loop, data, rounds
+        self.folder, self.loop, self.rounds = folder, loop, rounds
         self.others, self.clients = others, clients
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
         self.changed: set[int] = set()  # clients that took part since the last checkpoint
+        # Fingerprints of the model and the data, which must not change. Error messages name the key of a fingerprint that has changed.
+        self.identity = {
+            "another model": loop.broadcasts.layout.fingerprint,
+            "other examples": data.digest if data is not None else "none",
+        }
         if clients is not None:
             clients.use_checkpoint(self.checkpoint)
 
@@ -99,7 +99,7 @@ class Recovery:
 
     def _restore(self, run: dict[str, Any]) -> None:
         where = f"the run in {self.folder.path}"
-        for difference, value in self._identity.items():
+        for difference, value in self.identity.items():
             if run[difference] != value:
                 raise RunFolderError(
                     f"{where} was started with {difference}; undo the change to the task, or give another --out"
@@ -148,7 +148,7 @@ class Recovery:
             "newest_bytes": broadcasts.newest_bytes,
             "downlink_memory": is_vector,
         }
-        values[RUN] = json.dumps(run | self._identity).encode()
+        values[RUN] = json.dumps(run | self.identity).encode()
         new = [broadcast for broadcast in cache if broadcast.round > self.saved_round]
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
         self.changed.clear()
@@ -175,19 +175,23 @@ class Recovery:
             if examples is not None:
                 loop.examples[int(client)] = examples
         for prefix, part in self._parts().items():
-            part.restore(
-                partial(_with_prefix, self.checkpoint.vector, prefix),
-                partial(_with_prefix, self.checkpoint.value, prefix),
-            )
+            self._restore_part(prefix, part)
+
+    def _restore_part(self, prefix: str, part: Stateful) -> None:
+        checkpoint = self.checkpoint
+        part.restore(
+            lambda name: checkpoint.vector(prefix + name),
+            lambda name: checkpoint.value(prefix + name),
+        )
 
     def _parts(self) -> dict[str, Stateful]:
         """Return the objects with entries in the checkpoint, by the prefix of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
-        parts: dict[str, Stateful] = {STRATEGY: loop.strategy, OPTIMIZER: loop.optimizer}
+        parts: dict[str, Stateful] = {"strategy/": loop.strategy, "optimizer/": loop.optimizer}
         if isinstance(loop, AsynchronousLoop):
-            parts[LOOP] = loop
+            parts["loop/"] = loop
         if counterpart is not None:
-            parts[COUNTERPART] = counterpart
+            parts["counterpart/"] = counterpart
         return {**parts, **self.others}
 
     def _vector(self, name: str) -> Tensor:
@@ -197,15 +201,3 @@ class Recovery:
                 f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out"
             )
         return vector
-
-    @cached_property
-    def _identity(self) -> dict[str, str]:
-        """Fingerprints of the model and the data, which must not change. If a fingerprint has changed, the error message names its key."""
-        return {
-            "another model": self.loop.broadcasts.layout.fingerprint,
-            "other examples": self.data.digest if self.data is not None else "none",
-        }
-
-
-def _with_prefix(read: Callable[[str], T], prefix: str, name: str) -> T:
-    return read(prefix + name)

@@ -162,12 +162,9 @@ class RoundLoop:
                     download.frames,
                     accepted=self.tickets.get(client, ""),
                     announced=flat,
-                    density=config.density,
-                    lr=config.lr,
                     returned=returned,
-                    steps=config.steps,
-                    batch_size=config.batch_size,
                     evaluate=int(not before and self.evaluates(round)),
+                    **vars(config),
                 )
             )
         exchange = Exchange(self.transport, b, strategy, phase, traffic, self._on_report)

@@ -7,7 +7,6 @@ from cases import for_each
 from federation import Federation
 
 from fedcomp.clients import device_state
-from fedcomp.clients.session import settle
 from fedcomp.messages import FAILED, OVERWRITE, UPDATE, Assignment
 from fedcomp.state_folder import packed, unpacked
 from fedcomp.strategies import StrategyConfig
@@ -48,15 +47,15 @@ def test_a_proposal_is_rolled_back_if_the_server_does_not_name_its_ticket():
     a = assignment(federation)
     first = member.answer(a)
     waiting = member.memory.state_dict()["residual"].clone()
-    settle(member.memory, member.ticket, "")
+    member.state.settle("")
     assert torch.equal(member.memory.state_dict()["residual"], waiting)
     taken = Federation(RULES).members[0]
     report = taken.answer(a)
     assert report == first
-    settle(taken.memory, taken.ticket, report.ticket)
+    taken.state.settle(report.ticket)
     kept = waiting - federation.strategy.uplink.decode(report.frame, numel=federation.layout.numel)
     torch.testing.assert_close(taken.memory.state_dict()["residual"], kept)
-    settle(taken.memory, taken.ticket, report.ticket)  # settling a second time changes nothing
+    taken.state.settle(report.ticket)  # settling a second time changes nothing
     torch.testing.assert_close(taken.memory.state_dict()["residual"], kept)
 
 

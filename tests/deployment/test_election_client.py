@@ -87,6 +87,4 @@ def test_a_client_needs_the_data_of_all_clients_to_train_on_their_partitions():
             deployed("election:byzantine=2", **changes)
         deployed("election:byzantine=2,form=ballots", **changes)
     member, _ = deployed("election:byzantine=2")
-    assert sorted(np.concatenate(member.session.trainer.partitions.shards)) == list(
-        range(len(DATA))
-    )
+    assert sorted(np.concatenate(member.session.trainer.all_shards)) == list(range(len(DATA)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, NonFiniteError, codec, memory
-from fedcomp.clients.session import settle
+from fedcomp.clients.state import ClientState
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, ProtocolError, SpecError
 from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
@@ -218,7 +218,7 @@ def test_the_momentum_of_local_sgd_is_masked_at_accepted_candidates():
     m, momentum = make(), torch.ones(NUMEL)
     m.propose(update(1), context=BEGIN)
     values(m, [1, 2, 3])
-    settle(m, "t", "t", marks([1], 3), momentum)
+    ClientState(m, "", ticket="t", momentum=momentum).settle("t", marks([1], 3))
     assert momentum.nonzero().flatten().tolist() == [i for i in range(NUMEL) if i not in (1, 3)]
 
 

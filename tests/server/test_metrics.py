@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from prometheus_client import generate_latest
 from prometheus_text import parsed
 
 from fedcomp.callbacks import (
@@ -68,12 +69,16 @@ PORT = PortFigures(
 )
 
 
+def text_of(metrics):
+    return generate_latest(metrics.registry).decode()
+
+
 def of(client):
     return (("client", str(client)),)
 
 
 def test_the_page_is_valid_before_the_run_starts():
-    samples = parsed(Metrics().text())
+    samples = parsed(text_of(Metrics()))
     assert samples["fedcomp_round", ()] == 0 and not {
         "fedcomp_accuracy",
         "fedcomp_rounds",
@@ -84,7 +89,7 @@ def test_the_page_is_valid_before_the_run_starts():
 def test_the_metrics_of_a_resumed_run_continue():
     metrics = Metrics()
     metrics.on_run_start(HEADER)
-    samples = parsed(metrics.text())
+    samples = parsed(text_of(metrics))
     assert samples["fedcomp_round", ()] == 3 and samples["fedcomp_rounds", ()] == 9
     (info,) = [dict(labels) for name, labels in samples if name == "fedcomp_info"]
     assert info["task"] == HEADER.task and info["uplink"] == "stc:density=1/100"
@@ -93,7 +98,7 @@ def test_the_metrics_of_a_resumed_run_continue():
 def test_a_task_whose_name_is_not_utf_8_does_not_break_the_page():
     metrics = Metrics()
     metrics.on_run_start(replace(HEADER, task="\udcff.py"))
-    (info,) = [dict(labels) for name, labels in parsed(metrics.text()) if name == "fedcomp_info"]
+    (info,) = [dict(labels) for name, labels in parsed(text_of(metrics)) if name == "fedcomp_info"]
     assert info["task"] == "?.py"
 
 
@@ -101,14 +106,14 @@ def test_counters_sum_over_rounds_and_the_last_accuracy_stays():
     metrics = Metrics()
     metrics.on_run_start(HEADER)
     metrics.on_progress(4, 1, 2)
-    assert parsed(metrics.text())["fedcomp_answered", ()] == 1
+    assert parsed(text_of(metrics))["fedcomp_answered", ()] == 1
     metrics.on_round_end(RECORD)
     metrics.on_checkpoint(4, 0.02)
     metrics.on_round_end(
         replace(RECORD, round=5, accuracy=None, loss=None, train_loss=None, seconds=3.0)
     )
     metrics.on_warning("odd")
-    samples = parsed(metrics.text())
+    samples = parsed(text_of(metrics))
     assert (
         samples["fedcomp_round", ()] == 5
         and samples["fedcomp_answered", ()] == 0
@@ -145,7 +150,7 @@ def test_metrics_of_clients_stay_until_they_are_reported_again():
     metrics.on_round_end(replace(RECORD, client_metrics=reported))
     later = {"train_loss": ClientMetric(1.5, 2.5, 2, 30), "size": ClientMetric(7.0, None, 2, 30)}
     metrics.on_round_end(replace(RECORD, round=5, client_metrics=later))
-    samples = parsed(metrics.text())
+    samples = parsed(text_of(metrics))
 
     def values(statistic):
         family = f"fedcomp_client_metric_{statistic}"
@@ -163,7 +168,7 @@ def test_the_number_of_metrics_of_clients_is_bounded():
         names = [f"{round}/{i}" for i in range(64)]
         reported = {name: ClientMetric(float(round), None, 1, 1) for name in names}
         metrics.on_round_end(replace(RECORD, client_metrics=reported))
-    samples = parsed(metrics.text())
+    samples = parsed(text_of(metrics))
     means = [v for (name, _), v in samples.items() if name == "fedcomp_client_metric_mean"]
     assert means == [2.0] * 64 + [3.0] * 64
 
@@ -174,7 +179,7 @@ def test_suspicion_stays_in_rounds_without_votes():
     metrics.on_port_open(lambda: PORT)
     metrics.on_round_end(replace(RECORD, suspicion={2: 0.75}))
     metrics.on_round_end(replace(RECORD, round=5))
-    assert parsed(metrics.text())["fedcomp_client_suspicion", of(2)] == 0.75
+    assert parsed(text_of(metrics))["fedcomp_client_suspicion", of(2)] == 0.75
 
 
 def test_a_deployment_also_has_metrics_of_its_clients_and_its_port():
@@ -186,7 +191,7 @@ def test_a_deployment_also_has_metrics_of_its_clients_and_its_port():
         metrics.on_client_joined(client)
     metrics.on_round_end(replace(RECORD, suspicion={0: 0.25}))
     metrics.on_client_left(2)
-    samples = parsed(metrics.text())
+    samples = parsed(text_of(metrics))
     assert (
         samples["fedcomp_clients_connected", ()] == 1 and samples["fedcomp_clients_wanted", ()] == 3
     )
@@ -219,7 +224,7 @@ def test_a_deployment_also_has_metrics_of_its_clients_and_its_port():
 def test_the_docs_name_every_metric_family():
     metrics = Metrics()
     metrics.on_port_open(lambda: PORT)
-    written = re.findall("^# TYPE (\\S+)", metrics.text(), re.MULTILINE)
+    written = re.findall("^# TYPE (\\S+)", text_of(metrics), re.MULTILINE)
     docs = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text(
         encoding="utf-8"
     )

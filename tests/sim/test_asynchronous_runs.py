@@ -30,6 +30,11 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path, memory,
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
 
 
+def test_stored_answers_keep_the_learning_rate_of_their_round(tmp_path):
+    config = replace(RUN, memory="diana", uplink="qsgd:levels=4", lr_warmup=10, checkpoint_every=1)
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(3, None), StopsAt(6))
+
+
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_a_client_that_fails_while_a_run_is_stopped_is_rejected_after_the_resume(tmp_path, engine):
     config = replace(

@@ -395,7 +395,7 @@ def test_the_ballot_of_a_partition_depends_only_on_its_number_and_data():
 
 def test_a_client_without_the_data_of_a_partition_fails_with_a_reason():
     f = federation("election:byzantine=2")
-    f.members[0].trainer.partitions.shards = {0: np.arange(3)}
+    f.members[0].trainer.all_shards = {0: np.arange(3)}
     report = f.members[0].answer(asked(f, 0, CodeRow(0, 0, (DataPartition(3, (3,)),))))
     assert (report.kind, report.stage) == ("failed", "train") and "--partition-id" in report.reason
     nothing = f.members[1].answer(asked(f, 1, CodeRow(1, 0, ()), announced=[]))

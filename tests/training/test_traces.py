@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcomp import Data, Layout, Task
-from fedcomp.clients.session import settle
 from fedcomp.errors import ConfigError
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.strategies import Average, StrategyConfig
@@ -151,7 +150,7 @@ def test_momentum_is_zero_exactly_where_the_server_accepted_the_update():
     for client, member in enumerate(f.members):
         before, sent = member.momentum.clone(), member.memory.sent_positions
         assert bool(before.any()) and sent.size == 4
-        settle(member.memory, member.ticket, f.loop.tickets.get(client, ""), b"", member.momentum)
+        member.state.settle(f.loop.tickets.get(client, ""))
         masked = before.index_fill(0, torch.from_numpy(sent), 0)
         assert torch.equal(member.momentum, before if client == 4 else masked)
 
@@ -165,7 +164,7 @@ def test_entries_that_the_server_dropped_keep_their_momentum():
     member = f.members[client]
     before, sent = member.momentum.clone(), set(member.memory.sent_positions.tolist())
     back = set(f.strategy.uplink.open(returned, f.layout.numel).positions.tolist())
-    settle(member.memory, member.ticket, f.loop.tickets[client], returned, member.momentum)
+    member.state.settle(f.loop.tickets[client], returned)
     assert back and set((before != member.momentum).nonzero().flatten().tolist()) == {
         i for i in sent - back if before[i]
     }
