@@ -141,13 +141,13 @@ class Vote(RoundStrategy):
                 f"a step of {lr:g} would take the model out of the range of float32; lower --lr"
             )
         if self.momentum is not None:
-            majority = torch.from_numpy(kernels.Signs(result, numel, 1.0).values())
+            majority = torch.from_numpy(kernels.sign_values(result, numel, 1.0))
             self._next = (self.momentum * self.options.momentum).add_(
                 majority, alpha=1 - self.options.momentum
             )
             tie = seeds.key(self.config.seed, "tie", updates.round)
             result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
-        into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
+        into.copy_(torch.from_numpy(kernels.sign_values(result, numel, lr)))
 
     def _decay(self, round: int) -> float:
         step = self.config.lr * self.schedule.rate(round) * self.config.server_lr
