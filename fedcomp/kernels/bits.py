@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import FrameError
 from . import philox
-from .parallel import Rows, map_ranges, stacked
+from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
 ZERO_STREAM = 1  # stream of the random bits for zeros
@@ -102,13 +102,7 @@ def pack_torch(flags: Tensor) -> Tensor:
 
 def random_bits(seed: int, count: int, stream: int) -> np.ndarray:
     """Return random bits, packed: uint8 [⌈count/8⌉]. Bit i is bit i of the random words (philox.py) of a seed and a stream."""
-    words = np.empty((count + 31) // 32, WORD)
-
-    def work(start: int, stop: int) -> None:
-        first, last = start // 32, (stop + 31) // 32
-        words[first:last] = philox.words(seed, last - first, first, stream)
-
-    map_ranges(count, work)
+    words = philox.words(seed, (count + 31) // 32, stream=stream).astype(WORD, copy=False)
     packed = words.view(np.uint8)[: (count + 7) // 8]
     if count % 8:
         packed[-1] &= 256 - (1 << -count % 8)

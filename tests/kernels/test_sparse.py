@@ -3,7 +3,11 @@ import pytest
 import torch
 from cases import for_each
 
-from fedcomp.kernels import add_all_at, add_at, all_finite
+from fedcomp.kernels import add_all_at, all_finite
+
+
+def add_at(into, positions, values, weight):
+    add_all_at(into, [positions], [values], [weight])
 
 
 def sample(n, count, seed=0):
