@@ -248,8 +248,6 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
 
 def varint(value: int) -> bytes:
     """Return a non-negative integer as LEB128."""
-    if value <= 0x7F:
-        return bytes([value])
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

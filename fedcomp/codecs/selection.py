@@ -47,15 +47,17 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 class Selective(Codec):
     """A codec that selects coordinates. Zeros are selected only if positions are drawn from the seed.
 
-    Subclasses implement `select`, which selects coordinates, and the format of values in `pack_values` and `unpack_values`. This class
-    encodes and decodes positions.
+    Subclasses implement `select`, which selects coordinates, or `choose`, and the format of values in `pack_values` and `unpack_values`.
+    This class encodes and decodes positions.
     """
 
     draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent
 
-    @abstractmethod
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         """Return the selected positions in m ≥ 1 finite vectors."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has neither select nor choose; implement one"
+        )
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         """Return the selected coordinates, and the values to send for them, float32.
