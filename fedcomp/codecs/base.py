@@ -241,7 +241,7 @@ class Codec(ABC):
         columns: dict[int, tuple[Entry, list[tuple[int, Section, int]]]] = {}  # by tensor
         for i, data in enumerate(frames):
             try:
-                seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded, self.chunk)
+                seed, sections = self._unseal(data, numel, layout)
             except FrameError as error:
                 opened[i] = error
                 continue
@@ -303,9 +303,7 @@ class Codec(ABC):
         fits = expected in (None, claimed)
         expect(fits, f"the frame is for a vector of {claimed} elements; expected {expected}")
         numel, layout = claimed, layout or sizes
-        opened = [
-            frame.unseal(data, self.id, numel, layout, self.seeded, self.chunk) for data in frames
-        ]
+        opened = [self._unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
         alike = len(scopes) == len(seeds) == 1
         expect(alike, "frames of different scopes or seeds cannot be merged")
@@ -313,6 +311,11 @@ class Codec(ABC):
         merged = [self._merge_sections([section for _, section in column]) for column in columns]
         seed = seeds.pop() if self.seeded else None
         return frame.seal(self.id, scopes.pop(), numel, merged, seed)
+
+    def _unseal(
+        self, data: bytes, numel: int, layout: Layout | None = None
+    ) -> tuple[int, list[tuple[Entry, Section]]]:
+        return frame.unseal(data, self.id, numel, layout, self.seeded, self.chunk)
 
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
