@@ -80,7 +80,7 @@ class Adaptive(Codec):
         used = rounding.count(codes, placed.size) > 0
         if not used.all():
             placed = placed[used]
-            codes = rounding.lookup(codes, (used.cumsum() - 1).astype(np.uint8))
+            codes = (used.cumsum() - 1).astype(np.uint8)[codes]
         body = bytes([placed.size - 1]) + placed.astype(LEVEL).tobytes()
         return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
 
@@ -99,7 +99,7 @@ class Adaptive(Codec):
         expect(
             bool(rounding.count(codes, placed.size).all()), "no coordinate has one of the levels"
         )
-        return Dense(rounding.lookup(codes, placed.astype(np.float32)))
+        return Dense(placed.astype(np.float32)[codes])
 
     def place(self, x: Tensor) -> np.ndarray:
         """Return the levels for a nonempty x [n] on the CPU: float32, ascending."""
@@ -154,10 +154,8 @@ def _least_variance(
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            for moved in (
-                free[free % 2 == 0],
-                free[free % 2 == 1],
-            ):  # the neighbours of moved levels stay
+            for parity in (0, 1):  # the neighbours of moved levels stay
+                moved = free[free % 2 == parity]
                 below, above = at[moved - 1], at[moved + 1]
                 missing = grid[above] * (ranks[above] - ranks[below]) - (sums[above] - sums[below])
                 rank = ranks[below] + missing / (grid[above] - grid[below])

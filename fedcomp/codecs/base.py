@@ -135,7 +135,10 @@ class Codec(ABC):
         for section, seed in zip(sections, seeds, strict=True):
             try:
                 if self.whole:
-                    expect_count(section, layout)
+                    expect(
+                        section.count == layout.numel,
+                        f"a section has {section.count} coordinates; expected {layout.numel}",
+                    )
                 opened.append(self._decode_row(section, layout, seed))
             except FrameError as error:
                 opened.append(error)
@@ -146,7 +149,7 @@ class Codec(ABC):
 
         The count of each section of a linear codec is the size of the vector.
         """
-        raise self._not_linear()
+        raise NotImplementedError(f"{type(self).__name__} has no _merge_sections; implement it")
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
         """Return the body of all chunks of `size` coordinates of a finite vector [n].
@@ -290,7 +293,9 @@ class Codec(ABC):
         memory are then O(numel), and the merged frame can be opened with that layout.
         """
         if not self.linear:
-            raise self._not_linear()
+            raise ConfigError(
+                f"frames of {self} cannot be merged; use a linear codec, such as identity"
+            )
         if not frames:
             raise ConfigError("merge needs at least one frame")
         claimed, sizes = frame.claimed_size(frames[0], self.seeded)
@@ -326,23 +331,16 @@ class Codec(ABC):
         step = max(1, SLICE_ELEMENTS // max(1, numel))
         slices = [slice(at, at + step) for at in range(0, len(valid), step)]
         sections = (s for at in slices for s in self._sections(valid_rows[at], own[at], context))
+        sent = seeds if self.seeded else [None] * len(seeds)
         return [
-            self._seal(numel, next(sections), seed)
+            frame.seal(self.id, self.scope, numel, next(sections), seed)
             if ok
             else nonfinite_error(rows[i], context.layout, None if onto is None else onto[i])
-            for i, (seed, ok) in enumerate(zip(seeds, finite, strict=True))
+            for i, (seed, ok) in enumerate(zip(sent, finite, strict=True))
         ]
 
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
         return [[section] for section in self._encode_rows(rows, seeds, context)]
-
-    def _seal(self, numel: int, sections: Sequence[Section], seed: int) -> bytes:
-        return frame.seal(self.id, self.scope, numel, sections, seed if self.seeded else None)
-
-    def _not_linear(self) -> ConfigError:
-        return ConfigError(
-            f"frames of {self} cannot be merged; use a linear codec, such as identity"
-        )
 
 
 def at_density(codec: Codec, density: float) -> Codec:
@@ -490,14 +488,6 @@ def or_raise(result: T | Exception) -> T:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def expect_count(section: Section, layout: Layout) -> None:
-    """Raise FrameError unless the count of the section is `layout.numel`."""
-    expect(
-        section.count == layout.numel,
-        f"a section has {section.count} coordinates; expected {layout.numel}",
-    )
 
 
 def expect(condition: bool, message: str) -> None:

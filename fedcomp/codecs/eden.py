@@ -31,13 +31,14 @@ from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
 
+# By number of bits: the optimal magnitudes for a normal variable, float32.
 MAGNITUDES = {
     1: (0.7978845834732056,),
     2: (0.4527800381183624, 1.5104175806045532),
     3: (0.2450941801071167, 0.7560052871704102, 1.3439092636108398, 2.1519455909729004),
     4: (0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647)
     + (1.2562311887741089, 1.6180464029312134, 2.069017171859741, 2.7325894832611084),
-}  # by number of bits: the optimal magnitudes for a normal variable, float32
+}
 DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 

@@ -6,6 +6,7 @@ Values in float16 share one power of two, so that large updates do not overflow 
     values     float16, little-endian: v·2⁻ᵉ, rounded to nearest
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -51,6 +52,14 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     values = unpack_half(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
     expect(kernels.all_finite(values), "a section holds NaN or infinity")
     return values, used
+
+
+def add(runs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the sum of float32 arrays of one shape. Raises FrameError if the sum is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.asarray(np.sum(runs, axis=0, dtype=np.float32))
+    expect(kernels.all_finite(total), "the sum of the frames is not finite")
+    return total
 
 
 def upper_halves(x: Tensor) -> np.ndarray:

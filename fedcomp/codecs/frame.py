@@ -36,13 +36,9 @@ HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<
 FACTOR = struct.Struct("<f")  # the factor in a decay frame
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets in a frame
 
-
 PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # ids of frames that no single codec writes
-NAMES = {
-    PRODUCT: "product",
-    OVERWRITE: "overwrite",
-    DECAY: "decay",
-}  # by id; every registered codec is added
+# Names of codecs by id; every registered codec is added.
+NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}
 
 
 class ProductId(int):
@@ -135,10 +131,9 @@ def unseal(
         raise FrameError(
             f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model"
         )
-    own = _halves(codec)
-    start = SECTIONS + len(own) + (SEED.size if seeded else 0)
-    if own and view[SECTIONS : SECTIONS + len(own)] != own:
-        halves = bytes(view[SECTIONS : SECTIONS + len(own)])
+    own, start = _halves(codec), header_bytes(codec, seeded)
+    halves = bytes(view[SECTIONS : SECTIONS + len(own)])
+    if halves != own:
         raise FrameError(
             f"a frame of the product {_product(halves)} was given to {_product(own)}; both sides need the same codecs"
         )
@@ -253,8 +248,6 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
 
 def varint(value: int) -> bytes:
     """Return a non-negative integer as LEB128."""
-    if value <= 0x7F:
-        return bytes([value])
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -14,8 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from ..kernels import range_coder, rounding
-from ..kernels.parallel import map_ranges
+from ..kernels import range_coder
 from .base import expect
 from .frame import Section, read_varint, varint
 from .update import Dense
@@ -96,7 +95,7 @@ def open_multiples(section: Section) -> Dense:
     symbols, top, unit = unpack_multiples(section)
     if top == 0:
         return Dense(np.zeros(section.count, np.float32))
-    return Dense(rounding.lookup(symbols, (unit * np.arange(-top, top + 1)).astype(np.float32)))
+    return Dense((unit * np.arange(-top, top + 1)).astype(np.float32)[symbols])
 
 
 def max_multiples_bytes(numel: int, top: int) -> int:
@@ -119,25 +118,15 @@ def _coded(symbols: np.ndarray, size: int) -> bytes | None:
     if not _grouped(symbols.size, size):
         return range_coder.encode(symbols, size)
     width = range_coder.group_width(size)
-    groups = map_ranges(
-        -(-symbols.size // width),
-        lambda start, stop: range_coder.group(symbols[start * width : stop * width], size),
-    )
-    return range_coder.encode(np.concatenate(groups), size**width)
+    return range_coder.encode(range_coder.group(symbols, size), size**width)
 
 
 def _decoded(data: memoryview, count: int, size: int) -> np.ndarray:
     if not _grouped(count, size):
         return range_coder.decode(data, count, size)
-    width, symbols = range_coder.group_width(size), np.empty(count, np.uint8)
+    width = range_coder.group_width(size)
     groups = range_coder.decode(data, -(-count // width), size**width)
-
-    def work(start: int, stop: int) -> None:
-        part = symbols[start * width : stop * width]
-        part[:] = range_coder.ungroup(groups[start:stop], size, part.size)
-
-    map_ranges(groups.size, work)
-    return symbols
+    return range_coder.ungroup(groups, size, count)
 
 
 def _grouped(count: int, size: int) -> bool:

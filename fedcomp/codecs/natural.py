@@ -52,7 +52,7 @@ class Natural(Codec):
         x = x.detach()
         shift = rounding.max_shift(rounding.largest(x))
         codes = rounding.to_powers(x, shift, seed)
-        signs = rounding.pack_negative(x, codes).tobytes()
+        signs = kernels.pack_signs((x < 0).cpu().numpy() & (codes != 0))
         return Section(x.numel(), bytes([shift]) + signs + wire.pack(codes, CODES))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:

@@ -89,9 +89,6 @@ class Product(Selective):
             return None
         return first - self.first.value_bytes(k) + len(varint(second)) + second
 
-    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
-        return self.first.select(rows, seeds)
-
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         return self.first.choose(rows, seeds)
 

@@ -94,33 +94,25 @@ class RandomK(selection.DensityCodec):
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
         return philox.sample(numel, count, seed, STREAM)
 
-    def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
-        return self._drawn(rows, seeds, self._levels(rows))
-
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
-        levels = self._levels(rows)
-        chosen = self._drawn(rows, seeds, levels)
+        numel, device = rows[0].numel(), rows[0].device
+        k = self.count(numel)
+        # With by=magnitude, the threshold m of each vector.
+        levels = [] if self.draws else [drop_threshold(row, k) for row in rows]
+        if self.draws:
+            positions = [self.implied(numel, k, seed) for seed in seeds]
+        else:
+            positions = [drop_small(*call) for call in zip(rows, levels, seeds, strict=True)]
+        counts = np.array([row.size for row in positions], np.int64)
+        chosen = Chosen(torch.from_numpy(np.concatenate(positions)).to(device), counts)
         values = kernels.values_at(rows, chosen)
         if self.scaled and self.draws:
-            values = scale_saturating(values, rows[0].numel() / max(chosen.counts[0], 1))
+            scaled = values.to(torch.float64) * (numel / max(k, 1))
+            values = scaled.clamp(-LARGEST, LARGEST).to(torch.float32)
         elif self.scaled:
-            repeated = np.array(levels, np.float32).repeat(chosen.counts)
-            m = torch.from_numpy(repeated).to(values.device)
+            m = torch.from_numpy(np.array(levels, np.float32).repeat(counts)).to(device)
             values = values.where(values.abs() >= m, m.copysign(values))
         return chosen, values
-
-    def _levels(self, rows: Rows) -> list[float]:
-        """Return the threshold m of each vector, or 0 with by=uniform."""
-        return [0.0 if self.draws else drop_threshold(row, self.count(row.numel())) for row in rows]
-
-    def _drawn(self, rows: Rows, seeds: Sequence[int], levels: Sequence[float]) -> Chosen:
-        numel = rows[0].numel()
-        positions = [
-            self.implied(numel, self.count(numel), seed) if self.draws else drop_small(row, m, seed)
-            for row, seed, m in zip(rows, seeds, levels, strict=True)
-        ]
-        counts = np.array([row.size for row in positions], np.int64)
-        return Chosen(torch.from_numpy(np.concatenate(positions)).to(rows[0].device), counts)
 
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
@@ -159,9 +151,7 @@ class RandomK(selection.DensityCodec):
         read = [_values(section) for section in sections]
         alike = len({s.count for s in sections}) == len({values.size for values in read}) == 1
         expect(alike, "frames of different densities cannot be merged")
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = np.asarray(np.sum(read, axis=0, dtype=np.float32))
-        expect(bool(np.isfinite(total).all()), "the sum of the frames is not finite")
+        total = floats.add(read)
         head = bytes([selection.IMPLIED]) + varint(total.size)
         return Section(sections[0].count, head + floats.pack(total, floats.FP32))
 
@@ -189,11 +179,6 @@ def drop_threshold(x: Tensor, k: int) -> float:
     # Let p < 1 for exactly i of the k largest. Then m is the sum of the magnitudes of these i and all smaller ones, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))
-
-
-def scale_saturating(values: Tensor, factor: float) -> Tensor:
-    """Return factor · values, clipped to the range of float32."""
-    return (values.to(torch.float64) * factor).clamp(-LARGEST, LARGEST).to(torch.float32)
 
 
 def _values(section: Section) -> np.ndarray:

@@ -29,11 +29,9 @@ from .frame import Section, varint
 from .update import Dense, Update
 
 UNROTATED = 0  # the first byte before float32 values
-# Largest exponent of the largest magnitude of a vector that is sent as float32 values
-MAX_UNROTATED_EXPONENT = -100
+MAX_UNROTATED_EXPONENT = -100  # of the largest magnitude of a vector sent as float32 values
 HALF = np.dtype("<u4")  # the upper half of a float64
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
-
 
 # Read the values of codes start..stop-1, both edges of blocks, as a new float32 array.
 ReadCodes = Callable[[int, int], np.ndarray]
@@ -106,7 +104,8 @@ class RotatedCodec(Codec):
         def encode_blocks(blocks: RotatedBlocks) -> None:
             codes[blocks.span], numbers = self.quantize(blocks)
             exponents[blocks.indices] = blocks.exponents
-            sent[:, blocks.indices] = _unscaled(numbers, blocks)
+            sent[:, blocks.indices] = np.ldexp(numbers, blocks.exponents.astype(np.int32))
+            sent[0, blocks.indices] /= blocks.sizes
 
         hadamard.rotate(x, seed, encode_blocks)
         nonzero = sent.any(0)
@@ -175,12 +174,12 @@ class RotatedUpdate(Update):
             for at in range(a, b, hadamard.CHUNK):
                 span = edges[first_block] + [at, min(at + hadamard.CHUNK, b)]
                 i, j = np.searchsorted(edges, span).tolist()
-                codes, own = (
-                    self.codes(int(edges[i]), int(edges[j])),
-                    (self.scale[i:j], self.shift[i:j]),
+                first, last = edges[[i, j]].tolist()
+                own = self.scale[i:j], self.shift[i:j]
+                values = hadamard.rotate_back(
+                    self.codes(first, last), self.seed, self.numel, i, *own
                 )
-                values = hadamard.rotate_back(codes, self.seed, self.numel, i, *own)
-                use(int(edges[i]), int(edges[i]) + values.size, values)
+                use(first, first + values.size, values)
 
         map_ranges(int(edges[last_edge] - edges[first_block]), work, hadamard.CHUNK)
 
@@ -194,12 +193,6 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
     """Round numbers up to the next float64 whose lower 32 bits are zero."""
     bits = numbers.view(np.int64)
     return (np.where(bits < 0, bits, bits + 0xFFFFFFFF) >> 32 << 32).view(np.float64)
-
-
-def _unscaled(numbers: list[np.ndarray], blocks: RotatedBlocks) -> list[np.ndarray]:
-    """Return the numbers a and b that are sent for each block, given the scale and the shift."""
-    exponents = blocks.exponents.astype(np.int32)
-    return [np.ldexp(v, exponents) / (1 if i else blocks.sizes) for i, v in enumerate(numbers)]
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

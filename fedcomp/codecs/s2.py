@@ -54,6 +54,7 @@ from .base import Codec, Context, expect
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
 from .selection import Selective, take
+from .sketch import add_tables
 from .update import Sparse, Update
 
 # Number of rows → cells per key above which peeling succeeds if there are many keys (nonzeros).
@@ -159,7 +160,7 @@ class S2(Codec):
             "tables of different sizes cannot be merged; give all clients the same 'columns', or a first codec with a density and the "
             "same 'union'",
         )
-        unit, total = _sum(bodies)
+        unit, total = add_tables([(body.exponent, body.table) for body in bodies], MAX_BITS - 1)
         top = math.ldexp(int(np.abs(total).max()), unit)
         is_finite = len(bodies) == 1 or top <= LARGEST and unit <= MAX_EXPONENT
         expect(is_finite, "the sum of the frames is not finite")
@@ -258,22 +259,6 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
     top = math.floor(math.ldexp(LARGEST, -unit))  # no value is rounded up to infinity
     multiples = np.rint(np.ldexp(values.astype(np.float64), -unit))
     return unit, multiples.clip(-top, top).astype(np.int64)
-
-
-def _sum(bodies: Sequence[S2Section]) -> tuple[int, np.ndarray]:
-    """Return the exponent and the sum of tables. The unit is the smallest one in `bodies`, or larger if the sum would exceed 62 bits."""
-    tops = [body.exponent + int(np.abs(body.table).max()).bit_length() for body in bodies]
-    smallest = max(tops) + (len(bodies) - 1).bit_length() + 1 - MAX_BITS
-    unit = max(smallest, min(body.exponent for body in bodies))
-    total = np.zeros(bodies[0].table.shape, np.int64)
-    for _, exponent, table in bodies:
-        if not table.any():
-            continue
-        if exponent < unit:
-            total += np.rint(np.ldexp(table.astype(np.float64), exponent - unit)).astype(np.int64)
-        else:
-            total += table << exponent - unit
-    return unit, total
 
 
 def _write(body: S2Section, numel: int) -> bytes:

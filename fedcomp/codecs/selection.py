@@ -39,7 +39,7 @@ from .update import Sparse, Update
 MEAN = struct.Struct("<f")
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # first byte: form in the low bits, flag in the high bits
 IMPLIED = 63  # form of a section with drawn positions
-Unpacked = tuple[np.ndarray | kernels.Signs, int]  # values, and the number of bytes read
+Unpacked = tuple[np.ndarray, int]  # values, float32, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -47,15 +47,17 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 class Selective(Codec):
     """A codec that selects coordinates. Zeros are selected only if positions are drawn from the seed.
 
-    Subclasses implement `select`, which selects coordinates, and the format of values in `pack_values` and `unpack_values`. This class
-    encodes and decodes positions.
+    Subclasses implement `select`, which selects coordinates, or `choose`, and the format of values in `pack_values` and `unpack_values`.
+    This class encodes and decodes positions.
     """
 
     draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent
 
-    @abstractmethod
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         """Return the selected positions in m ≥ 1 finite vectors."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has neither select nor choose; implement one"
+        )
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         """Return the selected coordinates, and the values to send for them, float32.
@@ -87,7 +89,7 @@ class Selective(Codec):
 
     @abstractmethod
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        """Return `count` ≥ 1 values, float32 or signs, from the start of `data`, and the number of bytes read. Raises FrameError."""
+        """Return `count` ≥ 1 values from the start of `data`, and the number of bytes read. Raises FrameError."""
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.choose(rows, seeds)
@@ -191,7 +193,7 @@ class Selective(Codec):
         runs = []
         for flag, count, seed in zip(flags.tolist(), counts.tolist(), seeds, strict=True):
             values, used = self.unpack_values(flag, rest, count, seed)
-            runs.append(values.values() if isinstance(values, kernels.Signs) else values)
+            runs.append(values)
             rest = rest[used:]
         expect(not len(rest), f"{len(rest)} bytes follow the values of the last chunk")
         return np.concatenate(runs)

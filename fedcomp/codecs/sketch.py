@@ -130,7 +130,9 @@ class Sketch(Codec):
         expect(len(alike) == 1, problem)
         first = read[0]
         if first.form >= INT8:
-            exponent, total = _sum_integers(read)
+            filled = [(one.exponent, one.raw) for one in read if one.raw.any()]
+            empty = MIN_EXPONENT, np.zeros_like(first.raw)
+            exponent, total = add_tables(filled, 30) if filled else empty
             for one in (*read, SketchSection(first.count, INT32, exponent, total)):
                 _floats(one)  # raises FrameError if not finite
             body = _write_integers(exponent, total)
@@ -262,23 +264,20 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
     return bytes([form]) + np.array(exponent, EXPONENT).tobytes() + cells
 
 
-def _sum_integers(read: Sequence[SketchSection]) -> tuple[int, np.ndarray]:
-    """Return the exponent and the sum, int64, of integer cells.
+def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int, np.ndarray]:
+    """Return the exponent and the sum, int64, of integer tables of one shape, each with the exponent of its unit 2^e.
 
-    The unit is the smallest one in `read`, or larger if 32 bits would not suffice.
+    The unit of the sum is the smallest unit of a table, or larger if the sum could exceed `bits` bits.
     """
-    filled = [(one.exponent, one.raw) for one in read if one.raw.any()]
-    total = np.zeros(read[0].raw.shape, np.int64)
-    if not filled:
-        return MIN_EXPONENT, total
-    longest = max(e + max(int(raw.max()), -int(raw.min())).bit_length() for e, raw in filled)
-    top = longest + (len(filled) - 1).bit_length()  # the sum is below 2^top
-    unit = max(min(exponent for exponent, _ in filled), top - 30)
-    for exponent, raw in filled:
-        if exponent >= unit:
-            total += raw.astype(np.int64) << exponent - unit
+    longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
+    top = longest + (len(tables) - 1).bit_length()  # the sum is below 2^top
+    unit = max(min(e for e, _ in tables), top - bits)
+    total = np.zeros(tables[0][1].shape, np.int64)
+    for e, table in tables:
+        if e >= unit:
+            total += table.astype(np.int64) << e - unit
         else:
-            total += np.rint(raw * 2.0 ** (exponent - unit)).astype(np.int64)
+            total += np.rint(np.ldexp(table.astype(np.float64), e - unit)).astype(np.int64)
     return unit, total
 
 

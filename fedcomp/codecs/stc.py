@@ -49,5 +49,5 @@ class STC(selection.Largest):
         expect(flag == 0, "an STC section has an unknown flag")
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)
-        raw = kernels.bits.read_bits(sent[4:], count)
-        return kernels.Signs(raw, count, selection.unpack_magnitude(sent[:4])), size
+        mean, raw = selection.unpack_magnitude(sent[:4]), kernels.bits.read_bits(sent[4:], count)
+        return kernels.sign_values(raw, count, mean), size

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -40,9 +39,7 @@ class Update(ABC):
     """A decoded vector [numel]."""
 
     numel: int
-    positions: (
-        np.ndarray | None
-    )  # positions of the coordinates in the update, int64, ascending; None = all
+    positions: np.ndarray | None  # of the coordinates in the update, int64, ascending; None = all
 
     @property
     def nonzeros(self) -> int:
@@ -86,7 +83,7 @@ class Dense(Update):
         return self.values.size
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        # Products are rounded before the sum, as in kernels.add_at.
+        # Products are rounded before the sum, as in kernels.add_all_at.
         factor = np.float32(weight)
         if not into.is_cpu or into.dtype != torch.float32:
             into.add_(torch.from_numpy(factor * self.values).to(into.device))
@@ -107,18 +104,16 @@ class Sparse(Update):
 
     numel: int
     positions: np.ndarray  # int64, ascending
-    sent: np.ndarray | kernels.Signs  # values at the positions, float32 or signs
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        return self.sent.values() if isinstance(self.sent, kernels.Signs) else self.sent
+    values: np.ndarray  # float32, at the positions
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        kernels.add_at(into, self.positions, self.sent, weight)
+        kernels.add_all_at(into, [self.positions], [self.values], [weight])
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Sparse]", weights: Sequence[float], into: Tensor) -> None:
-        kernels.add_all_at(into, [u.positions for u in updates], [u.sent for u in updates], weights)
+        kernels.add_all_at(
+            into, [u.positions for u in updates], [u.values for u in updates], weights
+        )
 
     def block(self, start: int, stop: int) -> np.ndarray:
         out = np.zeros(stop - start, np.float32)

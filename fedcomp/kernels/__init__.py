@@ -5,18 +5,16 @@ can differ between machines. The first call of a compiled loop imports numba.
 """
 
 from . import bits, rice
-from .bits import Signs, pack_signs, unpack_signs
+from .bits import pack_signs, sign_values, unpack_signs
 from .parallel import Rows, are_large, split_runs, stacked
 from .select import Chosen, add_finite, are_finite, at_least, means, top_k, top_side, values_at
-from .sparse import add_all_at, add_at, all_finite
+from .sparse import add_all_at, all_finite
 from .sums import norm1, norm1_rows, norm2
 
 __all__ = [
     "Chosen",
     "Rows",
-    "Signs",
     "add_all_at",
-    "add_at",
     "add_finite",
     "all_finite",
     "are_finite",
@@ -29,6 +27,7 @@ __all__ = [
     "norm2",
     "pack_signs",
     "rice",
+    "sign_values",
     "split_runs",
     "stacked",
     "top_k",

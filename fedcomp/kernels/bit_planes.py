@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..errors import FrameError
-from .parallel import map_ranges
 
 PIECE = 1 << 17  # integers that are packed at a time
 
@@ -17,14 +16,10 @@ PIECE = 1 << 17  # integers that are packed at a time
 def pack(codes: np.ndarray, width: int) -> bytes:
     """Return the bit planes of integers [N], uint8 and below 2^width, as bytes."""
     planes = np.empty((width, codes.size // 8), np.uint8)
-
-    def work(start: int, stop: int) -> None:
-        for first in range(start, stop, PIECE):
-            piece = codes[first : min(first + PIECE, stop)]
-            for bit in range(width):
-                planes[bit, first // 8 :][: piece.size // 8] = np.packbits(piece >> bit & 1)
-
-    map_ranges(codes.size, work)
+    for start in range(0, codes.size, PIECE):
+        piece = codes[start : start + PIECE]
+        for bit in range(width):
+            planes[bit, start // 8 :][: piece.size // 8] = np.packbits(piece >> bit & 1)
     return planes.tobytes()
 
 

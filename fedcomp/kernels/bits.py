@@ -1,7 +1,6 @@
 """One bit per element, packed from the most significant bit of the first byte. The last byte is padded with zeros."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,21 +15,6 @@ ZERO_STREAM = 1  # stream of the random bits for zeros
 SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 
-@dataclass
-class Signs:
-    """Values of the same magnitude, stored as one bit each: 1 for positive."""
-
-    raw: np.ndarray  # uint8 [⌈count/8⌉]
-    count: int
-    magnitude: float  # a float32 number
-
-    def values(self) -> np.ndarray:
-        """Return ±magnitude for each bit: float32 [count]."""
-        values = SIGNS.take(self.raw, axis=0).reshape(-1)[: self.count]
-        values *= np.float32(self.magnitude)
-        return values
-
-
 def pack_signs(positive: np.ndarray | Tensor) -> bytes:
     """Return the bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
     flags = positive.cpu().numpy() if isinstance(positive, Tensor) else positive
@@ -40,6 +24,13 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
     """Return the bits in `data` as a bool array [count]. Raises FrameError if `data` has the wrong length or padding."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
+
+
+def sign_values(raw: np.ndarray, count: int, magnitude: float) -> np.ndarray:
+    """Return magnitude for each 1 and −magnitude for each 0 of packed bits: float32 [count]."""
+    values = SIGNS.take(raw, axis=0).reshape(-1)[:count]
+    values *= np.float32(magnitude)
+    return values
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:
@@ -58,7 +49,7 @@ def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
     out = []
     for row, zero, seed in zip(packed, zeros, row_seeds, strict=True):
         if seed is not None and zero.any():
-            row = row & (~zero | _random_bits(seed, X.shape[1]))
+            row = row & (~zero | random_bits(seed, X.shape[1], ZERO_STREAM))
         out.append(row.tobytes())
     return out
 
@@ -109,7 +100,10 @@ def pack_torch(flags: Tensor) -> Tensor:
     return (padded * weights).sum(-1, dtype=torch.uint8)
 
 
-def _random_bits(seed: int, count: int) -> np.ndarray:
-    """Return the bytes of `count` random bits. The padding of the last byte is random, too."""
-    words = philox.words(seed, (count + 31) // 32, stream=ZERO_STREAM)
-    return words.astype(WORD, copy=False).view(np.uint8)[: (count + 7) // 8]
+def random_bits(seed: int, count: int, stream: int) -> np.ndarray:
+    """Return random bits, packed: uint8 [⌈count/8⌉]. Bit i is bit i of the random words (philox.py) of a seed and a stream."""
+    words = philox.words(seed, (count + 31) // 32, stream=stream).astype(WORD, copy=False)
+    packed = words.view(np.uint8)[: (count + 7) // 8]
+    if count % 8:
+        packed[-1] &= 256 - (1 << -count % 8)
+    return packed

@@ -23,30 +23,15 @@ def _stage(v, start, h):
         v[i], v[i + h] = a + b, a - b
 
 
-@numba.njit(nogil=True, inline="always")
-def _last_stages(v, i):
-    """Compute the butterfly stages of strides 4, 2 and 1 for the eight elements from index i on."""
-    a, b, c, d = v[i], v[i + uint64(1)], v[i + uint64(2)], v[i + uint64(3)]
-    e, f, g, k = v[i + uint64(4)], v[i + uint64(5)], v[i + uint64(6)], v[i + uint64(7)]
-    a, e, b, f, c, g, d, k = a + e, a - e, b + f, b - f, c + g, c - g, d + k, d - k
-    a, c, b, d, e, g, f, k = a + c, a - c, b + d, b - d, e + g, e - g, f + k, f - k
-    v[i], v[i + uint64(1)], v[i + uint64(2)], v[i + uint64(3)] = a + b, a - b, c + d, c - d
-    v[i + uint64(4)], v[i + uint64(5)] = e + f, e - f
-    v[i + uint64(6)], v[i + uint64(7)] = g + k, g - k
-
-
 @compiled
 def butterfly(v, start, size):
     """Compute all butterfly stages, with strides size/2, …, 2, 1, over v[start:start+size] in place. `size`: a power of two, at least 8."""
     start, size = uint64(start), uint64(size)
-    span = size
-    while span > uint64(8):
-        h = span >> uint64(1)
-        for first in range(start, start + size, span):
+    h = size >> uint64(1)
+    while h:
+        for first in range(start, start + size, h << uint64(1)):
             _stage(v, first, h)
-        span = h
-    for first in range(start, start + size, uint64(8)):
-        _last_stages(v, first)
+        h >>= uint64(1)
 
 
 @compiled

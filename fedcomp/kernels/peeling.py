@@ -118,7 +118,7 @@ def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.
     for _ in range(max(2, min(MAX_STEPS, MAX_WORK // len(signs)))):
         if square <= tolerance:
             break
-        image = _scatter(where, signs, direction)
+        image = np.bincount(where.cells.ravel(), (signs * direction[:, None]).ravel(), where.size)
         length = square / float(image @ image)
         x += length * direction
         table = table - length * image
@@ -126,10 +126,6 @@ def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.
         before, square = square, float(slope @ slope)
         direction = slope + square / before * direction
     return x
-
-
-def _scatter(where: KeyCells, signs: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return np.bincount(where.cells.ravel(), (signs * x[:, None]).ravel(), where.size)
 
 
 def _gather(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.ndarray:

@@ -48,10 +48,11 @@ def gradients(
     from .pooled_loops import add_to_inputs, add_to_weights
 
     (b, c, h, w), (k, _, rows, columns), (pad_h, pad_w) = x.shape, weight.shape, padding
-    padded = _padded(x, padding).flatten(2).numpy()
+    last = F.pad(x.detach(), (pad_w, pad_w, pad_h, pad_h)).permute(0, 2, 3, 1)
+    padded = last.contiguous().flatten(2).numpy()
     kernels = weight.permute(0, 2, 3, 1).reshape(k, rows, columns * c).numpy()
-    last = (t.permute(0, 2, 3, 1).reshape(b, -1, k) for t in (slopes, places))
-    slope_arrays, place_arrays = (t.contiguous().numpy() for t in last)
+    flat = (t.permute(0, 2, 3, 1).reshape(b, -1, k) for t in (slopes, places))
+    slope_arrays, place_arrays = (t.contiguous().numpy() for t in flat)
     batches = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
     top, left = np.ogrid[: h + 2 * pad_h - rows + 1, : w + 2 * pad_w - columns + 1]
     offsets = (top * padded.shape[2] + left * c).ravel()
@@ -70,8 +71,3 @@ def gradients(
         return None, of_weight
     planes = of_inputs.view(b, h + 2 * pad_h, -1, c)[:, pad_h : pad_h + h, pad_w : pad_w + w]
     return planes.permute(0, 3, 1, 2), of_weight
-
-
-def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
-    pad_h, pad_w = padding
-    return F.pad(x.detach(), (pad_w, pad_w, pad_h, pad_h)).permute(0, 2, 3, 1).contiguous()

@@ -23,9 +23,7 @@ def add_to_weights(x, slopes, places, offsets, weights):
                 starts[k, n], factors[k, n] = offsets[places[b, o, k]], slopes[b, o, k]
                 counts[k] += slopes[b, o, k] != 0
         flat = x[b].reshape(-1)
-        for i in range(
-            weights.shape[1]
-        ):  # this is the outer loop, so that lines of x stay in the cache
+        for i in range(weights.shape[1]):  # the outer loop, so that lines of x stay in the cache
             for k in range(kernels):
                 add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
 

@@ -43,39 +43,18 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
     return codes
 
 
-def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
-    """Return one bit for each coordinate (kernels/bits.py), 1 if x is negative and its code is not 0: uint8 [⌈n/8⌉]."""
-    bits, x = np.empty((codes.size + 7) // 8, np.uint8), x.detach().cpu()
-
-    def work(start: int, stop: int) -> None:
-        for piece in pieces(x, start, stop):
-            end = start + piece.size
-            bits[start // 8 : (end + 7) // 8] = np.packbits((piece < 0) & (codes[start:end] != 0))
-            start = end
-
-    map_ranges(codes.size, work)
-    return bits
-
-
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
     """Return the powers of two, float32 [n], for the given codes and sign bits. A code of 2^128 gives the largest float32.
 
     Raises FrameError if a zero has a negative sign.
     """
+    negative = np.unpackbits(bits, count=codes.size)
+    if (negative.view(np.bool_) & (codes == 0)).any():
+        raise FrameError("a zero has a negative sign; the frame is damaged")
     powers = np.minimum(np.ldexp(1.0, np.arange(256) - 127 - shift), np.finfo(np.float32).max)
     powers[0] = 0.0
-    values, table = np.empty(codes.size, np.float32), np.concatenate([powers, -powers])
-    table = table.astype(np.float32)
-
-    def work(start: int, stop: int) -> None:
-        part = codes[start:stop]
-        negative = np.unpackbits(bits[start // 8 : (stop + 7) // 8], count=part.size)
-        values[start:stop] = table[part + (negative.astype(np.uint16) << 8)]
-        if (negative.view(np.bool_) & (part == 0)).any():
-            raise FrameError("a zero has a negative sign; the frame is damaged")
-
-    map_ranges(codes.size, work)
-    return values
+    table = np.concatenate([powers, -powers]).astype(np.float32)
+    return table[codes + (negative.astype(np.uint16) << 8)]
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
@@ -146,17 +125,6 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
     for start in range(0, codes.size, PIECE):
         counts += np.bincount(codes[start : start + PIECE], minlength=size)
     return counts
-
-
-def lookup(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return values[symbols]. Symbols must be valid indices of `values`."""
-    out = np.empty(symbols.size, values.dtype)
-
-    def work(start: int, stop: int) -> None:
-        out[start:stop] = values[symbols[start:stop]]
-
-    map_ranges(symbols.size, work)
-    return out
 
 
 def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) -> None:

@@ -77,8 +77,8 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
         each = zip(rows, split_runs(positions.numpy(), counts), strict=True)
         return torch.from_numpy(np.concatenate([_floats(row)[at] for row, at in each]))
     stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
-    if stack.device.type == "cpu" and stack.dtype == torch.float32:
-        return torch.from_numpy(stack.numpy()[row, positions.numpy()])  # without torch's threads
+    if stack.is_cpu:
+        return torch.from_numpy(_floats(stack)[row, positions.numpy()])  # without torch's threads
     return stack[torch.from_numpy(row).to(stack.device), positions].to(torch.float32)
 
 
@@ -131,7 +131,7 @@ def _bits(rows: Rows) -> Array:
 
 
 def _on_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu"
+    return x.is_cpu
 
 
 def _compiles(rows: Rows) -> bool:
@@ -195,9 +195,8 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    rank = int(
-        k * share + 4 * (k * share) ** 0.5 + 16
-    )  # 4 σ more, so that at least k candidates are almost certain
+    # 4 σ more, so that at least k candidates are almost certain.
+    rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)
 

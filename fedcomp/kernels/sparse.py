@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from . import rice
-from .bits import Signs
 
 
 def all_finite(values: np.ndarray) -> bool:
@@ -15,22 +14,18 @@ def all_finite(values: np.ndarray) -> bool:
     return bool(np.isfinite(values).all())
 
 
-def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weight: float) -> None:
-    """Add weight·values to into[positions] in place. `into`: contiguous float32 [n], on any device. `positions`: int64, ascending.
-
-    The product is rounded to float32 before it is added, so all devices compute the same bits. The time grows with the number of positions,
-    not with n. Raises IndexError, with `into` unchanged, if a position is not in 0..n−1.
-    """
-    add_all_at(into, [positions], [values], [weight])
-
-
 def add_all_at(
     into: Tensor,
     positions: Sequence[np.ndarray],
-    values: Sequence[np.ndarray | Signs],
+    values: Sequence[np.ndarray],
     weights: Sequence[float],
 ) -> None:
-    """Call `add_at` for several updates in order; small updates are added in one pass. Raises IndexError as `add_at` does."""
+    """Add weights[j]·values[j] to into[positions[j]] in place for each update j, in order.
+
+    `into`: contiguous float32 [n], on any device. Positions are int64, ascending. A product is rounded to float32 before it is added, so
+    all devices compute the same bits. The time grows with the number of positions, not with n. Raises IndexError, with `into` unchanged, if
+    a position is not in 0..n−1.
+    """
     numel, sizes = into.numel(), [at.size for at in positions]
     for at, size in zip(positions, sizes):
         if size and not 0 <= at.item(0) <= at.item(-1) < numel:
@@ -42,21 +37,14 @@ def add_all_at(
     updates = zip(positions, values, weights, strict=True)
     if not into.is_cpu:
         for at, own, weight in updates:
-            weighted = np.float32(weight) * _spread(own)
-            into[torch.from_numpy(at).to(into.device)] += torch.from_numpy(weighted).to(into.device)
+            product = torch.from_numpy(np.float32(weight) * own)
+            into[torch.from_numpy(at).to(into.device)] += product.to(into.device)
         return
     dense, loops = into.detach().numpy(), rice.loops(max(sizes))
     if loops is None:
         weighted = np.repeat(np.array(weights, np.float32), sizes)
-        weighted *= np.concatenate([_spread(run) for run in values])
+        weighted *= np.concatenate(values)
         np.add.at(dense, np.concatenate(positions), weighted)
         return
     for at, own, weight in updates:
-        if isinstance(own, Signs):
-            loops.add_signs_at(dense, at, own.raw, own.magnitude, weight)
-        else:
-            loops.add_at(dense, at, own, weight)
-
-
-def _spread(values: np.ndarray | Signs) -> np.ndarray:
-    return values.values() if isinstance(values, Signs) else values
+        loops.add_at(dense, at, own, weight)

@@ -126,22 +126,12 @@ def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
     The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows. The stack is not
     modified.
     """
-    m, n = stack.shape
-    if not 0 <= first < last <= m:
-        raise IndexError(
-            f"ranks {first}..{last - 1} are out of range; {m} rows have the ranks 0..{m - 1}"
-        )
-    out = np.empty(n, np.float32)
-
-    def work(start: int, stop: int) -> None:
-        for left in range(start, stop, TILE):
-            right = min(left + TILE, stop)
-            columns = stack[:, left:right].T.copy()
-            columns.sort(axis=1)
-            total = np.zeros(right - left)
-            for rank in range(first, last):
-                total += columns[:, rank]
-            out[left:right] = (total / (last - first)).clip(-LARGEST, LARGEST)
-
-    map_ranges(n, work)
+    out = np.empty(stack.shape[1], np.float32)
+    for left in range(0, out.size, TILE):
+        columns = stack[:, left : left + TILE].T.copy()
+        columns.sort(axis=1)
+        total = np.zeros(len(columns))
+        for rank in range(first, last):
+            total += columns[:, rank]
+        out[left : left + TILE] = (total / (last - first)).clip(-LARGEST, LARGEST)
     return out

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from . import bit_planes, bits, philox
+from . import bit_planes, bits
 from .parallel import map_ranges
 
 TIE_STREAM = 4  # stream of the random bits for ties
@@ -29,7 +29,7 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
     """Return the majority in each coordinate, packed: uint8 [⌈numel/8⌉]. Ties are broken by a random bit of (seed, coordinate)."""
     arrays = _as_arrays(votes, numel)
     if len(arrays) % 2 == 0:
-        arrays.append(random_bits(seed, numel))
+        arrays.append(bits.random_bits(seed, numel, TIE_STREAM))
     out = np.empty((numel + 7) // 8, np.uint8)
 
     def work(start: int, stop: int) -> None:
@@ -39,21 +39,6 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 
     map_ranges(numel, work)
     return out
-
-
-def random_bits(seed: int, numel: int) -> np.ndarray:
-    """Return the random bits for ties, packed: uint8 [⌈numel/8⌉]. Bit i is bit i of the random words of (seed, TIE_STREAM)."""
-    words = np.empty((numel + 31) // 32, bits.WORD)
-
-    def work(start: int, stop: int) -> None:
-        first, last = start // 32, (stop + 31) // 32
-        words[first:last] = philox.words(seed, last - first, first, TIE_STREAM)
-
-    map_ranges(numel, work)
-    packed = words.view(np.uint8)[: (numel + 7) // 8]
-    if numel % 8:
-        packed[-1] &= 256 - (1 << -numel % 8)
-    return packed
 
 
 def disagreement(

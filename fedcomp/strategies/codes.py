@@ -271,7 +271,7 @@ def vote_on_ballots(
             ballots.append(votes.majority(cast, numel, tie))
         else:
             missing = seeds.key(seed, "missing", round, part.number)
-            ballots.append(votes.random_bits(missing, numel))
+            ballots.append(kernels.bits.random_bits(missing, numel, votes.TIE_STREAM))
     return vote_of(row, ballots, numel, seed, round)
 
 
@@ -284,4 +284,4 @@ def vote_of(
     tally.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
-    return torch.from_numpy(kernels.Signs(packed, numel, 1.0).values())
+    return torch.from_numpy(kernels.sign_values(packed, numel, 1.0))

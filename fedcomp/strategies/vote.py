@@ -135,13 +135,13 @@ class Vote(RoundStrategy):
                 f"a step of {lr:g} would take the model out of the range of float32; lower --lr"
             )
         if self.momentum is not None:
-            majority = torch.from_numpy(kernels.Signs(result, numel, 1.0).values())
+            majority = torch.from_numpy(kernels.sign_values(result, numel, 1.0))
             self._next = (self.momentum * self.options.momentum).add_(
                 majority, alpha=1 - self.options.momentum
             )
             tie = seeds.key(self.config.seed, "tie", updates.round)
             result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
-        into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
+        into.copy_(torch.from_numpy(kernels.sign_values(result, numel, lr)))
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         if broadcast is not None:

@@ -11,7 +11,7 @@ import torch
 from cases import for_each
 from every_codec import ONE_EACH, SPECS, layout_of, reseal, same_bits, vectors
 
-from fedcomp import FrameError, Layout, codec, kernels
+from fedcomp import FrameError, Layout, codec
 from fedcomp.codecs.frame import SECTIONS
 from fedcomp.codecs.selection import FORM, Selective
 from fedcomp.kernels import positions
@@ -93,7 +93,6 @@ def test_only_the_invalid_frame_of_a_batch_is_an_error(damage, place):
     frames = c.encode_batch(
         torch.randn(6, 42, generator=torch.Generator().manual_seed(0)), range(6)
     )
-    assert all(isinstance(update.sent, kernels.Signs) for update in c.open_batch(frames, 42))
     frames[place] = reseal(damage(frames[place]), 42)
     for i, (data, opened) in enumerate(zip(frames, c.open_batch(frames, 42), strict=True)):
         assert (

@@ -138,7 +138,7 @@ def everything(x: torch.Tensor) -> list[np.ndarray]:
         rounding.to_powers(x, shift, 6),
         rounding.to_multiples(x, largest / 300, largest, 6),
     )
-    signs = rounding.pack_negative(x, codes)
+    signs = np.packbits((x < 0).numpy() & (codes != 0))
     return [
         rounding.to_multiples(x, largest / 7, largest, 2**64 - 1),
         rounding.to_multiples(x, largest / 7, largest / 2, 5),
@@ -146,7 +146,6 @@ def everything(x: torch.Tensor) -> list[np.ndarray]:
         codes,
         signs,
         rounding.from_powers(codes, signs, shift),
-        rounding.lookup(wide.view(np.uint16) & 15, np.arange(16, dtype=np.float32)),
         rounding.to_levels(x, levels, True, 6),
         rounding.to_levels(x, levels, False, 6),
         *rounding.histogram(x),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcomp.codecs import codec
 from fedcomp.errors import FrameError
-from fedcomp.kernels import Signs, bit_planes, bits, philox, votes
+from fedcomp.kernels import bit_planes, bits, philox, sign_values, votes
 
 SIZES = (1, 8, 63, 64, 65, 1001)
 VOTERS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 46)
@@ -100,21 +100,19 @@ def test_votes_from_frames_give_a_valid_frame():
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     updates = codec("sign").open_batch([codec("sign").encode(row) for row in x], 300)
     result = votes.majority([update.raw for update in updates], 300, 0)
-    assert np.array_equal(
-        Signs(result, 300, 0.5).values(), 0.5 * np.sign(np.sign(x.numpy()).sum(0))
-    )
+    assert np.array_equal(sign_values(result, 300, 0.5), 0.5 * np.sign(np.sign(x.numpy()).sum(0)))
 
 
 def test_random_bits_are_fair_and_do_not_depend_on_the_length():
-    long = votes.random_bits(5, 300_000)
+    long = bits.random_bits(5, 300_000, votes.TIE_STREAM)
     assert abs(np.unpackbits(long).mean() - 0.5) < 0.005
-    assert np.array_equal(votes.random_bits(5, 800), long[:100]) and not np.array_equal(
-        votes.random_bits(6, 800), long[:100]
-    )
+    assert np.array_equal(
+        bits.random_bits(5, 800, votes.TIE_STREAM), long[:100]
+    ) and not np.array_equal(bits.random_bits(6, 800, votes.TIE_STREAM), long[:100])
     zeros = np.frombuffer(
         bits.signs(torch.zeros(800), 5), np.uint8
     )  # bits of the stream that decides ties
-    assert not np.array_equal(votes.random_bits(5, 800), zeros)
+    assert not np.array_equal(bits.random_bits(5, 800, votes.TIE_STREAM), zeros)
 
 
 def test_invalid_votes_are_refused():

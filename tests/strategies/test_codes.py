@@ -8,7 +8,7 @@ import torch
 from cases import for_each
 
 from fedcomp.errors import ConfigError, ProtocolError, SpecError
-from fedcomp.kernels import Signs
+from fedcomp.kernels import sign_values
 from fedcomp.kernels import votes as kernel
 from fedcomp.strategies import allocation_matrix, majority
 from fedcomp.strategies.base import DataPartition
@@ -232,7 +232,7 @@ ROWS = CodeRow(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
 
 
 def unpacked(packed, numel: int) -> torch.Tensor:
-    return torch.from_numpy(Signs(np.frombuffer(packed, np.uint8), numel, 1.0).values())
+    return torch.from_numpy(sign_values(np.frombuffer(packed, np.uint8), numel, 1.0))
 
 
 def test_a_row_is_equal_after_packing_and_unpacking():

@@ -51,7 +51,8 @@ def test_ties_are_random_bits_of_seed_and_round():
     for outcome in f.loop.rounds(range(1, 4)):
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         tie = signs(outcome).sum(0) == 0
-        random_bits = votes.random_bits(seeds.key(3, "tie", outcome.round), f.layout.numel)
+        key = seeds.key(3, "tie", outcome.round)
+        random_bits = votes.bits.random_bits(key, f.layout.numel, votes.TIE_STREAM)
         heads = torch.from_numpy(votes.bits.unpack_signs(random_bits, f.layout.numel))
         assert torch.equal(step[tie] > 0, heads[tie])
         ties += int(tie.sum())
