@@ -76,6 +76,11 @@ ONE_EACH = [*available_codecs(), *PRODUCTS, "stc@layer", "drive@layer", "powersg
 ONE_EACH += ["stc@chunk=16", "topk:density=1/4,values=2bit@chunk=16", "identity@chunk=16"]
 
 
+def with_large_chunks(spec: str) -> str:
+    """Return a spec with larger chunks, for long vectors. Encoding them in chunks of 16 is slow."""
+    return spec.replace("@chunk=16", "@chunk=4096")
+
+
 @cache
 def layout_of(numel: int) -> Layout:
     """Return a layout of `numel` elements: a matrix, an empty tensor, a tensor of one element, and a tensor with the rest."""

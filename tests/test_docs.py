@@ -90,12 +90,14 @@ def pages(site) -> dict[Path, Page]:
 
 
 @pytest.mark.slow
+@pytest.mark.deploy
 def test_every_page_is_in_the_site(site):
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS)).with_suffix(".html").is_file(), page.name
 
 
 @pytest.mark.slow
+@pytest.mark.deploy
 def test_every_link_leads_somewhere(site, pages):
     for path, page in pages.items():
         for link in page.links if path.name != "404.html" else []:
@@ -112,6 +114,7 @@ def test_every_link_leads_somewhere(site, pages):
 
 
 @pytest.mark.slow
+@pytest.mark.deploy
 def test_no_page_loads_anything_from_another_host(site, pages):
     for path, page in pages.items():
         for loaded in page.loads:
@@ -126,6 +129,7 @@ def test_no_page_loads_anything_from_another_host(site, pages):
 
 
 @pytest.mark.slow
+@pytest.mark.deploy
 def test_the_reference_has_every_public_name_codec_memory_and_strategy(site):
     text = {
         path.stem: path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html")

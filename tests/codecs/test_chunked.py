@@ -111,7 +111,7 @@ def test_frames_of_a_linear_codec_are_merged_chunk_by_chunk(spec):
 
 @for_each("spec", CHUNKED)
 def test_no_frame_exceeds_the_declared_size(spec):
-    for numel in (1, 50, 401):
+    for numel in (1, 50):
         longest = longest_frame(codec(spec), Layout.flat(numel))
         for x in vectors(numel).values():
             assert longest is None or len(codec(spec).encode(x)) <= longest

@@ -33,12 +33,13 @@ def frames_of(spec: str, numel: int) -> list[bytes]:
 def test_a_frame_does_not_depend_on_the_other_rows_of_a_stack(spec):
     """The other rows may send the same number of values, fewer, or none."""
     c = codec(spec)
-    for numel in (1, 40, 1001):
+    for numel in (1, 401):
         layout = layout_of(numel)
         rows = [vectors(numel)[kind] for kind in (*KINDS, "normal", "normal", "zero")]
-        for some in (rows, rows[-3:-1], rows[-1:], rows[:1]):
-            alone = [c.encode(x, seed=i, layout=layout) for i, x in enumerate(some)]
-            assert c.encode_batch(torch.stack(some), range(len(some)), layout=layout) == alone
+        alone = [c.encode(x, seed=i, layout=layout) for i, x in enumerate(rows)]
+        for some in (range(9), [6, 7], [8], [0]):
+            stack = torch.stack([rows[i] for i in some])
+            assert c.encode_batch(stack, some, layout=layout) == [alone[i] for i in some]
 
 
 @for_each("spec", [s for s in SELECTIVE if s in ONE_EACH])

@@ -261,33 +261,29 @@ def test_updates_equal_those_of_the_serial_engine_bit_for_bit(ray_with_two_cores
 
 
 @needs_ray
-def test_a_client_whose_actor_died_is_trained_once_more_and_fails_alone(ray_with_two_cores):
-    """Client 0 raises an error, client 2 kills every actor that trains it, and client 4 kills the first."""
+def test_a_client_that_ends_its_actor_or_raises_an_error_fails_alone(ray_with_two_cores):
+    """In round 1, clients 0 and 2 raise KeyboardInterrupt and SystemExit.
+
+    In round 2, client 0 raises an error, client 2 kills every actor that trains it, and client 4 kills the first.
+    """
     one_by_one = serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
+    leaving = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
     survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
     deadly = worker_tasks.marked(_30=worker_tasks.DEADLY, **survivable)
+    trained = [False, True, False, True, True]
     with engine("minded") as actors:
+        updates, results = actors.train(start, leaving, jobs(start, sgd), sgd, seed=5)
+        assert [type(result) is JobResult for result in results] == trained and len(updates) == 3
+        assert "in forward: KeyboardInterrupt" in reason(results[0])
+        assert "in forward: SystemExit" in reason(results[2])
         updates, results = actors.train(start, deadly, jobs(start, sgd), sgd, seed=5)
     data = worker_tasks.marked(**survivable)
     honest, expected = one_by_one.train(start, data, jobs(start, sgd), sgd, seed=5)
-    assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
+    assert [type(result) is JobResult for result in results] == trained
     assert reason(results[0]) == reason(expected[0])
     assert reason(results[2]).startswith("the Ray actor that trained this client died twice")
     assert torch.equal(updates, honest[[0, 2, 3]])
-
-
-@needs_ray
-def test_keyboard_interrupt_or_exit_in_a_task_fails_only_its_client(ray_with_two_cores):
-    start = start_of(serial("minded"))
-    sgd = LocalSGD(epochs=1, batch_size=8)
-    data = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
-    with engine("minded") as actors:
-        updates, results = actors.train(start, data, jobs(start, sgd), sgd, seed=5)
-    assert [type(result) is JobResult for result in results] == [False, True, False, True, True]
-    assert len(updates) == 3
-    assert "in forward: KeyboardInterrupt" in reason(results[0])
-    assert "in forward: SystemExit" in reason(results[2])
 
 
 @needs_ray

@@ -119,7 +119,7 @@ def test_after_a_failed_checkpoint_a_run_can_be_resumed(tmp_path, monkeypatch, c
 
 @pytest.mark.deploy
 def test_a_run_killed_repeatedly_equals_an_uninterrupted_one(tmp_path):
-    config = replace(TINY, rounds=150, eval_every=50)
+    config = replace(TINY, rounds=90, eval_every=30)
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
 
@@ -127,7 +127,7 @@ def test_a_run_killed_repeatedly_equals_an_uninterrupted_one(tmp_path):
         return RunConfig(**inherited_options(folder), out=str(folder), resume=True)
 
     kills = 0
-    for after in (20, 60, 110):
+    for after in (8, 24, 48):
         process = FORKS.Process(
             target=simulate, args=(go_on() if kills else replace(config, out=str(folder)),)
         )

@@ -123,7 +123,10 @@ def test_workers_killed_while_they_are_idle_are_replaced(two):
 
 
 def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(minded):
-    """Client 0 raises an error, client 2 kills every worker that trains it, and client 4 kills the first."""
+    """Client 0 raises an error, client 2 kills every worker that trains it, and client 4 kills the first.
+
+    Seven workers die in three rounds, with trained clients in between. As many deaths in a row would end the run.
+    """
     (engine, output), one_by_one = minded, serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
     survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
@@ -147,13 +150,8 @@ def test_a_client_whose_worker_died_is_trained_once_more_and_fails_alone(minded)
     assert len(output) == 2 and not any("\n" in sentence for sentence in output)
     assert "SIGSEGV while it trained client 2" in output[0]
     assert "SIGSEGV while it trained client 4" in output[1]
-
-
-def test_deaths_of_workers_between_trained_clients_do_not_end_a_run(minded):
-    """As many deaths in a row would end the run. Client 2 kills two workers in each round."""
-    (engine, _), sgd, start = minded, LocalSGD(epochs=1, batch_size=8), start_of(serial("minded"))
     deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
-    for round in range(3):
+    for round in (2, 3):
         _, results = engine.train(start, deadly, jobs(start, sgd, round=round), sgd, seed=5)
         assert [type(result) is JobResult for result in results] == [True, True, False, True, True]
 

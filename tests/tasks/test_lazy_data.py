@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -47,8 +46,15 @@ class Listed(Dataset):
         return self.items[row]
 
 
-def columns() -> datasets.Dataset:
-    return datasets.Dataset.from_dict(
+def from_dict(columns: dict):
+    """Return a Hugging Face Dataset. The import takes a second, which a worker without these tests saves."""
+    from datasets import Dataset
+
+    return Dataset.from_dict(columns)
+
+
+def columns():
+    return from_dict(
         {"words": NUMBERS.long().tolist(), "labels": LABELS.tolist(), "user": [7, 7, 5, 9]}
     )
 
@@ -91,7 +97,7 @@ def test_columns_of_a_hugging_face_dataset_are_keyword_arguments():
 
 
 def test_a_column_that_cannot_be_stacked_is_named():
-    uneven = datasets.Dataset.from_dict({"words": [[1], [1, 2]], "labels": [0, 1]})
+    uneven = from_dict({"words": [[1], [1, 2]], "labels": [0, 1]})
     with pytest.raises(ValueError, match="column 'words' cannot be stacked"):
         data_from(uneven).batch(torch.tensor([0, 1]))
 
@@ -100,9 +106,7 @@ def test_a_column_that_cannot_be_stacked_is_named():
     "given",
     [
         lambda part: (NUMBERS[part], LABELS[part]),
-        lambda part: datasets.Dataset.from_dict(
-            {"words": NUMBERS[part].tolist(), "labels": LABELS[part].tolist()}
-        ),
+        lambda part: from_dict({"words": NUMBERS[part].tolist(), "labels": LABELS[part].tolist()}),
     ],
     ids=["tensors", "hugging-face"],
 )

@@ -38,7 +38,6 @@ from fedcomp.server.transport import Lost
 from fedcomp.strategies import Average, Phase, StrategyConfig
 from fedcomp.strategies.base import RoundCompletion
 from fedcomp.transports.grpc import Credentials, Refused, RelayTerms, relay_wire, wire
-from fedcomp.transports.grpc.options import client_options
 from fedcomp.transports.grpc.relay import RelayConnection
 from fedcomp.transports.grpc.traffic import counts_bytes
 from fedcomp.transports.grpc.wire import Kind
@@ -829,8 +828,11 @@ def test_a_farewell_reaches_a_relay_that_connects_late_and_its_clients(loop):
 
 @pytest.mark.slow
 def test_a_relay_that_does_not_read_is_disconnected(loop):
+    # A small window, which fills soon with the refusals that are not read.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
+
     async def flood() -> None:
-        async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
+        async with grpc.aio.insecure_channel(server.target, options=options) as channel:
             call = channel.stream_stream(wire.METHOD)()
             await call.write(wire.encode_hello(wire.Hello(wire.RELAY, "1.2.3")))
             refused = b"".join(joined(7))  # this client is not part of the run
