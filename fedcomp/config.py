@@ -353,7 +353,7 @@ class RunConfig:
             )
         if self.momentum and not chosen.takes("momentum"):
             raise ConfigError(
-                f"--momentum: the optimizer {chosen.name} has no momentum option; leave it out"
+                f"--momentum: the optimizer {chosen.name} has no momentum option; leave --momentum out"
             )
         if self.keep_momentum and not chosen.is_plain_sgd:
             raise ConfigError(
@@ -420,7 +420,7 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give at most {most}")
 
 
-# Options that may be given several times, to compare runs with each of their values.
+# Options that may be given several times, to compare one run for each value.
 ALTERNATIVE_OPTIONS = tuple(
     f.name
     for f in dataclasses.fields(RunConfig)

@@ -179,7 +179,7 @@ class Report(WireMessage):
     ticket: str = ""  # ticket of the proposal in `frame`
     # Number of the client's examples, or the number that the task's train_fn returned.
     examples: int = 0
-    loss: float = 0.0  # mean training loss before each local step
+    loss: float = 0.0  # training loss before a local step, averaged over the local steps
     stage: str = ""  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
     reason: str = ""  # why the client failed, one sentence
     # Ticket of the last proposal that the client's memory committed, "" for none.

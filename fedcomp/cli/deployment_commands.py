@@ -345,7 +345,10 @@ def _target(
 
 
 def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
-    """Return the enrolment in a file, or the first `count` enrolments of a folder in the order of their ids. Raises UserError."""
+    """Return (file, enrolment) for the file `path`, or for the first `count` enrolments of the folder `path`, ordered by id.
+
+    `path`: None for the default enrolment file. `count`: None for all enrolments of a folder. Raises UserError.
+    """
     from ..keys.enrolment import Enrolment, default_enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
 
@@ -353,13 +356,13 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
         path = default_enrolment()
         if not path.exists():
             raise UserError(
-                f"this client has no enrolment: copy clients/ID.toml of the server's keys to {path}, give "
+                f"this client has no enrolment: copy clients/ID.toml from the server's folder of keys to {path}, or give "
                 "--enrolment FILE, or --insecure for a trial"
             )
     if (path / REGISTRY).is_file():  # a folder of keys
         path = path / CLIENTS
     if not path.is_dir() and count not in (None, 1):
-        advice = "give --enrolment the folder that holds them"
+        advice = "give --enrolment a folder of enrolment files"
         raise ConfigError(
             f"--count {count} needs {count} enrolments, but {path} is not a folder; {advice}"
         )

@@ -234,11 +234,11 @@ def listening(port: int) -> Check:
     try:
         socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
     except PermissionError:
-        fix = "give --port with a number from 1024"
+        fix = "give --port with a number of at least 1024"
         return failed(what, "this user may not listen there", fix)
     except OSError as error:
         found = f"another process listens there ({os.strerror(error.errno or 0)})"
-        fix = f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number"
+        fix = f"stop the process that ss -ltnp 'sport = :{port}' shows, or give another --port"
         return failed(what, found, fix)
     return ok(what, "free")
 

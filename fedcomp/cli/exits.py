@@ -105,7 +105,7 @@ def _usage(error: click.UsageError) -> str:
 class Signals:
     """A context in which END_SIGNALS raise KeyboardInterrupt. Signals that are already ignored, as under nohup, stay ignored.
 
-    `received`: the number of the last signal; None if there was none. `ignoring`: whether signals have no effect.
+    `received`: the number of the last signal; None if there was none. `ignoring`: whether signals are ignored.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ def stoppable(
                 try:
                     yield
                 finally:
-                    signals.ignoring = True  # so that they do not interrupt the clean-up
+                    signals.ignoring = True  # a signal must not interrupt the clean-up
         except (KeyboardInterrupt, OSError) as error:
             lost, number = output_lost(error), signals.received
             if isinstance(error, KeyboardInterrupt):

@@ -122,9 +122,9 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
 
 
 def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: int) -> list[Text]:
-    """Return a curve over rounds with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30.
+    """Return a curve over rounds, with axes, as `height` ≥ 2 lines of at most `width` ≥ 30 characters.
 
-    `points`: rounds in ascending order, and finite values. `judged`: "accuracy" for values 0..1, labelled in percent, or "loss".
+    `points`: (round, finite value) in ascending order of rounds. `judged`: "loss", or "accuracy" for values 0..1, labelled in percent.
     """
     rows = height - 1
     if not points:

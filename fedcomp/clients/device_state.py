@@ -51,7 +51,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         head = json.loads(stored[SESSION])
         replica = session.replica
         new = len(replica.past_versions) == 1
-        # Otherwise, other clients have already moved the copy to a newer version.
+        # Do not restore an older version if another client has already moved the shared copy to a newer one.
         if new or replica.version in head["passed"]:
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))

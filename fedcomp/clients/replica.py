@@ -62,9 +62,9 @@ class Replica:
         self.past_versions = dict.fromkeys([*past_versions, version])
 
     def check_path(self, assignment: Assignment, version: str) -> None:
-        """Raise NeedDense unless the download of an assignment starts from `version` or passes through it.
+        """Raise NeedDense unless `version` is the start of the assignment's download, or a version that the download leads through.
 
-        A download starts from an earlier version if the server did not receive the client's last report.
+        The download starts from an older version than the client's if the server did not receive the client's last report.
         """
         a = assignment
         if a.form == DENSE or version == a.base:
@@ -75,7 +75,7 @@ class Replica:
             passes = version in _versions(a)
         if not passes:
             raise NeedDense(
-                f"the download starts from version {a.base[:8]}, but this client is at {version[:8]}, so it needs all weights"
+                f"the download starts from version {a.base[:8]}, but this client is at version {version[:8]}; it needs all weights"
             )
 
     def _apply(self, assignment: Assignment) -> None:
@@ -89,7 +89,7 @@ class Replica:
             versions, steps = _versions(assignment), []
             if versions[-1] != assignment.version:
                 raise FrameError(
-                    "the frames of the download do not lead to the model version that it names"
+                    "the frames of the download do not lead to the model version that the download names"
                 )
             for frame in assignment.frames[versions.index(self.version) :]:
                 factor, step = unwrap_decay(frame, numel)
@@ -108,5 +108,5 @@ class Replica:
 
 
 def _versions(assignment: Assignment) -> list[str]:
-    """Return the versions through which the frames of a download lead, from its base on."""
+    """Return the versions that the frames of a download lead through, starting with the base version."""
     return [*itertools.accumulate(assignment.frames, next_version, initial=assignment.base)]

@@ -233,7 +233,7 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Settle proposals and apply downloads. Return the assignments that start a round, and those of later phases."""
+        """Settle pending proposals and apply downloads. Return the assignments that start a round, and the assignments of later phases."""
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -366,7 +366,7 @@ class ClientSession(EncodingSession):
         updates: Tensor | None = None,
         traces: Sequence[Traces] | None = None,
     ) -> dict[int, Report]:
-        """Encode updates, or the next frames of the memories, and return the clients' reports."""
+        """Encode `updates`, or without them the next frame of each client's memory. Return the clients' reports, by client."""
         reports: dict[int, Report] = {}
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):

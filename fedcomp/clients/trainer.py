@@ -54,7 +54,7 @@ class Trainer:
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
         self.all_shards = shards if all_shards is None else all_shards
         self._round = 0
-        # In the current round, (id(data), partition) → summary of the partition's update or an exception, and mean loss.
+        # Results of the current round: (id(data), partition) → (summary of the update, or an exception; mean loss).
         self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:
@@ -125,7 +125,7 @@ class Trainer:
             jobs.append(Job(a.round, a.client, plan, state.buffers, traces, shard, state.training))
         return jobs
 
-    # Training on partitions. In each round, a partition is trained once, for all clients that have it.
+    # Training on partitions. In each round, the model is trained once on each partition, for all clients that have the partition.
 
     def _train_on_partitions(
         self,
@@ -139,10 +139,10 @@ class Trainer:
         if self._round != assignments[0].round:
             self._round, self._results = assignments[0].round, {}
         partitions = {a.client: _attempt(self.algorithm.partitions, a) for a in assignments}
-        failures |= {c: own for c, own in partitions.items() if isinstance(own, Exception)}
-        asked = [a for a in assignments if a.client not in failures]
+        failures |= {c: error for c, error in partitions.items() if isinstance(error, Exception)}
+        valid = [a for a in assignments if a.client not in failures]
         wanted = {
-            p for a in asked for p in partitions[a.client] if (id(data), p) not in self._results
+            p for a in valid for p in partitions[a.client] if (id(data), p) not in self._results
         }
         missing = sorted(wanted, key=lambda p: p.number)
         for first in range(0, len(missing), self.at_once):
@@ -150,7 +150,7 @@ class Trainer:
                 missing[first : first + self.at_once], data, assignments[0], start
             )
         trained, updates = [], []
-        for a in asked:
+        for a in valid:
             results = [self._results[id(data), p] for p in partitions[a.client]]
             summaries, losses = zip(*results, strict=True)
             errors = [summary for summary in summaries if isinstance(summary, Exception)]
@@ -166,7 +166,7 @@ class Trainer:
     def _train_partitions(
         self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
     ) -> None:
-        """Train partitions with the settings of an assignment, and add their results to `_results`."""
+        """Train on partitions with the settings of an assignment, and add the results to `_results`."""
         jobs: dict[DataPartition, Job] = {}
         for partition in partitions:
             job = _attempt(self._partition_job, partition, a)
@@ -201,7 +201,7 @@ class Trainer:
 
 
 def _none(start: Tensor) -> Tensor:
-    """Return the updates of no clients: float32 [0, n]."""
+    """Return an empty stack of updates: float32 [0, n]."""
     return torch.empty(0, len(start), dtype=torch.float32, device=start.device)
 
 

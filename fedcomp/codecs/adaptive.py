@@ -154,7 +154,7 @@ def _least_variance(
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            for parity in (0, 1):  # the neighbours of moved levels stay
+            for parity in (0, 1):  # so that the neighbours of a moved level stay in place
                 moved = free[free % 2 == parity]
                 below, above = at[moved - 1], at[moved + 1]
                 missing = grid[above] * (ranks[above] - ranks[below]) - (sums[above] - sums[below])

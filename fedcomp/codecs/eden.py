@@ -31,7 +31,7 @@ from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
 
-# By number of bits: the optimal magnitudes for a normal variable, float32.
+# Optimal magnitudes for a normal variable, float32, by number of bits.
 MAGNITUDES = {
     1: (0.7978845834732056,),
     2: (0.4527800381183624, 1.5104175806045532),

@@ -131,11 +131,11 @@ def unseal(
         raise FrameError(
             f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model"
         )
-    own, start = _halves(codec), header_bytes(codec, seeded)
-    halves = bytes(view[SECTIONS : SECTIONS + len(own)])
-    if halves != own:
+    expected, start = _halves(codec), header_bytes(codec, seeded)
+    halves = bytes(view[SECTIONS : SECTIONS + len(expected)])
+    if halves != expected:
         raise FrameError(
-            f"a frame of the product {_product(halves)} was given to {_product(own)}; both sides need the same codecs"
+            f"a frame of the product {_product(halves)} was given to {_product(expected)}; both sides need the same codecs"
         )
     if len(view) < start:
         raise FrameError("damaged frame: it is cut short in its seed")

@@ -7,9 +7,9 @@ Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: communication-efficient SGD via 
 E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec. With
 `damped`, the codec is C/(1 + ω), which contracts with δ = 1/(1 + ω).
 
-With rounding=nearest, the codec is a deterministic uniform quantizer, such as that of LAQ (Sun, Chen, Giannakis, Yang: NeurIPS 2019, eq.
-5–6) with about log₂(2s + 1) bits. It contracts with δ = (4s² − 1)/(4s² + n − 1), since the error of a coordinate is at most |x_i| and at
-most u/2, and the largest |x| is at least s·u.
+With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits, such as the quantizer of LAQ (Sun, Chen,
+Giannakis, Yang: NeurIPS 2019, eq. 5–6). It contracts with δ = (4s² − 1)/(4s² + n − 1), since the error of a coordinate is at most |x_i| and
+at most u/2, and the largest |x_i| is at least s·u.
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
 the range of float32. A section has the format `multiples` of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With @chunk, a
@@ -59,7 +59,7 @@ class QSGD(Codec):
             )
         if self.rounding == "nearest" and (self.norm != "max" or self.damped):
             raise SpecError(
-                "rounding=nearest needs norm=max and no `damped`; give norm=max,rounding=nearest"
+                "rounding=nearest works only with norm=max and without damped; give norm=max,rounding=nearest"
             )
 
     def omega(self, numel: int) -> float:

@@ -97,12 +97,12 @@ class RandomK(selection.DensityCodec):
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         numel, device = rows[0].numel(), rows[0].device
         k = self.count(numel)
-        # With by=magnitude, the threshold m of each vector.
-        levels = [] if self.draws else [drop_threshold(row, k) for row in rows]
+        # With by=magnitude, each vector has a threshold m.
+        thresholds = [] if self.draws else [drop_threshold(row, k) for row in rows]
         if self.draws:
             positions = [self.implied(numel, k, seed) for seed in seeds]
         else:
-            positions = [drop_small(*call) for call in zip(rows, levels, seeds, strict=True)]
+            positions = [drop_small(*call) for call in zip(rows, thresholds, seeds, strict=True)]
         counts = np.array([row.size for row in positions], np.int64)
         chosen = Chosen(torch.from_numpy(np.concatenate(positions)).to(device), counts)
         values = kernels.values_at(rows, chosen)
@@ -110,7 +110,7 @@ class RandomK(selection.DensityCodec):
             scaled = values.to(torch.float64) * (numel / max(k, 1))
             values = scaled.clamp(-LARGEST, LARGEST).to(torch.float32)
         elif self.scaled:
-            m = torch.from_numpy(np.array(levels, np.float32).repeat(counts)).to(device)
+            m = torch.from_numpy(np.array(thresholds, np.float32).repeat(counts)).to(device)
             values = values.where(values.abs() >= m, m.copysign(values))
         return chosen, values
 

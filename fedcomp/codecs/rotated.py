@@ -29,7 +29,8 @@ from .frame import Section, varint
 from .update import Dense, Update
 
 UNROTATED = 0  # the first byte before float32 values
-MAX_UNROTATED_EXPONENT = -100  # of the largest magnitude of a vector sent as float32 values
+# A vector is sent as float32 values if the exponent of its largest magnitude is at most this.
+MAX_UNROTATED_EXPONENT = -100
 HALF = np.dtype("<u4")  # the upper half of a float64
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
 
@@ -175,9 +176,9 @@ class RotatedUpdate(Update):
                 span = edges[first_block] + [at, min(at + hadamard.CHUNK, b)]
                 i, j = np.searchsorted(edges, span).tolist()
                 first, last = edges[[i, j]].tolist()
-                own = self.scale[i:j], self.shift[i:j]
+                affine = self.scale[i:j], self.shift[i:j]
                 values = hadamard.rotate_back(
-                    self.codes(first, last), self.seed, self.numel, i, *own
+                    self.codes(first, last), self.seed, self.numel, i, *affine
                 )
                 use(first, first + values.size, values)
 

@@ -47,8 +47,8 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 class Selective(Codec):
     """A codec that selects coordinates. Zeros are selected only if positions are drawn from the seed.
 
-    Subclasses implement `select`, which selects coordinates, or `choose`, and the format of values in `pack_values` and `unpack_values`.
-    This class encodes and decodes positions.
+    Subclasses implement `select` or `choose`, which select coordinates, and `pack_values` and `unpack_values`, which define the format of
+    values. This class encodes and decodes positions.
     """
 
     draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent
@@ -89,7 +89,7 @@ class Selective(Codec):
 
     @abstractmethod
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        """Return `count` ≥ 1 values from the start of `data`, and the number of bytes read. Raises FrameError."""
+        """Read `count` ≥ 1 values from the start of `data`. Return the values and the number of bytes read. Raises FrameError."""
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.choose(rows, seeds)

@@ -265,9 +265,10 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 
 def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int, np.ndarray]:
-    """Return the exponent and the sum, int64, of integer tables of one shape, each with the exponent of its unit 2^e.
+    """Return the sum of integer tables of one shape, as (exponent, int64 table).
 
-    The unit of the sum is the smallest unit of a table, or larger if the sum could exceed `bits` bits.
+    `tables`: (exponent e, table), where 2^e is the unit of the table. The unit of the sum is the smallest of these units, or larger if the
+    sum could exceed `bits` bits.
     """
     longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
     top = longest + (len(tables) - 1).bit_length()  # the sum is below 2^top

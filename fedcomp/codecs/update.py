@@ -39,7 +39,7 @@ class Update(ABC):
     """A decoded vector [numel]."""
 
     numel: int
-    positions: np.ndarray | None  # of the coordinates in the update, int64, ascending; None = all
+    positions: np.ndarray | None  # positions of the values, int64, ascending; None = all
 
     @property
     def nonzeros(self) -> int:
@@ -83,7 +83,7 @@ class Dense(Update):
         return self.values.size
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        # Products are rounded before the sum, as in kernels.add_all_at.
+        # Products are rounded to float32 before they are added, as in kernels.add_all_at.
         factor = np.float32(weight)
         if not into.is_cpu or into.dtype != torch.float32:
             into.add_(torch.from_numpy(factor * self.values).to(into.device))

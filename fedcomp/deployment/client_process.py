@@ -42,7 +42,7 @@ JITTER = random.Random()  # not random's own generator, which users may seed
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment with which a client connects. Without an enrolment, there is no TLS."""
+    """The address of a server, and the enrolment with which a client connects. Without an enrolment, the connection has no TLS."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ class Retries:
         """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
         Raises `error` if further attempts cannot help. A client cannot distinguish an unreachable server from a run that has ended, so
-        `error` is also raised when `patience_s` seconds have passed since the first failed attempt; None means no limit.
+        `error` is also raised when `patience_s` seconds have passed since the first failed attempt, unless `patience_s` is None.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -214,10 +214,10 @@ class ClientProcess:
                 assigned.append((request, request.message))
         downlink_bytes = [sum(map(len, assignment.frames)) for _, assignment in assigned]
         reports = handle([(request.hosted.client, a) for request, a in assigned])
-        # Few large tasks, because handing a task to a thread takes longer than a small save.
+        # Save in a few large tasks, because handing a task to a thread takes longer than saving a small state.
         hosted = [request.hosted for request, _ in assigned]
-        shares = [hosted[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(hosted)))]
-        errors = {id: error for failed in savers.map(_save, shares) for id, error in failed.items()}
+        groups = [hosted[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(hosted)))]
+        errors = {id: error for failed in savers.map(_save, groups) for id, error in failed.items()}
         answered = zip(assigned, reports, downlink_bytes, strict=True)
         for (request, assignment), report, down_bytes in answered:
             if error := errors.get(request.hosted.id):

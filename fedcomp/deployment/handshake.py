@@ -163,7 +163,7 @@ def session_for(
         if key is not None:
             ring = PinnedKeys(invitation.run, client_id, key, setup.roster, log or SignatureLog())
             algorithm = replace(algorithm, ring=ring, options=invitation.options)
-        # The algorithm holds the client's own key, so the client has a session of its own.
+        # The client cannot share a session, since the algorithm contains the client's own key.
         hosted = _new_session(config, setup, algorithm, layout)
     else:
         make_session = functools.partial(_new_session, config, setup, algorithm, layout)
@@ -242,14 +242,14 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
 
 
 def _shards(config: RunConfig, setup: ClientSetup) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return, by partition, the indices of the training examples, and of the examples on which its client evaluates.
+    """Return the indices of the training examples and of the evaluation examples: two lists with an array for each partition.
 
     The data of a client without a partition id is a single partition.
     """
-    whole, partitions = setup.partition_id is None, setup.partitions or config.clients
+    single, partitions = setup.partition_id is None, setup.partitions or config.clients
 
     def divide() -> tuple[list[np.ndarray], list[np.ndarray]]:
-        if whole:
+        if single:
             shards = [np.arange(len(setup.train))]
         else:
             settings = partitions, config.seed, setup.task.name
@@ -260,5 +260,5 @@ def _shards(config: RunConfig, setup: ClientSetup) -> tuple[list[np.ndarray], li
             return shards, test[1]
         return hold_out(shards, config.holdout, config.seed)
 
-    key = (config.partition, whole, partitions, config.seed, config.evaluate, config.holdout)
+    key = (config.partition, single, partitions, config.seed, config.evaluate, config.holdout)
     return setup.shared.get_or_make("partition", key, divide)

@@ -100,7 +100,7 @@ class RelayProcess:
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Return a more precise error for a failed connection, or the error itself if a second attempt succeeds."""
+        """Connect again to find the cause of `error`. Return the more precise error, or `error` itself if the second attempt succeeds."""
         try:
             await asyncio.to_thread(self.target.check)
         except UnreachableError as cause:

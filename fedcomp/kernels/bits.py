@@ -27,7 +27,7 @@ def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
 
 
 def sign_values(raw: np.ndarray, count: int, magnitude: float) -> np.ndarray:
-    """Return magnitude for each 1 and −magnitude for each 0 of packed bits: float32 [count]."""
+    """Return `magnitude` for each 1 and −`magnitude` for each 0 in the packed bits `raw`: float32 [count]."""
     values = SIGNS.take(raw, axis=0).reshape(-1)[:count]
     values *= np.float32(magnitude)
     return values
@@ -101,7 +101,7 @@ def pack_torch(flags: Tensor) -> Tensor:
 
 
 def random_bits(seed: int, count: int, stream: int) -> np.ndarray:
-    """Return random bits, packed: uint8 [⌈count/8⌉]. Bit i is bit i of the random words (philox.py) of a seed and a stream."""
+    """Return packed random bits: uint8 [⌈count/8⌉]. Bit i is bit i of the random words (philox.py) of the seed and the stream."""
     words = philox.words(seed, (count + 31) // 32, stream=stream).astype(WORD, copy=False)
     packed = words.view(np.uint8)[: (count + 7) // 8]
     if count % 8:

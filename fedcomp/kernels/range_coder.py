@@ -137,7 +137,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
     bits = _bits(total, present.size)
     frequencies = _scale(counts, total, bits)
     used = frequencies[present]
-    lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)  # in bits, exactly
+    lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)  # in bits; frexp is exact here
     changes = np.diff(lengths, prepend=0)
     owner, shift = _low_bits(lengths)
     low = np.packbits((used[owner] >> shift & 1).astype(np.uint8)).tobytes()

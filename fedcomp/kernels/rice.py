@@ -190,7 +190,7 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Read the numbers, int64, of `widths` ≤ 40 bits that start at the bits `at` of `raw`, the result of `padded`."""
-    # The eight bytes from each byte on.
+    # words[i]: the eight bytes that start at byte i.
     words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))
     return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 

@@ -78,7 +78,8 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
         return torch.from_numpy(np.concatenate([_floats(row)[at] for row, at in each]))
     stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
     if stack.is_cpu:
-        return torch.from_numpy(_floats(stack)[row, positions.numpy()])  # without torch's threads
+        # Indexing in numpy does not use torch's threads.
+        return torch.from_numpy(_floats(stack)[row, positions.numpy()])
     return stack[torch.from_numpy(row).to(stack.device), positions].to(torch.float32)
 
 
@@ -195,7 +196,7 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    # 4 σ more, so that at least k candidates are almost certain.
+    # 4 standard deviations more than expected, so that almost certainly at least k keys pass the threshold.
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)

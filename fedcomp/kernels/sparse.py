@@ -36,8 +36,8 @@ def add_all_at(
         return
     updates = zip(positions, values, weights, strict=True)
     if not into.is_cpu:
-        for at, own, weight in updates:
-            product = torch.from_numpy(np.float32(weight) * own)
+        for at, addends, weight in updates:
+            product = torch.from_numpy(np.float32(weight) * addends)
             into[torch.from_numpy(at).to(into.device)] += product.to(into.device)
         return
     dense, loops = into.detach().numpy(), rice.loops(max(sizes))
@@ -46,5 +46,5 @@ def add_all_at(
         weighted *= np.concatenate(values)
         np.add.at(dense, np.concatenate(positions), weighted)
         return
-    for at, own, weight in updates:
-        loops.add_at(dense, at, own, weight)
+    for at, addends, weight in updates:
+        loops.add_at(dense, at, addends, weight)

@@ -209,10 +209,10 @@ class _Issuer:
         public, relay = key.public_key(), relay_hosts is not None
         ca_key, (now, ends) = self.key, self._validity()
         if relay_hosts is None:
-            own = certificates.client_certificate(public, ca_key, now, ends)
+            issued = certificates.client_certificate(public, ca_key, now, ends)
         else:
-            own = certificates.server_certificate(public, relay_hosts, ca_key, now, ends, relay)
-        parts = certificate_pem(own), private_key_pem(key), certificate_pem(self.certificate)
+            issued = certificates.server_certificate(public, relay_hosts, ca_key, now, ends, relay)
+        parts = certificate_pem(issued), private_key_pem(key), certificate_pem(self.certificate)
         certificate, private, ca = (pem.decode() for pem in parts)
         enrolment = Enrolment(id, certificate, private, ca, self.server)
         file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"

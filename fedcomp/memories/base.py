@@ -71,7 +71,7 @@ class Memory(ABC):
         if self.selects_coordinates:
             if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
                 raise MismatchError(
-                    f"{{memory}} {self.name} selects the coordinates itself, and {codec} cannot send a selection; "
+                    f"{{memory}} {self.name} selects the coordinates itself, but {codec} cannot send selected coordinates; "
                     "use {uplink} topk or stc"
                 )
             codec = at_density(codec, 1.0)
@@ -211,7 +211,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned, with checked vectors. Subclasses first call `super()._load_state(state)`."""
+        """Restore a state that `_state` returned. Its vectors are already checked. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
     # For subclasses to implement.

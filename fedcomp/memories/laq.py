@@ -8,9 +8,10 @@ Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via laz
 q is the estimate of the client's update that both sides store, θ^k the model in round k, and η the server's learning rate. ε = x − q − δQ
 is the codec's error in this round, and ε̂ its error in the last accepted proposal. ξ_d = 0.8/D with D = 10, and t̄ = 100, as in the
 authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The
-paper's quantizer with b bits corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if
-their error is so small that ‖δQ‖² can exceed the term with ε and ε̂. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun,
-Yin; NeurIPS 2018), for any codec that contracts. Clients outside the cohort count with their estimate q, like clients that skip the round.
+paper's quantizer with b bits corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their
+error is small; otherwise ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²). With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun, Yin;
+NeurIPS 2018), for any codec that contracts. Clients outside the cohort are represented by their estimate q, like clients that skip the
+round.
 """
 
 import json
@@ -51,7 +52,7 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """The server's estimates q of the clients' updates, which count in every round, and the norms of the last model steps."""
+    """The server's estimates q of the clients' updates, and the norms of the last model steps. All estimates count in every round."""
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True

@@ -55,7 +55,7 @@ class Slot:
     """The identity of one ballot. Signatures and keys are bound to their slot, so they are invalid in every other slot."""
 
     run: str
-    # A random name, drawn when a server starts, so that a repeated round has other keys
+    # A random name, drawn when a server starts, so that a repeated round uses new keys
     attempt: str
     round: int
     sender: int

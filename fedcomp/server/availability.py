@@ -47,7 +47,7 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota of later rounds, which wait for a whole cohort until the deadline, or without a deadline for the quorum."""
+        """Return the quota of later rounds. They wait for the quorum, or if there is a deadline, for a whole cohort until then."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
@@ -57,7 +57,7 @@ class Quota:
         return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
-        """Return how many seconds a round of a run with `clients` clients waits for a client that lost its connection; inf: no limit."""
+        """Return the seconds that a round waits for a client that lost its connection; inf: no limit. `clients`: clients of the run."""
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 

@@ -35,7 +35,7 @@ POLL_S = 0.1  # longest wait before the phase checks again whether it is complet
 
 
 def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
-    """Return the accepted update of a report whose frame contains `update`. `rate`: learning rate of the client, divided by the run's."""
+    """Return the accepted update of a report whose frame contains `update`. `rate`: the client's learning rate divided by the run's."""
     return AcceptedUpdate(
         report.client,
         update,

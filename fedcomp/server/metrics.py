@@ -177,7 +177,7 @@ class Metrics(Callback, Collector):
         sent = {client: sent for client, (_, sent) in port.by_client.items()}
         gauges: dict[str, tuple[str, Mapping[int, float | None]]] = {
             "connected": ("1 for each client that can be reached.", connected),
-            "latency_seconds": ("Seconds from assignment to last answer.", self.latency_s),
+            "latency_seconds": ("Seconds from assignment to answer, last value.", self.latency_s),
             "versions_behind": ("Versions missed at the last assignment.", behind),
             "staleness_rounds": ("Rounds by which the last answer was late.", staleness),
             "suspicion": ("Fraction of votes lost by a wide margin, 0 to 1.", self.suspicion),

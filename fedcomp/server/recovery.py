@@ -63,7 +63,7 @@ class Recovery:
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
         self.changed: set[int] = set()  # clients that took part since the last checkpoint
-        # Fingerprints of the model and the data, which must not change. Error messages name the key of a fingerprint that has changed.
+        # Fingerprints of the model and the data, which must not change. The keys are used in error messages.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,
             "other examples": data.digest if data is not None else "none",

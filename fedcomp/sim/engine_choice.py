@@ -80,7 +80,7 @@ class EngineChoice:
                     "--engine processes trains on the cores of a CPU; give --device cpu as well, or another engine"
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
-        if config.engine in ("serial", "ray"):  # with Ray, `at_once` becomes the number of actors
+        if config.engine in ("serial", "ray"):  # with Ray, the number of actors is set later
             return cls(devices.describe(device), config.engine, 1)
         if obstacle := batching_obstacle(config, task, data):
             if config.engine == "batched":
@@ -192,9 +192,9 @@ def choose_engine(
 ) -> tuple[str, int]:
     """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
 
-    `requested` is "auto" or "batched". With "auto", a model is batched on CUDA if a quarter of the memory holds two clients, and on a CPU
-    if all weights belong to nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent are
-    never batched. Raises ConfigError if `requested` is "batched" and the model cannot be batched.
+    `requested` is "auto" or "batched". With "auto", a model is batched on CUDA if two clients fit into a quarter of the memory, and on a
+    CPU if all weights belong to nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent
+    are never batched. Raises ConfigError if `requested` is "batched" and the model cannot be batched.
     """
     device = torch.device(device)
     if requested == "auto" and serial_reason(model, device, batch_size):

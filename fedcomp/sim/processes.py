@@ -56,8 +56,8 @@ def is_available() -> bool:
 
 def unbatched_engine(device: torch.device) -> str:
     """Return the engine for a model that cannot be batched: worker processes on a CPU with several cores, else serial."""
-    several = device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
-    return "processes" if several else "serial"
+    uses_workers = device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
+    return "processes" if uses_workers else "serial"
 
 
 class SharedTensor:
@@ -145,8 +145,8 @@ class JobQueue:
         self.updates = SharedTensor((m, len(self.start.tensor)))
         self.results: list[Result | None] = [None] * m
         self.waiting = deque(range(m))  # jobs that are not yet assigned
-        self.traces: dict[int, Traces] = {}  # by job, shared with its worker
-        self.deaths: Counter[int] = Counter()  # by job: number of workers that died
+        self.traces: dict[int, Traces] = {}  # by job, each shared with the worker of the job
+        self.deaths: Counter[int] = Counter()  # by job: number of workers that died during it
 
 
 class WorkerEngine(Engine):
@@ -317,7 +317,7 @@ class WorkerEngine(Engine):
         queue.deaths[i] += 1
         likely_cause = "the task's own code may be the cause"
         if "SIGKILL" in end_of_process:
-            likely_cause = "memory may be short"
+            likely_cause = "the machine may have run out of memory"
         if queue.deaths[i] == 1:
             queue.waiting.appendleft(i)
             client = queue.jobs[i].client

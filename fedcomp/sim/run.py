@@ -151,9 +151,11 @@ class PreparedRun:
         self.machine = self._machine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
-        n_clients = min(config.clients, config.rounds * cohort)  # that take part
+        n_participants = min(config.clients, config.rounds * cohort)  # at most
         client_bytes = self._client_bytes(client_memory)
-        self.placement = choose_placement(config.residuals, self.device, n_clients, client_bytes)
+        self.placement = choose_placement(
+            config.residuals, self.device, n_participants, client_bytes
+        )
         self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
         start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
         self.bandwidths = bandwidths_of(

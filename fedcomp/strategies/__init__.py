@@ -74,14 +74,14 @@ def resolved(config: RunConfig) -> RunConfig:
         cls, options = _chosen(config.strategy)
     stored = read_run(config.out) if config.resume and config.out else {}
     memories = {"memory": cls.required_memory or AUTO, "downlink_memory": AUTO}
-    own: dict[str, Any] = {}
+    filled: dict[str, Any] = {}
     for name, default in (memories | dict(cls.defaults(options))).items():
         given = getattr(config, name)
         if given == AUTO:
-            own[name] = stored.get(name, default)
+            filled[name] = stored.get(name, default)
         elif isinstance(given, StrategyDefault):
-            own[name] = default
-    chosen = dataclasses.replace(config, **own)
+            filled[name] = default
+    chosen = dataclasses.replace(config, **filled)
     with spec.error_context(flag="--memory"):
         suited = default_uplink(chosen.memory)
     if isinstance(chosen.uplink, StrategyDefault) and suited:

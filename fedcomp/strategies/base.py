@@ -298,7 +298,7 @@ class AcceptedUpdate:
     """A client's report that passed every check."""
 
     client: int
-    # None: nothing was sent, or a relay added it to the update of another client
+    # None: the client sent nothing, or a relay added its update to another client's
     update: Update | None
     examples: int
     loss: float
@@ -421,7 +421,10 @@ class RoundStrategy(ABC):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return defaults for unset options of a run, by field of `fedcomp.config.RunConfig`. `required_memory` is a default already."""
+        """Return the strategy's defaults for options that are not given, by field of `fedcomp.config.RunConfig`.
+
+        The default of `memory` is `required_memory`, unless the dict has another value.
+        """
         return {}
 
     @abstractmethod

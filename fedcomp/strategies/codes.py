@@ -156,7 +156,7 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether `clients` clients, `f` of them Byzantine, can have a certainly correct result. Empty seats count as absent."""
+    """Return whether a vote of `clients` clients, `f` of them Byzantine, is guaranteed to be correct. Empty seats count as absent."""
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
@@ -218,7 +218,7 @@ class CodeRow:
 
     @classmethod
     def unpack(cls, data: bytes) -> "CodeRow":
-        """Read the JSON of `pack`. Raises ProtocolError if a partition or client is repeated, and if the row or a partition is empty."""
+        """Read the JSON of `pack`. Raises ProtocolError if the row or a partition is empty, or if a partition or a client is repeated."""
         try:
             client, seat, listed = json.loads(data)
             parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
@@ -251,7 +251,7 @@ def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
 
 
 def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
-    """Return the packed signs of an update [numel]. Zeros get random signs, keyed by `zeros`; without a key they count as positive."""
+    """Return the packed signs of an update [numel]. Zeros get random signs from the seed `zeros`, or without a seed, are positive."""
     return update.raw if isinstance(update, Bits) else kernels.bits.signs(update.dense(), zeros)
 
 

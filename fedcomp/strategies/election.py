@@ -372,7 +372,10 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The quorum of the run, raised if a certainly correct result needs it, since fast Byzantine clients could fill a smaller one."""
+        """The quorum of the run, raised if it is too small for a result that is guaranteed to be correct.
+
+        Fast Byzantine clients could fill a smaller quorum.
+        """
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -483,7 +486,7 @@ class Election(Vote):
         if not reason:
             return self.convicted
         self.warn(
-            f"round {self._round} failed: {reason}; to tolerate more absent clients, take more clients in a round, a larger "
+            f"round {self._round} failed: {reason}; to tolerate more absent clients, use more clients in a round, a larger "
             "'byzantine' or a smaller 'f'",
             kind="failed election",
         )

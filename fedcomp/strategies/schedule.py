@@ -70,7 +70,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return each client's settings. `bandwidths`: client → bytes/s; with a budget in bytes, clients without one get the mean."""
+        """Return each client's settings. `bandwidths`: client → bytes/s. With `budget_bytes`, the mean replaces unknown bandwidths."""
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -102,7 +102,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return each client's bytes: the smallest frame, plus a part of the rest of `budget_bytes` in proportion to its bandwidth."""
+        """Return each client's budget: the smallest frame, plus a part of the rest of `budget_bytes` in proportion to its bandwidth."""
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:

@@ -16,9 +16,9 @@ Glossary:
     proof     a complaint together with its card and its ballot, with which anybody can check that the ballot does not open
 
 The phases of a round are `cards`, `ballots`, `tally` and, only if a complaint is proven, `recount`. Server and clients check every
-signature. Every row must contain every client once, because a vote would reveal a ballot with a larger weight. A client answers each phase
-of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the ballots, and a sender that signed two
-ballots for one slot would count as Byzantine.
+signature. Every row must contain each client exactly once, because a vote would reveal a ballot that counts more than the others. A client
+answers each phase of a round only once, even if the server asks again: votes on several sets of ballots would reveal the ballots, and a
+sender that signed two ballots for one slot would count as Byzantine.
 """
 
 import re
@@ -64,7 +64,7 @@ NO_CARD = bytes(CARD)  # in place of the card for a sender whose key the voter d
 MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts of a run, bytes of an attempt
 COUNT = struct.Struct("<H")  # number of complaints, at the start of a vote
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private key of the voter's card
-# Voter, its card, and the card's private key; the ballot follows
+# The voter, the voter's card, and the card's private key, before the ballot
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
 ROUND = struct.Struct("<q")  # round, at the start of the record of a run (`pack_signed`)
 NO_COMPLAINTS = COUNT.pack(0)
@@ -121,7 +121,10 @@ class Proof:
     def is_valid(
         self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
     ) -> bool:
-        """Return whether the ballot does not open with the card, given public keys. Raises ProtocolError if either is not signed."""
+        """Return whether the proof is valid: whether the ballot does not open with the private key of the card.
+
+        `voter` and `sender` are their public keys. Raises ProtocolError if the voter did not sign the card, or the sender the ballot.
+        """
         public = card_key(self.card, slot, self.voter, voter)
         return SealedBallot.read(self.ballot, slot, sender).proven_bad(
             self.voter, public, self.private
@@ -157,7 +160,7 @@ def attempt_of(announced: Mapping[str, bytes]) -> bytes:
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client id in an announcement's name: `prefix` and a decimal number. Raises ProtocolError for other names."""
+    """Return the client id in the name of an announcement: a decimal number after `prefix`. Raises ProtocolError for other names."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
             f"the server's announcement has the name {ascii(name)[:60]}, which is not that of a client, a decimal number"
@@ -201,7 +204,7 @@ class SealedElectionClient(ClientAlgorithm):
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Also raise ProtocolError if the announced terms are not the assignment's, or if the client has already signed this round."""
+        """Also raise ProtocolError if the announced terms differ from the assignment's, or if the client has already signed this round."""
         if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, assignment.announcements
@@ -222,7 +225,7 @@ class SealedElectionClient(ClientAlgorithm):
             )
         if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
             raise ProtocolError(
-                f"this is attempt {len(known) + 1} of the run (server start), but at most {MAX_ATTEMPTS} are allowed; "
+                f"the server was started at least {len(known) + 1} times for this run, but at most {MAX_ATTEMPTS} are allowed; "
                 "give the run a new name"
             )
         return True
@@ -390,7 +393,7 @@ def signed_attempts(state: RoundState | None) -> list[bytes]:
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return the record of this run for the client's SignatureLog: last round and attempts; b"" if the client has signed nothing."""
+    """Return the record of a run for the client's SignatureLog: the last round and the attempts, or b"" if nothing was signed."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 

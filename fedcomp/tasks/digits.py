@@ -1,7 +1,7 @@
 """The 1,797 handwritten digits of 8x8 pixels that scikit-learn contains. No download is needed.
 
 A fixed random split has 1,437 training and 360 test examples. Pixels are standardised by the mean and standard deviation of the training
-set. Without standardisation, the accuracy of a short run is a tenth lower.
+set.
 """
 
 from functools import partial

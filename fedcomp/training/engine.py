@@ -77,8 +77,8 @@ class ClientEngine(ABC):
     ) -> JobResult | Exception:
         """Call `train_job`. Return the exception if training fails.
 
-        If the user's code forks, an exception in the child process is raised again to end the child process, which would otherwise continue
-        as a second copy of its parent.
+        If the user's code forks, exceptions in the child process are raised and end that process. Otherwise, the child process would
+        continue as a second copy of its parent.
         """
         process = os.getpid()
         try:

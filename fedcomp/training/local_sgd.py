@@ -137,7 +137,7 @@ class Traces(NamedTuple):
 
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """The sums and the squares, if a memory needs them."""
+        """`sums` and `squares`; None if no memory needs them."""
         return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod

@@ -198,7 +198,7 @@ def test_a_port_in_use_fails(family):
     assert output[f"port {port}"] == (
         "failed",
         "another process listens there (Address already in use)",
-        f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number",
+        f"stop the process that ss -ltnp 'sport = :{port}' shows, or give another --port",
     )
 
 

@@ -83,7 +83,7 @@ def test_an_enrolment_at_the_default_path_is_found(monkeypatch, tmp_path, keys):
             UserError,
             "give --server host:port",
         ),
-        ({}, UserError, "clients/ID.toml of the server's keys to .*nobody.toml, give --enrolment"),
+        ({}, UserError, "from the server's folder of keys to .*nobody.toml, or give --enrolment"),
     ],
 )
 def test_errors_name_missing_options(monkeypatch, given, error, sentence):

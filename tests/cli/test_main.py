@@ -243,7 +243,7 @@ def test_a_resumed_run_keeps_options_that_are_not_given(by_file, tmp_path, runs)
         ),
         (
             ["sim", "--optimizer", "adamw", "--momentum", "0.9"],
-            "--momentum: the optimizer adamw has no momentum option; leave it out",
+            "--momentum: the optimizer adamw has no momentum option; leave --momentum out",
         ),
         (["sim", "--zzz"], "no such option '--zzz'; see fedcomp sim --help"),
         (["smi"], "no such command 'smi'; did you mean sim?"),

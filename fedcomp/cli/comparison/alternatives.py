@@ -67,12 +67,12 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
     options = [{**values, **choice} for choice in choices]
     if baseline:
         others = [name for name in listed if name not in COMPRESSION_OPTIONS]
-        present = [dense(each) for each in options if is_dense(each)]
-        for counterpart in [dense(each) for each in options]:
-            if counterpart not in present:
-                present.append(counterpart)
-                options.append(counterpart)
-                texts.append("_".join([NAME, *(_name_part(n, counterpart[n]) for n in others)]))
+        baselines = [dense(each) for each in options if is_dense(each)]
+        for baseline_run in [dense(each) for each in options]:
+            if baseline_run not in baselines:
+                baselines.append(baseline_run)
+                options.append(baseline_run)
+                texts.append("_".join([NAME, *(_name_part(n, baseline_run[n]) for n in others)]))
     result = [*map(Alternative, _unique_names(texts), options)]
     for alternative in result:
         alternative.config  # noqa: B018 — raises ConfigError for invalid values

@@ -141,7 +141,7 @@ class Comparison:
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
-        """Print the table of results, fitted to the width of a terminal, and the path of the report."""
+        """Print the table of results, notes, and the path of the report. In a terminal, the table fits its width."""
         target = self.target
         notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
         notes += legend(lines)
@@ -214,7 +214,7 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
-    """Return the numbers of each line. If the worst decile of the clients was measured, its column follows the accuracy."""
+    """Return the cells of each line by column title. If the worst decile of the clients was measured, its column follows the accuracy."""
     rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         for i, line in enumerate(lines):

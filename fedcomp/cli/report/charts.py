@@ -121,7 +121,7 @@ HOURS = Quantity(
 
 
 def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
-    """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes."""
+    """Return (title, <svg>) for each panel: a chart of the final accuracy or loss of each line of the panel against its bytes."""
     drawn = []
     for panel in all_panels:
         if not (points := _finals(panel)):

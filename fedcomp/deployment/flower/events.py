@@ -1,4 +1,4 @@
-"""Callback calls passed from the process that runs the rounds to the process that displays the run, as lines of JSON in a file."""
+"""Calls of callback hooks, as lines of JSON in a file. The process that runs the rounds writes them for the process that shows the run."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ENDED, FAILED = "ended", "failed"  # names of the last event; all other events a
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its hooks to a file, and with `forward` also other events."""
+    """A callback that writes each call of its hooks to a file. `forward` also writes other events."""
 
     def __init__(self, file: TextIO):
         self.file = file
@@ -39,7 +39,7 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """A reader of recorded calls, which makes the same calls on `callback`. `summary`: None before the run has finished."""
+    """A reader that repeats the recorded calls on `callback`. `summary` is None until the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback

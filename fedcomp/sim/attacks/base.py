@@ -70,7 +70,7 @@ class Attack:
     source: ClassVar[str] = "–"
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of options
     uses_honest_updates: ClassVar[bool] = False  # `updates` reads the honest clients' updates
-    # The attackers of each round are chosen by the strategy's allocation matrix.
+    # Whether the strategy's allocation matrix determines the attackers of each round
     uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -30,6 +30,6 @@ class LowMargin(Attack):
         margin = context.n_byzantine if self.margin is None else self.margin
         narrow = (tally != 0) & (tally.abs() <= margin)
         magnitude = x.abs()
-        # A zero would not vote.
+        # Replace zeros, since a zero is not a vote.
         magnitude = torch.where(magnitude > 0, magnitude, magnitude.mean(1, keepdim=True))
         return torch.where(narrow, -tally.sign() * magnitude, x)

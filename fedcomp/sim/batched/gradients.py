@@ -105,8 +105,8 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 def batched_layer(layer: nn.Module) -> LayerFunction | None:
     """Return a function that runs a layer for a stack of clients; None for a layer without a batched form."""
-    of_torch = type(layer).__module__.startswith("torch.nn.modules.")
-    is_stateless = of_torch and not layer.state_dict() and not list(layer.children())
+    is_torch_layer = type(layer).__module__.startswith("torch.nn.modules.")
+    is_stateless = is_torch_layer and not layer.state_dict() and not list(layer.children())
     if is_stateless and not isinstance(layer, RANDOM):
         return lambda own, m, x: layer(x)
     if type(layer) is nn.Linear:

@@ -163,7 +163,7 @@ class Compressed(Strategy):
         vector = layout.vector_layout
         if not vector.numel:
             raise ConfigError(
-                "the model has no array of floats that could be compressed; leave Compressed out, or change whole="
+                "the model has no array of floats to compress; do without Compressed, or change its argument `whole`"
             )
         downlink = self.downlink, self._downlink_memory(vector), int(self.cache * 4 * vector.numel)
         broadcasts = Broadcasts(layout.vector(arrays), vector, *downlink)

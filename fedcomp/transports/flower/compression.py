@@ -193,7 +193,7 @@ def _load(storage: "Storage", id: int, run: dict[str, str], seed: int) -> "AppCl
         return client
     except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
         raise CheckpointError(
-            f"{storage}: {storage.file} is damaged ({error}); remove the file, and the client takes part as a new one"
+            f"{storage}: {storage.file} is damaged ({error}); remove the file, so that the client takes part as a new client"
         ) from error
 
 
@@ -220,16 +220,17 @@ class AppClient:
         return frame or b""
 
     def save(self, storage: "Storage") -> None:
-        """Store the client's state; a file is flushed to the disk. Raises CheckpointError if the file cannot be written (disk full)."""
+        """Store the client's state. A file is flushed to the disk. Raises CheckpointError if it cannot be written, as on a full disk."""
         head = self.run | {"form": self.layout.pack().decode()}
         state = device_state.pack(self.session, self.id) | {HEAD: json.dumps(head).encode()}
         storage.save(state)
 
 
 class Storage:
-    """The stored state of a client in a run: a file in the client's folder, or in a simulation without `state_dir` its Context.
+    """The stored state of a client in a run.
 
-    A folder has one file per run. Only the files of the RUNS newest runs are kept. A Context lasts until the run ends.
+    The state is a file in the client's folder, which has one file for each of the RUNS newest runs. In a simulation without `state_dir`,
+    the state is a record in the client's Context, which lasts until the run ends.
     """
 
     def __init__(self, context: Context, state_dir: str | Path | None):
@@ -249,11 +250,11 @@ class Storage:
         value = record.get(self.file) if isinstance(record, ConfigRecord) else None
         return unpacked(bytearray(value)) if isinstance(value, bytes) else {}
 
-    def save(self, kept: Kept) -> None:
+    def save(self, state: Kept) -> None:
         if self.folder is None:
-            self.context.state[CONTEXT_KEY] = ConfigRecord({self.file: b"".join(packed(kept))})
+            self.context.state[CONTEXT_KEY] = ConfigRecord({self.file: b"".join(packed(state))})
             return
-        self.folder.save(kept, self.file)
+        self.folder.save(state, self.file)
         files = self.folder.path.glob("run-*.bin")
         for old in sorted(files, key=lambda path: path.stat().st_mtime_ns)[:-RUNS]:
             old.unlink()

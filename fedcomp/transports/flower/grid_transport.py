@@ -78,7 +78,7 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the fedcomp message in a reply of Flower. Raises ProtocolError for another kind of message or an error of Flower."""
+    """Return the fedcomp message in a Flower reply. Raises ProtocolError for a message of another kind, and for an error from Flower."""
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

@@ -57,7 +57,7 @@ class Parcel(WireMessage):
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if another record has its key."""
+        """Return a message's records with `arrays`, if any, in place of this parcel. Raises ProtocolError if the key `record` is in use."""
         if self.record in content:
             raise ProtocolError(
                 f"the message already has a record '{self.record}'; this name is reserved for the model's arrays"

@@ -71,7 +71,10 @@ class FlowerStrategy(Strategy):
     def initialize(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
-        """Make the round loop of a run over `grid` from `initial_arrays`. Raises SpecError or ConfigError for unsuitable settings."""
+        """Make the round loop of a run that exchanges messages over `grid` and starts from the model `initial_arrays`.
+
+        Raises SpecError or ConfigError for unsuitable settings.
+        """
         config = replace(
             self.config,
             timeout_s=timeout if self.config.timeout_s is None else self.config.timeout_s,

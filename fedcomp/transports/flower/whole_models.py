@@ -69,7 +69,10 @@ class Model:
         return self.layout.as_received(self.broadcasts.weights, self.arrays)
 
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
-        """Replace the record `key` of a message by the broadcasts that its node has missed. Raises ConfigError for a second message."""
+        """Replace the record `key` of a message by the broadcasts that the node has missed.
+
+        Raises ConfigError for a second message to a node in one exchange.
+        """
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(
@@ -141,7 +144,7 @@ class Model:
         return self.layout.record(weights, parcel.whole)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record which clients' updates the strategy accepted. The next message to each of them names its update by a ticket."""
+        """Record the clients whose updates the strategy accepted. The next message to such a client contains the ticket of its update."""
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 

@@ -147,7 +147,7 @@ class GrpcConnection:
             self._error = UnreachableError(f"{self.target} has ended the connection", "closed")
         except ProtocolError as error:
             self._error = error
-        except Exception as error:  # the stream has ended, with another status than OK
+        except Exception as error:  # the stream has ended with an error status
             self._error = self._unreachable(error)
         finally:
             self._changed.set()

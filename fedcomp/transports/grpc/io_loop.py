@@ -23,7 +23,7 @@ def io_loop() -> asyncio.AbstractEventLoop:
 
 @contextmanager
 def io_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> Iterator[None]:
-    """Run coroutines in the event loop, whose thread is another one. On exit, cancel the coroutines that have not ended."""
+    """Run coroutines in the event loop, in its thread. On exit, cancel the coroutines that have not ended."""
 
     async def start() -> list[asyncio.Task[None]]:
         return [asyncio.create_task(coroutine) for coroutine in coroutines]

@@ -46,7 +46,7 @@ _CLIENT = {
 
 
 def server_options(clients: int) -> list[tuple[str, int]]:
-    """Return the gRPC options of a server for this many clients. Raises ConfigError if the limit of open files is too low for any."""
+    """Return the gRPC options of a server for this many clients. Raises ConfigError if the limit of open files allows no clients."""
     connections = _allow_connections(clients + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
 

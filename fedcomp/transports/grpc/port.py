@@ -229,7 +229,7 @@ class Port:
             del self._joined[client]
             self.emit(Left(client))
             pending = self.pending.get(client)
-            # A relay waits for its client itself.
+            # If the assignment went through a relay, the relay waits for the client.
             if pending is not None and pending.relay is None:
                 self.pending.start_grace(client, self.settings.grace_s)
 
@@ -315,7 +315,7 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Replace the connection of a client, and send the client its open assignment, or the farewell after the run."""
+        """Make `connection` the connection of its client. Send the client its open assignment, or the farewell if the run is over."""
         client = connection.client
         older = self._joined.pop(client, None)
         # If both connections are connections of the same relay, the relay itself has closed the older one.

@@ -72,7 +72,7 @@ class RelayConnection(GrpcConnection):
 
 @dataclass
 class Reports:
-    """Reports in one message. If `add`, the relay adds their frames, and the server accepts all of the updates or none."""
+    """Reports for one message. If `add`, the relay adds their frames. The server then accepts all of the updates or none."""
 
     answers: list[Answer]
     add: bool = False

@@ -124,7 +124,10 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark as lost the updates, from delivery `first` on, that a relay may have added to a withdrawn one. Clients send them again."""
+        """Mark updates as lost that a relay may have added to the update of a withdrawn client. Clients send lost updates again.
+
+        Only deliveries from the index `first` on are checked.
+        """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
                 reason = f"its relay has added its update to that of client {min(summed)}, which was withdrawn"
@@ -214,7 +217,7 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver a relay's reports, whose frames may be summed. If the sum has an update that is not expected, all updates are lost."""
+        """Deliver a relay's reports, whose frames may be one sum. If the sum contains an unexpected update, all updates of it are lost."""
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]
         first = len(self._deliveries)

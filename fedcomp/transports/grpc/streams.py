@@ -192,7 +192,7 @@ class ConnectedRelay:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
 
     def _handle_reports(self, reader: Reader) -> None:
-        """Handle a message with reports. All are decoded before any is counted, because their frames may be in one sum."""
+        """Handle a message with reports. All reports are decoded before any of them counts, because their frames may be one sum."""
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):

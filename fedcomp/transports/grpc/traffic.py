@@ -95,7 +95,7 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if peer not in self._live:  # its descriptor may be recorded for an ended connection
+            if peer not in self._live:  # its descriptor may still be that of an ended connection
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -201,7 +201,10 @@ class PortTraffic:
 
     @contextlib.contextmanager
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
-        """Yield the socket of a file descriptor, and its peer (None if it is no connection of the port). Raises OSError for other files."""
+        """Yield (socket, peer) for a file descriptor. `peer` is None if the socket is not a connection of the port.
+
+        Raises OSError for files that are not sockets.
+        """
         borrowed = socket.socket(fileno=descriptor)
         try:
             yield borrowed, self._peer_at(borrowed)

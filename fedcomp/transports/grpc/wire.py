@@ -240,7 +240,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the gRPC messages of a message: one, or BEGIN and parts made on demand. Large frames start and end at part boundaries."""
+    """Yield a message as one gRPC message, or as BEGIN and parts, made on demand. A part of a large frame contains nothing else."""
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
