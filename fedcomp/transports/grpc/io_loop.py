@@ -31,7 +31,8 @@ def io_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> Iterator[None]:
     async def cancel() -> None:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=STOP_S)
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_S)
 
     tasks = asyncio.run_coroutine_threadsafe(start(), io_loop()).result()
     try:
