@@ -114,7 +114,8 @@ class EncodingSession:
         Raises NeedDense for a download that cannot be applied to the client's version, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        state.settle(a.accepted, a.returned)
+        if state.memory.pending is not None:  # else it is already committed, with its cohort
+            state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
             state.memory.reset()  # the server committed another proposal to its side of the memory
             state.after = ""

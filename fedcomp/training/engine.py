@@ -327,7 +327,8 @@ class SerialEngine(ClientEngine):
         state = steps.finish()
         for parameter, view in self.copied:
             view.copy_(parameter.detach())
-        torch.sub(self.weights, base, out=out)
+        with torch.no_grad():
+            torch.sub(self.weights, base, out=out)
         loss = torch.stack(losses).mean(dtype=torch.float32).item()
         return JobResult(loss, self.changed_buffers(), state)
 

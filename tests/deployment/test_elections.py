@@ -10,8 +10,8 @@ from fedcomp import RunConfig
 from fedcomp.keys.keyring import PIN
 from fedcomp.keys.signature_log import SignatureLog
 from fedcomp.messages import Report
-from fedcomp.server.exchange import Exchange
 from fedcomp.sim import simulate
+from fedcomp.transports.grpc import GrpcTransport
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
@@ -59,13 +59,15 @@ def test_a_deployed_election_gives_the_same_model_as_a_simulation(
     network, tmp_path, monkeypatch, strategy, faults
 ):
     config, received = replace(CONFIG, strategy=strategy), []
-    checked = Exchange._checked
+    receive = GrpcTransport.receive
 
-    def listened(self, client: int, report: Report):
-        received.append(report.pack())
-        return checked(self, client, report)
+    def listened(self, timeout_s: float):
+        deliveries = receive(self, timeout_s)
+        reports = [delivery.answer for delivery in deliveries]
+        received.extend(report.pack() for report in reports if isinstance(report, Report))
+        return deliveries
 
-    monkeypatch.setattr(Exchange, "_checked", listened)
+    monkeypatch.setattr(GrpcTransport, "receive", listened)
     with network.federation(config) as run:
         for fault in faults:
             run.faults.fail_at(*fault)

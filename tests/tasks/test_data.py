@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
+from prometheus_client import generate_latest
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -157,7 +158,7 @@ def test_a_run_without_accuracy_records_its_loss_and_metrics(tmp_path):
         and summary.metrics == {"absolute": run.metrics["absolute"][3]}
     )
     assert summary.loss == pytest.approx(F.mse_loss(outputs, targets).item(), rel=1e-5)
-    text = metrics.text()
+    text = generate_latest(metrics.registry).decode()
     assert f"fedcomp_loss {summary.loss}" in text
 
 
