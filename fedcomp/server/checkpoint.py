@@ -5,15 +5,15 @@
 
 `save` writes new files, and then all changed entries in one SQLite transaction. After a kill or a power failure at any moment, the folder
 therefore has the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries in a thread, so that they can leave
-memory. Staged entries can be read back at once, and the next `save` makes them part of the checkpoint without writing them again. A second
-thread flushes their files to the disk, so that little is left to flush in `save`. Nothing is pickled.
+memory. Staged entries can be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing
+is pickled.
 """
 
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +61,6 @@ class Checkpoint:
         self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
         self._staging: Future[None] | None = None  # the thread's work on the last batch
         self._batch: Set[str] = set()  # names of the entries in that batch
-        self._flusher = ThreadPoolExecutor(1, "fedcomp-flush")
-        self._flushes: list[Future[None]] = []  # of new files, since the last `save`
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -86,7 +84,6 @@ class Checkpoint:
     def close(self) -> None:
         """Close the database. Entries that were staged after the last `save` are lost."""
         self._thread.shutdown()
-        self._flusher.shutdown(cancel_futures=True)
         self._state.close()
 
     # Writing.
@@ -105,17 +102,18 @@ class Checkpoint:
         """
         self._wait_for_stage()
         with self._writing():
+            with self._lock:
+                new_files = self._file_numbers(STAGED_FILES)
             entries: dict[str, Tensor | bytes | None] = {**vectors, **values}
             for b in broadcasts:
                 entries[f"{BROADCAST.format(b.round)}/{b.base}/{b.version}"] = b.frame
             rows = [self._row(name, entry) for name, entry in entries.items() if entry is not None]
             removed = [(name,) for name, entry in entries.items() if entry is None]
-            self._start_flush(rows)
-            for flushing in self._flushes:
-                flushing.result()
-            if self._flushes:
+            new_files |= {file for _, file, _ in rows if file is not None}
+            for number in new_files:
+                flush(self._path(number))
+            if new_files:
                 flush(self.folder / FILES)
-            self._flushes = []
             for path in self.flushed:
                 if path.exists():
                     flush(path)
@@ -148,16 +146,6 @@ class Checkpoint:
                 state.executemany("INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", rows)
                 for row in filter(None, replaced):
                     self._path(row[0]).unlink(missing_ok=True)
-            self._start_flush(rows)
-
-    def _start_flush(self, rows: Sequence[Row]) -> None:
-        paths = [self._path(file) for _, file, _ in rows if file is not None]
-        self._flushes += [self._flusher.submit(self._flush, path) for path in paths]
-
-    @staticmethod
-    def _flush(path: Path) -> None:
-        with suppress(FileNotFoundError):  # removed because a newer staged entry replaced the file
-            flush(path)
 
     def _wait_for_stage(self) -> None:
         """Wait until the entries of the last `stage` are written. Raises CheckpointError if the entries could not be written."""
