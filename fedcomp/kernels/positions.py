@@ -19,6 +19,7 @@ complement is tried if fewer coordinates are missing than sent. `unpack` accepts
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -215,6 +216,8 @@ def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Plan each row's shortest code: its form 0..41, s and w (0 without blocks), and the Rice parameter of every position."""
+    if compiled := rice.loops(positions.size):
+        return _plan_rows(compiled, positions, counts, numel, widest)
     tried = counts >= MIN_BLOCKED_COUNT
     form = rice.best_parameters(positions, counts, numel, widest)
     size, width = np.zeros((2, counts.size), np.int64)
@@ -227,6 +230,23 @@ def _plan(
             inside = rows.repeat(counts)
             own = rest[inside], counts[rows], each[inside], lengths[rows]
             size[rows], width[rows], each[inside] = _blocks(*own, *group)
+    return np.where(width > 0, BLOCKS, form), size, width, each
+
+
+def _plan_rows(
+    compiled: ModuleType, positions: np.ndarray, counts: np.ndarray, numel: int, widest: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Implement `_plan` with compiled loops, row by row."""
+    b, rest = rice.parameters(counts, numel), rice.rests(positions, counts)
+    each, (low, high) = np.empty_like(rest), rice.near(b, widest)
+    form, (size, width) = low.copy(), np.zeros((2, counts.size), np.int64)
+    runs = zip(split_runs(rest, counts), split_runs(each, counts), strict=True)
+    for i, (row, own) in enumerate(runs):
+        if row.size:
+            form[i] = own[:] = compiled.best_parameter(row, low[i], high[i])
+        if row.size >= MIN_BLOCKED_COUNT:
+            begins, unit = _begin(b[i], np.array(WIDTHS)), UNITS[row.size >= LARGE_COUNT]
+            size[i], width[i] = compiled.best_blocks(row, own, begins, unit, SIZES, GAIN)
     return np.where(width > 0, BLOCKS, form), size, width, each
 
 

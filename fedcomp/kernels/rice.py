@@ -14,7 +14,7 @@ least 0. b* is computed in integers, so that it is the same on every machine.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import isqrt
 from types import ModuleType
 from typing import NamedTuple
@@ -64,8 +64,7 @@ def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
     """Return the best parameter up to `widest` for each of m rows: int64 [m]. `counts` [m]: lengths of the rows in `positions`."""
-    rest, b = rests(positions, counts), parameters(counts, numel)
-    low, high = np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
+    rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
@@ -74,6 +73,11 @@ def best_parameters(
         saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
+
+
+def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest parameter to try, given b*."""
+    return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 
 def bits(positions: np.ndarray, b: int) -> int:
@@ -100,15 +104,21 @@ def pack_rows(
     sizes = (leads + units + lows + 7) // 8
     edges = sizes.cumsum()
     starts = (edges - sizes) * 8
-    stream = np.zeros(int(sizes.sum()) * 8, np.uint8)
-    if lead is not None:
-        at = lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows]
-        _put(stream, lead.widths, lead.values, at)
-    starts = starts + leads
-    stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
-    at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
-    _put(stream, each, rest, at)
-    data = np.packbits(stream)
+    if compiled := loops(positions.size):
+        data = np.zeros(sizes.sum(), np.uint8)
+        fields = Fields(*np.zeros((3, 0), np.int64)) if lead is None else lead
+        numbers = np.bincount(fields.rows, minlength=counts.size)
+        compiled.pack(rest, each, counts, starts, numbers, fields.widths, fields.values, data)
+    else:
+        stream = np.zeros(int(sizes.sum()) * 8, np.uint8)
+        if lead is not None:
+            at = lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows]
+            _put(stream, lead.widths, lead.values, at)
+        starts = starts + leads
+        stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
+        at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
+        _put(stream, each, rest, at)
+        data = np.packbits(stream)
     return [
         data[stop - size : stop].tobytes() for size, stop in zip(sizes.tolist(), edges.tolist())
     ]
@@ -190,8 +200,9 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Read the numbers, int64, of `widths` ≤ 40 bits that start at the bits `at` of `raw`, the result of `padded`."""
-    # words[i]: the eight bytes that start at byte i.
-    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))
+    words = np.ndarray(
+        raw.size - SPARE + 1, ">u8", raw, strides=(1,)
+    )  # the eight bytes from each byte on
     return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 
@@ -213,8 +224,11 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def loops(count: int) -> ModuleType | None:
     """Return the compiled loops, or None if `count` positions are too few to make up for the import."""
-    if count < MANY:
-        return None
+    return _loops() if count >= MANY else None
+
+
+@cache
+def _loops() -> ModuleType:
     from . import rice_loops
 
     return rice_loops

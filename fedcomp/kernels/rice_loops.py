@@ -1,6 +1,7 @@
-"""Loops of kernels/rice.py and kernels/sparse.py, compiled by numba."""
+"""Loops of kernels/rice.py, kernels/positions.py and kernels/sparse.py, compiled by numba."""
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 from numpy import float32, int64, uint64
@@ -85,6 +86,95 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
                 i += uint64(1)
                 at += b
         good[r] = last < numel and _bits(raw, at, spare) == 0
+
+
+@numba.njit(nogil=True, inline="always")
+def _put(out, at, width, value):
+    """Write the lowest `width` bits of a number to `out`, which is zero from bit `at` on. Return the index of the next bit."""
+    while width > 0:
+        room = 8 - (at & 7)
+        step = min(room, width)
+        part = (value >> (width - step)) & ((1 << step) - 1)
+        out[at >> 3] |= np.uint8(part << (room - step))
+        at += step
+        width -= step
+    return at
+
+
+@compiled
+def pack(rest, each, counts, starts, fields, widths, values, out):
+    """Write the codes of all rows to `out`, which must contain zeros.
+
+    Row r starts at bit starts[r], with the next fields[r] numbers of `values`, which have `widths` bits.
+    """
+    i, f = 0, 0
+    for r in range(starts.size):
+        at, stop = starts[r], i + counts[r]
+        for _ in range(fields[r]):
+            at = _put(out, at, widths[f], values[f])
+            f += 1
+        for j in range(i, stop):
+            at += rest[j] >> each[j]
+            out[at >> 3] |= np.uint8(128 >> (at & 7))
+            at += 1
+        for j in range(i, stop):
+            at = _put(out, at, each[j], rest[j])
+        i = stop
+
+
+@compiled
+def best_parameter(rest, low, high):
+    """Return the parameter from low to high that gives a row's shortest code, or the smallest of equally good ones."""
+    for b in range(low, high):  # the length of the code is convex in b
+        saved = 0
+        for i in range(rest.size):
+            saved += ((rest[i] >> b) + 1) >> 1
+        if saved <= rest.size:
+            return b
+    return high
+
+
+@compiled
+def best_blocks(rest, each, begins, unit, sizes, gain):
+    """Return s and w of the shortest code in blocks of a row (kernels/positions.py), and write the blocks' parameters to `each`.
+
+    If blocks save no more than 2^-gain of the bytes of the code without blocks, return 0, 0 and leave `each` unchanged. `begins`: the
+    lowest parameter of a block for each width from 2 on. `sizes`: the number of values of s to try.
+    """
+    first, columns = begins[-1], 1 << (begins.size + 1)
+    n_blocks = (rest.size + unit - 1) // unit
+    table, bits = np.zeros((n_blocks, columns), np.int64), 0  # of each block with each parameter
+    for i in range(rest.size):
+        bits += (rest[i] >> each[i]) + 1 + each[i]
+        own = table[i // unit]
+        for p in range(columns):
+            own[p] += (rest[i] >> (first + p)) + first + p + 1
+    limit = (bits + 7) // 8
+    shortest, chosen_s, chosen_w = limit - (limit >> gain), 0, 0
+    merged, n = table.copy(), n_blocks
+    for s in range(sizes):
+        if s:
+            for j in range(n // 2):
+                merged[j] = merged[2 * j] + merged[2 * j + 1]
+            if n % 2:
+                merged[n // 2] = merged[n - 1]
+            n = (n + 1) // 2
+        for k in range(begins.size):
+            width, start = k + 2, begins[k] - first
+            bits = width * n
+            for j in range(n):
+                bits += merged[j, start : start + (1 << width)].min()
+            if 1 + (bits + 7) // 8 < shortest:
+                shortest, chosen_s, chosen_w = 1 + (bits + 7) // 8, s, width
+        if n == 1:
+            break
+    if chosen_w:
+        begin, step = begins[chosen_w - 2], 1 << chosen_s
+        window = slice(begin - first, begin - first + (1 << chosen_w))
+        for j in range(0, n_blocks, step):
+            parameter = begin + table[j : j + step].sum(0)[window].argmin()
+            each[j * unit : (j + step) * unit] = parameter
+    return chosen_s, chosen_w
 
 
 @compiled

@@ -70,6 +70,19 @@ def test_positions_are_unpacked_as_packed_and_not_longer_than_with_one_parameter
         assert 0 <= form < 64 and len(code) <= shortest_single(row, numel)
 
 
+@settings(max_examples=50, deadline=None)
+@given(vectors())
+def test_compiled_loops_give_the_same_codes_as_numpy(case):
+    numel, rows = case
+    given = np.concatenate(rows), np.array([row.size for row in rows]), numel
+    packed = []
+    for many in (math.inf, 0):  # numpy, compiled
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(rice, "MANY", many)
+            packed.append(positions.pack_rows(*given))
+    assert packed[0] == packed[1]
+
+
 @for_each("numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)])
 def test_many_positions_are_unpacked_as_packed(numel, count):
     edges = np.array([0, 0.5, 0.51, 0.9, 1]) * numel
