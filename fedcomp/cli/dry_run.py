@@ -115,7 +115,7 @@ class DryRun(Simulation):
 
 
 def forecast(alternative: Alternative) -> Forecast:
-    """Run the dry rounds of an alternative and return the estimates. Raises UserError if the alternative's options cannot work."""
+    """Run the dry rounds of an alternative and return the estimates. Raises UserError if its options are invalid."""
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)

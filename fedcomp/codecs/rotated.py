@@ -4,9 +4,10 @@ The body of a frame begins with one byte that the codec defines. Then come the n
 codec has it, each as the upper half of a float64. Then come the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own
 format. If the largest magnitude is above 0 and below 2⁻¹⁰⁰, the first byte is 0, and the values follow as float32.
 
-kernels/hadamard.py defines the rotated block u, its exponent e and its size d. Let v be the values of the codes of a block and û the
-quantized u. The decoder applies the inverse rotation to û·2^e/d = a·v + b/d. Vectors whose magnitudes are all below 2⁻¹⁰⁰ are sent without
-rotation, because the result of the rotation would be a subnormal float32. Decoded coordinates are clipped to the range of float32.
+kernels/hadamard.py defines the rotated block u, its exponent e and its size d. Each code of a block stands for a value; v is the vector of
+these values. û, the quantized u, is computed from v. The decoder applies the inverse rotation to û·2^e/d = a·v + b/d. Vectors whose
+magnitudes are all below 2⁻¹⁰⁰ are sent without rotation, because the result of the rotation would be a subnormal float32. Decoded
+coordinates are clipped to the range of float32.
 """
 
 from abc import abstractmethod

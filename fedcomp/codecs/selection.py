@@ -5,7 +5,7 @@
            positions, in the shortest form, usually a Rice code (kernels/positions.py)
 
 Positions that are drawn from the seed are not sent. A section with drawn positions has the size of the vector as its count, so that frames
-of one seed can be added. The body of a section with drawn positions has form 63, the number of values (LEB128), and the values. If all
+of one seed can be added. Its body has the form byte 63, then the number of values (LEB128), then the values. If all
 coordinates are selected without drawing, the count is also the size of the vector, but the form is 42.
 
 With @chunk, all chunks have one body with a joint code of the positions, unless positions are drawn:

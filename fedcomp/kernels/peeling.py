@@ -59,7 +59,7 @@ def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyC
 
 
 def sums(where: KeyCells, values: np.ndarray) -> np.ndarray:
-    """Return the table whose cells are the signed sums of their keys' integers `values` [k]: int64 [size], mod 2⁶⁴."""
+    """Return a table, int64 [size]: each cell is the sum, mod 2⁶⁴, of ±values[i] over the keys i that are hashed to this cell."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table

@@ -1,7 +1,7 @@
 """Codes of strictly increasing positions (the indices of a sparse vector). The encoder chooses the shortest of several forms.
 
     Forms 0..40: the Rice code (kernels/rice.py) with the form as parameter. Form 0 is a bitmap up to the last position.
-    Form 41: the Rice code in blocks.
+    Form 41: the Rice code in blocks, each with its own parameter.
     Forms 42..62: the Rice code of the complement (the coordinates not sent) with parameter form − 42; empty if all are sent.
     Form 63: the Rice code of the complement in blocks.
 
@@ -118,7 +118,7 @@ def unpack_rows(
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:
-    """Return a form 0..41 and a code for each row."""
+    """Return the number of the shortest form, 0 to 41, and the code in this form, for each row of positions."""
     if not rows:
         return []
     counts = np.array([row.size for row in rows])

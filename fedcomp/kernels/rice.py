@@ -93,7 +93,7 @@ def pack(positions: np.ndarray, b: int) -> bytes:
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None
 ) -> list[bytes]:
-    """Return a Rice code for each of m rows. `counts` [m]: lengths of the rows in `positions`. `each`: the parameter b of every position.
+    """Return a Rice code for each of m rows. `counts` [m]: lengths of the rows in `positions`. `each`: Rice parameter b of each position.
 
     The code of a row starts with the row's numbers in `lead`.
     """

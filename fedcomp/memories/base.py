@@ -138,9 +138,9 @@ class Memory(ABC):
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return the next frame of the pending proposal, for a later phase of its round. On error the previous frame stays pending.
+        """Return the next frame of the pending proposal, for a later phase of its round.
 
-        Raises ConfigError if no proposal is pending, or if this memory sends only one frame per proposal.
+        Raises ConfigError, with the memory unchanged, if no proposal is pending, or if this memory sends only one frame per proposal.
         """
         if self.pending is None:
             raise ConfigError("no proposal is pending; call propose() before proceed()")

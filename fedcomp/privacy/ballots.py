@@ -120,7 +120,7 @@ def refuse_low_order(public: bytes) -> None:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise ProtocolError(
-            "no ballot can be sealed for the key on a voter's card, since it is a point of low order"
+            "the public key on a voter's card is invalid (a point of low order), so no ballot can be sealed for it"
         ) from error
 
 

@@ -67,8 +67,8 @@ def _normalized(host: str) -> str:
 class PortTraffic:
     """The bytes, by stream and by client, of all connections to a listening port of this process, including ended connections.
 
-    For a connection that has ended, the last reading of its counters is used. `port` is None before the port is open, and if the platform
-    does not count bytes. Not thread-safe.
+    For a connection that has ended, the last reading of its counters is used. The sum `port` is None until the port is open, and
+    always None on a platform that does not count bytes. Not thread-safe.
     """
 
     port: int | None = None
