@@ -104,7 +104,7 @@ def test_a_folder_with_too_few_or_duplicate_enrolments_is_refused(keys, tmp_path
         (tmp_path / f"{name}.toml").write_text((keys / "0.toml").read_text())
     with pytest.raises(UserError, match="two enrolments of one client"):
         of(enrolment=tmp_path, partition_id=0)
-    with pytest.raises(ConfigError, match="give --enrolment the folder"):
+    with pytest.raises(ConfigError, match="give --enrolment a folder"):
         of(enrolment=keys / "0.toml", partition_id=0, count=2)
 
 
