@@ -179,3 +179,14 @@ def gone(processes: set[int], seconds: float = 30.0) -> bool:
     while running(processes) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not running(processes)
+
+
+def commands(processes: set[int]) -> list[str]:
+    """Return the command lines of those processes that still run."""
+    found = []
+    for process in sorted(processes):
+        try:
+            found.append(Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")[:200])
+        except OSError:
+            continue
+    return found
