@@ -33,7 +33,7 @@ def test_an_interrupted_run_over_flower_gives_the_same_model_as_a_simulation(tmp
         assert len(started) >= 4
         for command in (server, *clients):
             assert command.interrupt(signal.SIGINT) == 128 + signal.SIGINT
-        assert gone(started), f"processes of Flower still run: {commands(started)}"
+        assert gone(started, 90), f"processes of Flower still run: {commands(started)}"
         server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
         clients = both(here, *flower)
         assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.output
