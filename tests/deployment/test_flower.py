@@ -1,6 +1,8 @@
 """`--transport flower`: a run with the task's own training loop through Flower's processes, interrupted and resumed."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedcomp
 from fedcomp.cli.main import app
+from fedcomp.deployment.flower import processes
 
 TASK = ("--task", f"{Path(__file__).parents[1] / 'keyword_task.py'}:own_loop")
 RUN = ("--clients", "2", "--participation", "1", "--insecure", *TASK)
@@ -33,12 +36,32 @@ def test_an_interrupted_run_over_flower_gives_the_same_model_as_a_simulation(tmp
         assert len(started) >= 4
         for command in (server, *clients):
             assert command.interrupt(signal.SIGINT) == 128 + signal.SIGINT
-        assert gone(started, 90), f"processes of Flower still run: {commands(started)}"
+        assert gone(started), f"processes of Flower still run: {commands(started)}"
         server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
         clients = both(here, *flower)
         assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.output
     models = [tmp_path / "run", simulated]
     assert len({(folder / "model.safetensors").read_bytes() for folder in models}) == 1
+
+
+# A process whose child ignores signals and is in a session of its own.
+STUBBORN = """
+import signal, subprocess, sys, time
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ending_a_process_of_flower_ends_all_its_descendants(monkeypatch):
+    monkeypatch.setattr(processes, "STOP_S", 0.5)
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout.readline() == b"up\n"
+        started = children(parent.pid)
+        assert len(started) == 1
+        processes.end(parent)
+    assert gone(started, 5), commands(started)
 
 
 @pytest.mark.parametrize(

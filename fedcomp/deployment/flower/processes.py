@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ...errors import FedcompError
@@ -111,17 +113,55 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, kill it if it has not ended after 5 s, and kill the rest of its process group."""
+    """Terminate a process, and kill it after 5 s. Kill its process group and, on Linux, all its descendants if they run 5 s longer.
+
+    Flower's SuperLink starts its child processes in another process group.
+    """
+    family = _descendants(process.pid)
     try:
         process.terminate()
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+    deadline = time.monotonic() + STOP_S
+    while (
+        family := {p for p in family if _start_of(p[0]) == p[1]}
+    ) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid, _ in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> set[tuple[int, str]]:
+    """Return the ids and start times of all descendants of a process on Linux, and an empty set on other systems."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        if fields := _stat(int(folder.name)):
+            parents[int(folder.name)] = int(fields[1])
+    found: set[int] = set()
+    generation = {pid}
+    while generation:
+        generation = {child for child, parent in parents.items() if parent in generation}
+        found |= generation
+    return {(child, start) for child in found if (start := _start_of(child))}
+
+
+def _start_of(pid: int) -> str:
+    """Return the start time of a running process, in clock ticks since boot; "" for a zombie or a process that has ended."""
+    fields = _stat(pid)
+    return fields[19] if fields and fields[0] != "Z" else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on: state, parent, …; an empty list if there is no such file."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def free_port() -> int:
