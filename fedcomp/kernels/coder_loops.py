@@ -13,7 +13,8 @@ from .range_coder import FLOOR, WORD
 @compiled
 def encode(symbols, frequencies, bits, states, words):
     """Encode `symbols`: fill `words` from its end, and `states` with the coder states from which decoding starts. Return the index of the
-    first filled word."""
+    first filled word.
+    """
     firsts = frequencies.cumsum() - frequencies
     divisors = frequencies.astype(np.float64)
     whole, limit, lanes, at = int64(1) << bits, 53 - bits, uint64(states.size - 1), words.size
