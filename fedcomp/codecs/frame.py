@@ -1,23 +1,25 @@
-"""The wire format: one frame per update.
+"""The wire format: one frame per update. A frame consists of a header and one or more sections.
 
-    offset  bytes
-    0       2      magic "fc"
-    2       1      version of the format, 1
-    3       1      id of the codec
-    4       1      scope: 0 = one section for the vector, 1 = one section per tensor of the layout, 2 = chunks of N coordinates
-    5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and all bytes after the checksum
-    9       0 or 2 the ids of the two codecs of a product
-    …       0 or 8 seed, little-endian, if the codec needs it to decode
-    …       …      sections
+The header of a frame contains, in order:
 
-    section, scope 0:  count, body
-    section, scope 1:  length of the rest of the section, count, body
-    sections, scope 2: N, body of all chunks (codecs/scopes.py)
+    2 bytes: the magic bytes "fc";
+    1 byte: the version of the format, which is 1;
+    1 byte: the id of the codec;
+    1 byte: the scope, which is 0 for one section for the whole vector, 1 for one section per tensor, and 2 for chunks of N coordinates;
+    4 bytes: the CRC-32 of the bytes above, of the size of the receiver's vector (8 bytes), and of all bytes after the checksum;
+    2 bytes, only in a product of two codecs: the ids of the two codecs;
+    8 bytes, only if decoding needs the seed: the seed.
 
-`count`, `length` and `N` are LEB128 in the shortest form: seven bits per byte, the lowest first. `count` is the number of coordinates in
-the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. Besides
-the bodies, a frame usually has 10 to 24 bytes, and 2 to 8 more for each section of a tensor. The checksum detects accidental damage; it
-does not authenticate the sender.
+The sections follow, in a format that depends on the scope:
+
+    scope 0: the coordinate count and the body of the section;
+    scope 1, for each tensor: the length of the rest of the section in bytes, the coordinate count and the body;
+    scope 2: N and the body of all chunks (see codecs/scopes.py).
+
+All fixed-size integers are little-endian. Counts, lengths and N are in LEB128 format: seven bits per byte, the lowest bits first, in the
+smallest number of bytes. The coordinate count is the number of coordinates in the section. The codec defines the body. The size of the
+vector is not sent: the receiver knows it, and the checksum covers it. Without the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8
+bytes per section with scope 1. The checksum detects accidental damage; it does not authenticate the sender.
 """
 
 import struct

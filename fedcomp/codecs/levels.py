@@ -1,12 +1,15 @@
 """The format of codecs that send each coordinate as one of a small number of levels.
 
-    symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) if that is shorter, else packed; the length tells which
-    packed      64-bit words with as many symbols as fit, as digits in base `size`, the first symbol in the lowest digit; the last word is
-                cut to the bytes that it needs
-    multiples   m, the largest magnitude (LEB128); if m > 0: the unit, float32, and the integers plus m as symbols below 2m + 1
-
-For 2²⁰ symbols or more, groups of symbols are combined into one before entropy coding, if a group has at most 256 possible values
+A symbol is the index of a level, from 0 to size − 1. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
+them. The length of the data shows which of the two was used. Packed symbols are digits in base `size`: each 64-bit word holds as many
+digits as fit, and the first symbol is the lowest digit. The last word is cut to the bytes that it needs. If there are 2²⁰ symbols or more,
+several symbols are combined into one before entropy coding, provided that the combined symbol has at most 256 possible values
 (`range_coder.group`).
+
+If the levels are integer multiples of a unit, the body of a section contains:
+
+    m, the largest magnitude of an integer (LEB128);
+    if m > 0: the unit, as float32, and each integer plus m, as a symbol from 0 to 2m.
 """
 
 import struct

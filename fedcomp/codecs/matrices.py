@@ -1,16 +1,17 @@
-"""The base class of codecs that send matrices as factors.
+"""The base class of codecs that send matrices as products of two factors.
 
-A tensor with two or more dimensions is treated as a matrix [first dimension, product of the others], so the kernel of a convolution is
-[out, in·h·w]. All other tensors are treated as vectors. The count of a section is the size of the encoded vector. The body holds all
-nonempty tensors in order:
+A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are all other dimensions,
+flattened. Tensors with fewer dimensions are treated as vectors. The coordinate count of a section is the size of the encoded vector. The
+body of the section contains all nonempty tensors, in the order of the layout:
 
-    matrix   k in one byte; left [rows, k] and right [columns, k], with k·(rows + columns) below rows·columns;
-             or 255 and the values, if factors are not shorter or exceed the range of float32
-    vector   the values
+    a matrix as factors: k in one byte, then the factors left [rows, k] and right [columns, k];
+    a matrix without factors: the byte 255, then the values;
+    a vector: the values.
 
-Numbers are float32, little-endian, in row-major order. The update of a matrix is left·rightᵀ, and the columns of `left` have norm 1. The
-bytes of a frame depend on the device, because factorizations differ between devices. Decoding adds in a fixed order, so the decoded bits
-are the same on every device.
+A matrix is sent without factors if the factors are not shorter than the matrix or exceed the range of float32. All numbers are float32,
+little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left` have norm 1. The bytes of a frame depend on
+the device, because factorizations differ between devices. The decoder adds in a fixed order, so the decoded bits are the same on every
+device.
 """
 
 import itertools

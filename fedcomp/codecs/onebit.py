@@ -1,22 +1,24 @@
-"""One-bit quantization.
+"""One-bit quantization with two means per column.
 
-Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent and its application to data-parallel distributed training of speech DNNs.
-Interspeech 2014.
+Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech DNNs", Interspeech
+2014.
 
-    C(x)_ij = the mean of the entries ≥ 0 of column j if x_ij ≥ 0, else the mean of its entries < 0
-
-A tensor [out, in, …] of two or more dimensions is treated as a matrix with `out` rows: the weight of a linear layer has `in` columns, that
-of a convolution in·h·w. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the quantizer
-with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
+An entry ≥ 0 of a matrix is decoded as the mean of all entries ≥ 0 of its column. A negative entry is decoded as the mean of all negative
+entries of its column. A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are
+all other dimensions, flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the
+quantizer with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
 (codecs/spike.py).
 
-Contraction: let a side be the entries ≥ 0, or the entries < 0, of one column. A side with k entries and mean m has the squared error
-‖side‖² − k·m². Call k·m² the gain of the side; it is at least ‖side‖²/k. Means with |m| < 2⁻¹²⁶ may be inexact in float32; the sides with
-such means have squared norms of at most (n−1)²·2⁻²⁵² in total. At least one side has |m| ≥ 2⁻¹²⁶ and thus a gain of at least 2⁻²⁵². So the
-sum of the gains is at least ‖x‖²/n², and at least ‖x‖²/n if all means are normal numbers.
+The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. Proof: call the k entries ≥ 0 of a column
+a group, and likewise its negative entries. A group v with mean m has the squared error ‖v‖² − k·m². The reduction k·m² is at least ‖v‖²/k.
+Means with |m| < 2⁻¹²⁶ may be inexact in float32, but the groups with such means have squared norms of at most (n − 1)²·2⁻²⁵² in total. At
+least one group has |m| ≥ 2⁻¹²⁶, and thus a reduction of at least 2⁻²⁵².
 
-    body   for each tensor that is not empty: signs, one bit each, 1 = not negative, padded to a byte;
-           the means of the entries ≥ 0 of all columns, then those of the entries < 0, float32; 0 if there are no such entries
+Format of the body (see codecs/frame.py), for each nonempty tensor:
+
+    the signs, one bit each (0 = negative), padded to a byte;
+    the mean of the entries ≥ 0 of each column, as float32, or 0 if there are none;
+    the mean of the negative entries of each column, as float32, or 0 if there are none.
 """
 
 from dataclasses import dataclass

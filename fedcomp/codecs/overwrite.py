@@ -1,9 +1,13 @@
 """The overwrite frame: the current weights at some positions, for a client that missed several broadcasts.
 
-The update in a codec's frame is added to the weights. An overwrite frame replaces weights, so the client's weights become bit-identical to
-the server's.
+The frame of a codec holds an update, which the client adds to its weights. An overwrite frame replaces weights, so the client's weights
+become bit-identical to the server's.
 
-    body   b, one byte; values, float32; positions, Rice-coded with parameter b (kernels/rice.py)
+Format of the body (see codecs/frame.py):
+
+    the parameter of the Rice code, in one byte;
+    the new weights, as float32;
+    the positions of the weights, Rice-coded (kernels/rice.py).
 """
 
 import numpy as np

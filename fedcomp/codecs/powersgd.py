@@ -1,16 +1,23 @@
 """PowerSGD: low-rank factors by one step of power iteration.
 
-Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
+Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019, algorithm 1.
 
-    P ← M Q;  P̂ ← an orthonormal basis of P;  Q ← Mᵀ P̂;  C(M) = P̂ Qᵀ,  for each matrix M [rows, columns], Q [columns, rank]
+Each matrix M [rows, columns] is decoded as C(M), which is computed from an initial matrix Q [columns, rank]:
+
+    P ← M Q;
+    P̂ ← an orthonormal basis of the columns of P;
+    Q ← Mᵀ P̂;
+    C(M) = P̂ Qᵀ.
 
 The initial Q consists of independent normal numbers, or is taken from `context.announced`, where the memory `lowrank` stores its last Q.
-Tensors that are not matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection
-of M, so its norm is at most ‖M‖. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², and ‖MZ‖² has the mean
-rank/columns · ‖M‖². A matrix that is sent as factors has at most numel/(rank + 1) columns.
+Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
-In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix; strategies/powersgd.py
-implements the paper's algorithm in two exchanges.
+The error M − C(M) is a projection of M, so its norm is at most ‖M‖. If the initial Q is normal and Z is an orthonormal basis of its
+columns, then ‖P̂ᵀM‖² ≥ ‖MZ‖², and the mean of ‖MZ‖² is rank/columns · ‖M‖². A matrix that is sent as factors has at most numel/(rank + 1)
+columns.
+
+In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix. The strategy in
+strategies/powersgd.py implements the paper's algorithm with two exchanges per round.
 """
 
 from collections.abc import Iterator

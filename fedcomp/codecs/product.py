@@ -1,14 +1,19 @@
-"""Products of two codecs, which sparsify and then quantize: `topk:density=1%+qsgd:levels=4`.
+"""Products of two codecs, which sparsify and then quantize, such as `topk:density=1%+qsgd:levels=4`.
 
-Basu, Data, Karakus, Diggavi: Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations. NeurIPS 2019.
+Basu, Data, Karakus and Diggavi, "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS
+2019.
 
-    C = b ∘ a:  a selects coordinates, b encodes the vector of their values
+The first codec of a product selects coordinates, and the second codec encodes the vector of their values. The option `values` of the first
+codec has no effect. Both codecs get the same seed and use different streams of random words. The contraction factor of the product is
+δ₁·δ₂(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with a variance bound
+ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased, the product is unbiased, with 1 + ω =
+(1 + ω₁)(1 + ω₂(k)).
 
-The option `values` of the first codec has no effect. Both codecs get the same seed and use different streams of random words. C contracts
-with δ = δₐ·δᵦ(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with ωᵦ ≤ 1,
-then δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper). If both codecs are unbiased, so is C, with 1 + ω = (1 + ωₐ)(1 + ωᵦ(k)).
+Format of the values (for the rest of the body, see codecs/selection.py):
 
-    values   length of the section of b (LEB128), count of this section (LEB128), its body; the rest as in codecs/selection.py
+    the length of the section that the second codec returns (LEB128);
+    the coordinate count of this section (LEB128);
+    the body of this section.
 """
 
 from collections.abc import Sequence

@@ -1,19 +1,22 @@
 """QSGD: stochastic quantization to evenly spaced levels.
 
-Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: communication-efficient SGD via gradient quantization and encoding. NeurIPS 2017.
+Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017.
 
-    C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with r uniform in [0, 1),  u = ‖x‖₂/s
+A vector x of n coordinates is rounded to multiples of the unit u, where s is the option `levels` and r is uniform in [0, 1):
 
-E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec. With
-`damped`, the codec is C/(1 + ω), which contracts with δ = 1/(1 + ω).
+    C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
+
+The codec is unbiased, with the variance bound ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec.
+With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
 
 With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits, such as the quantizer of LAQ (Sun, Chen,
-Giannakis, Yang: NeurIPS 2019, eq. 5–6). It contracts with δ = (4s² − 1)/(4s² + n − 1), since the error of a coordinate is at most |x_i| and
-at most u/2, and the largest |x_i| is at least s·u.
+Giannakis and Yang, NeurIPS 2019, eq. 5–6). Its contraction factor is δ = (4s² − 1)/(4s² + n − 1), since the error of a coordinate is at
+most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
-the range of float32. A section has the format `multiples` of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With @chunk, a
-frame has the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
+the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks (@chunk) correspond to the
+buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, and then the levels of all chunks, as multiples of
+the unit 1.
 """
 
 import math

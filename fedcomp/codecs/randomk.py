@@ -1,27 +1,26 @@
 """Random-k sparsification: random masks, subsampling, dropping.
 
-by=uniform: Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated learning: strategies for improving communication efficiency. 2016
-(random masks); Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018.
+The variant by=uniform is described by Konečný et al., "Federated learning: strategies for improving communication efficiency", 2016 (random
+masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. It draws k of n coordinates without replacement.
+With `scaled`, it multiplies their values by n/k, so that the codec is unbiased. The positions are drawn from the seed in the frame, so they
+are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
 
-    C(x)_i = x_i if i is one of k coordinates drawn without replacement, else 0;       scaled: n/k·x_i, so that E C(x) = x
+The variant by=magnitude is due to Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient distributed
+optimization", NeurIPS 2018. It sends coordinate i with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k.
+These probabilities minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i: x_i if |x_i| ≥ m,
+else ±m. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here k is given, and m is computed
+exactly and rounded down to float32, so Σ p_i ≥ k. The number of coordinates in a frame varies. Positions are sent, and zeros are not.
 
-The positions are drawn from the seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the
-same seed can be added.
+Without `scaled`, the contraction factor is δ = k/n in the mean, for both variants. With `scaled`, the codec is unbiased with the variance
+bound ω = n/k − 1, except that values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
 
-by=magnitude: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed optimization. NeurIPS 2018.
+The format of the values is that of codecs/floats.py, except with by=magnitude and `scaled` (for the rest of the body, see
+codecs/selection.py):
 
-    coordinate i is sent with probability p_i = min(1, |x_i|/m), where Σ p_i = k; this minimizes the variance for k coordinates on average
-    C(x)_i = x_i if i is sent, else 0;       scaled: x_i/p_i, which is x_i if |x_i| ≥ m, else ±m
-
-The paper determines p from a given variance, by an iteration (algorithm 3). Here k is given, and m is computed exactly and rounded down to
-float32, so Σ p_i ≥ k. With by=magnitude, the number of coordinates in a frame varies; positions are sent, and zeros are not.
-
-Without `scaled`, C contracts with δ = k/n in the mean, for both values of `by`. With `scaled`, C is unbiased with ω = n/k − 1. However,
-values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
-
-    values   as in codecs/floats.py. With by=magnitude and `scaled` (flag + 2): m, float32; a bit for each value, 1 if its magnitude
-             exceeds m; the signs of all other values, 1 = positive; both padded to a byte; the values that exceed m;
-             the rest as in codecs/selection.py
+    the threshold m, as float32;
+    one bit for each value, 1 if its magnitude exceeds m, padded to a byte;
+    the signs of all other values, one bit each (1 = positive), padded to a byte;
+    the values whose magnitude exceeds m.
 """
 
 from collections.abc import Sequence

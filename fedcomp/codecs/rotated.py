@@ -1,13 +1,17 @@
-"""The base class of codecs that quantize a rotated vector (kernels/hadamard.py), and the format of their numbers and codes.
+"""The base class of codecs that quantize a rotated vector (kernels/hadamard.py), and the format of their frames.
 
-The body of a frame begins with one byte that the codec defines. Then come the number a of each block, and the number b of each block if the
-codec has it, each as the upper half of a float64. Then come the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own
-format. If the largest magnitude is above 0 and below 2⁻¹⁰⁰, the first byte is 0, and the values follow as float32.
+The body of a section contains, in order:
 
-kernels/hadamard.py defines the rotated block u, its exponent e and its size d. Each code of a block stands for a value; v is the vector of
-these values. û, the quantized u, is computed from v. The decoder applies the inverse rotation to û·2^e/d = a·v + b/d. Vectors whose
-magnitudes are all below 2⁻¹⁰⁰ are sent without rotation, because the result of the rotation would be a subnormal float32. Decoded
-coordinates are clipped to the range of float32.
+    the first byte, defined by the codec;
+    the scale a of each block, as the upper half of a float64;
+    the shift b of each block in the same format, if the codec uses shifts;
+    the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format.
+
+Each code stands for a value. Let v be the vector of the values of a block of d coordinates. The decoder applies the inverse rotation to a·v
++ b/d and clips the result to the range of float32.
+
+If the largest magnitude of a vector is above 0 and below 2⁻¹⁰⁰, the vector is sent as float32 without rotation, and the first byte is 0.
+The result of a rotation would be a subnormal float32.
 """
 
 from abc import abstractmethod

@@ -1,40 +1,43 @@
-"""S2 Reducer: a sparse vector as its support and a count sketch of its values. Frames can be added, and the values of the sum recovered
-exactly.
+"""S2 Reducer sends the positions of nonzero coordinates and a count sketch of their values.
 
-Ge, Zhang, Zhang, Sun, Ma, Wang, Zhu, Chen: S2 Reducer: high-performance sparse communication to accelerate distributed deep learning. 2021.
+Ge et al., "S2 Reducer: high-performance sparse communication to accelerate distributed deep learning", 2021.
 
-    S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0;    a frame has the support and S;    the sum has the union of supports and Σ S
+The set of positions of the nonzero coordinates is called the support of a vector. The values are added to the cells of a table S, with a
+cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
 
-A receiver that knows the union of the supports recovers the values by peeling (kernels/peeling.py). The table S needs 1.25 cells per
-coordinate of the union for 10⁴ coordinates or more, 1.6 for 10³, and more for fewer. A table with enough cells usually gives exact values.
-In about one table of a thousand, two coordinates share all their cells, and their values are estimated by least squares;
-`RecoveredUpdate.missed` counts such values.
+    S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
-The codec is useful if many frames with overlapping supports pass nodes that can only add: all-reduce, network switches, or sums of masked
-values. If all nodes can decode, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
-int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that may read frames can also decode them and forward the sum of their values. On
+Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
+supports recovers the values by peeling (kernels/peeling.py). A table needs 1.25 cells per coordinate of the union for 10⁴ coordinates or
+more, 1.6 for 10³, and more for fewer. If the table has enough cells, the recovered values are usually exact. In about one of a thousand
+tables, two coordinates share all their cells. Their values are then estimated by least squares, and `RecoveredUpdate.missed` counts them.
+
+The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
+aggregation. If all nodes can decode, frames of `topk` are smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with int16) and
+5.0 bytes in `topk` (3.0 with fp16). A relay that is allowed to read frames can also decode them and forward the sum of their values. On
 updates of the task digits, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 % for N = 32,
 and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
 
-`topk:density=1%+s2` sends the coordinates that topk selects as frames of `s2`. Only frames whose tables have the same shape can be added.
-Clients therefore use tables of one shape, with room for `union` times the largest number of coordinates that the first codec selects.
-Without a first codec, the table has room for `union` times the nonzeros of x. The option `columns` sets the size of the table directly. If
-the option `union` is too small, some values of the sum are estimated. An encoder that cannot recover its own values from the table doubles
-the columns; its frame then cannot be added to other frames.
+The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frames of `s2`. Frames can be added only if their tables have the
+same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.
+Without a first codec, the table has room for the number of nonzeros, multiplied by `union`. The option `columns` sets the size of the table
+directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its own
+values from the table, it doubles the number of columns; its frame can then not be added to other frames.
 
-Unlike in the paper, supports are coded instead of sent as bitmaps, and cells are integers in units of 2^e, so subtraction is exact:
+Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
+subtraction is exact. With values=fp32, 2^e is the largest power of two of which all values are multiples. If the largest value would need
+more than 48 bits (35 bits for 10⁸ values), e is larger and values are rounded. With values=int24 or int16, values are rounded to 24 or 16
+bits, relative to the largest. Cells in float32 would take 32 bits, compared with about 27 for int24. Peeling float32 cells would also
+accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
 
-    values=fp32            2^e is the largest power of two of which all values are multiples. If the largest value then has more than 48
-                           bits (35 bits among 10⁸ values), e is larger, and values are rounded.
-    values=int24, int16    values are rounded to 24 or 16 bits, relative to the largest
+Format of the body (see codecs/frame.py):
 
-Cells in float32 would take 32 bits instead of about 27 with int24. Peeling float32 cells would accumulate rounding errors of up to 3e-6 of
-the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
-
-    body    number of nonzeros (LEB128); if there are any: form of the support (kernels/positions.py) and rows, one byte each; columns
-            (LEB128); e (int16); bits of a cell, one byte; cells; the support
-    cells   integers in two's complement, in the smallest number of bits for all: the whole low bytes of all cells, then the remaining bits
-            of all cells, packed
+    the number of nonzeros (LEB128); if this number is 0, the body ends here;
+    the form of the support (kernels/positions.py), in one byte;
+    the number of rows, in one byte, and the number of columns (LEB128);
+    the exponent e (int16), and the number of bits of a cell, in one byte;
+    the cells, as integers in two's complement: the whole low bytes of all cells, then the remaining bits of all cells;
+    the support.
 """
 
 import math

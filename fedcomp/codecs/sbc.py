@@ -1,14 +1,13 @@
 """SBC: sparse binary compression.
 
-Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. IJCNN 2019
-(arXiv 2018), algorithm 2.
+Sattler, Wiedemann, Müller and Samek, "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019,
+algorithm 2.
 
-    top⁺ = the k largest of x, top⁻ = the k largest of −x;  C(x) = μ on top⁺ or −μ on top⁻, whichever has the larger mean μ, else 0
+The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. It sends
+the coordinates with the larger mean μ, and decodes all of them as μ or all as −μ. All values have the same magnitude and sign, so there are
+no sign bits. If a vector has fewer than k positive or negative coordinates, all of them are used.
 
-All values have the same magnitude and sign, so there are no sign bits. top⁺ has only positive and top⁻ only negative coordinates, so either
-can have fewer than k.
-
-    values   μ as float32; flag 1: the values are −μ; the rest as in codecs/selection.py
+The values are μ as float32; a flag of 1 means that the values are −μ. For the rest of the body, see codecs/selection.py.
 """
 
 from collections.abc import Sequence

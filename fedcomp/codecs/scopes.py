@@ -1,12 +1,12 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk may be smaller. SparseLoCo selects k coordinates of
-every chunk (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025). The seed
-of tensor or chunk i is the seed of the frame plus i.
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer coordinates. SparseLoCo
+selects k coordinates of every chunk (Sarfi, Thérien, Lidin and Belilovsky, "Communication efficient LLM pre-training with SparseLoCo",
+2025, arXiv:2508.15706). The seed of tensor or chunk i is the seed of the frame plus i.
 
-    sections of @chunk   N (LEB128); for each chunk: length of the rest of its section, count, body
+With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of its section, its coordinate count and its body.
+Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one joint body for all chunks, which is shorter.
 
-Codecs that select coordinates (codecs/selection.py) and `qsgd` write a joint body for all chunks, which is shorter than separate sections.
 Only a codec with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
 """
 

@@ -1,19 +1,25 @@
-"""Base classes of codecs that select coordinates: the count for a density, the selection, and the format of positions.
+"""Base classes of codecs that select coordinates, such as top-k, and the format of their frames.
 
-    body   one byte: the form of the positions in the low six bits, a flag of the codec in the high two
-           values, in a format defined by the codec
-           positions, in the shortest form, usually a Rice code (kernels/positions.py)
+The body of a section contains, in order:
 
-Positions that are drawn from the seed are not sent. A section with drawn positions has the size of the vector as its count, so that frames
-of one seed can be added. Its body has the form byte 63, then the number of values (LEB128), then the values. If all
-coordinates are selected without drawing, the count is also the size of the vector, but the form is 42.
+    one byte: the form of the positions in the low six bits, and a flag of the codec in the high two bits;
+    the values, in a format defined by the codec;
+    the positions, in the shortest form, usually a Rice code (kernels/positions.py).
 
-With @chunk, all chunks have one body with a joint code of the positions, unless positions are drawn:
+Positions that are drawn from the seed are not sent. The body then contains the form 63, the number of values (LEB128), and the values. The
+coordinate count of such a section is the size of the vector, so that frames with the same seed can be added. If all coordinates are
+selected, but not drawn, the coordinate count is also the size of the vector, and the form is 42.
 
-    body   number of selected coordinates (LEB128); if there are any: one byte as above, length of the positions (LEB128), positions; the
-           codec's flag of each chunk with coordinates, two bits each, padded with zeros; the values of all chunks, in order
+With @chunk, all chunks have one joint body, unless positions are drawn from the seed:
 
-If the flag in the first byte is not 0, the codec encodes the values of all chunks jointly, without a flag for each chunk.
+    the number of selected coordinates (LEB128); if this number is 0, the body ends here;
+    one byte with form and flag, as above;
+    the length of the positions in bytes (LEB128), and the positions in all chunks;
+    the flag of each chunk that has selected coordinates, two bits each, padded with zeros to a byte;
+    the values of all chunks, in order.
+
+If the flag in the byte with form and flag is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags of
+their own.
 """
 
 import math

@@ -1,22 +1,31 @@
 """Count Sketch: frames can be added, and their sum is decoded once.
 
-Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 2002; for gradients, Ivkin, Rothchild, Ullah, Braverman,
-Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019.
+Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Gradients are sketched in Ivkin et al.,
+"Communication-efficient distributed SGD with sketching", NeurIPS 2019.
 
-    S[r, h_r(i)] += s_r(i)·x_i;   C(x)_i = median over r of s_r(i)·S[r, h_r(i)] for the k largest of these estimates, else 0
+Coordinate i is added to one cell h_r(i) in each row r of a table S, with a sign s_r(i) = ±1, and is estimated as a median over the rows:
 
-h_r(i) is the cell of coordinate i in row r, and s_r(i) = ±1 its sign. h_r and s_r depend only on the seed (kernels/count_sketch.py). All
-clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, C is unbiased: the estimate of one row
-has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. C contracts only if a small
-number of coordinates has most of ‖x‖, so no contraction is declared. The strategies `fetchsgd` and `sketched-sgd` have their own error
-feedback.
+    S[r, h_r(i)] += s_r(i)·x_i;
+    estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
-    body   rows, columns, k (LEB128 each); form of the cells, one byte; the cells, row by row
-           form 0: float32.  1: bfloat16.  2, 3, 4: an exponent e (int16), then integers in 8, 16, 32 bits
+The decoded vector holds the k largest estimates, and 0 elsewhere. Cells and signs depend only on the seed (kernels/count_sketch.py). All
+clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the codec is unbiased: the estimate
+from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. The codec
+contracts only if a small number of coordinates has most of ‖x‖, so it declares no contraction factor. The strategies `fetchsgd` and
+`sketched-sgd` have their own error feedback.
 
-`int8` cells are stochastically rounded to multiples of the unit 2^e, so they are unbiased. A sum of `int8` cells is exact, in the smallest
-unit of the frames, if 32 bits per cell suffice; else it is rounded to a larger unit. `bf16` cells are added in float32, and the sum is sent
-as bfloat16 if that is exact, else as float32.
+Format of the body (see codecs/frame.py):
+
+    the number of rows, the number of columns and k (LEB128 each);
+    the form of the cells, in one byte;
+    the cells, row by row.
+
+In form 0, cells are float32; in form 1, bfloat16. Forms 2, 3 and 4 have an exponent e (int16), followed by cells that are integers of 8, 16
+or 32 bits in units of 2^e.
+
+With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of such cells uses the smallest unit of
+the added frames and is exact if 32 bits per cell suffice. Otherwise the sum is rounded to a larger unit. With cells=bf16, cells are added
+in float32. The sum is sent as bfloat16 if that is exact, else as float32.
 """
 
 import math

@@ -1,10 +1,9 @@
 """A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-Codecs that send means send one coordinate instead, because a subnormal mean has fewer than 24 bits, and rounding it can break the
-contraction. Sending only the largest coordinate contracts with δ = 1/n for every vector. A section with only the largest coordinate has the
-count 1, any other section the count n.
-
-    body   position (LEB128), value (float32, not zero)
+A subnormal mean has fewer than 24 bits of precision, and rounding it can break the contraction. Codecs that send means therefore send only
+the largest coordinate of such a vector. Sending only the largest of n coordinates contracts with δ = 1/n for every vector. The coordinate
+count of such a section is 1. All other sections of these codecs have the coordinate count n. The body contains the position (LEB128) and
+the value (float32, not zero).
 """
 
 import math

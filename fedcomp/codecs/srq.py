@@ -1,22 +1,34 @@
 """Stochastic quantization of rotated vectors: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
 
-Suresh, Yu, Kumar, McMahan: Distributed mean estimation with limited communication. ICML 2017, sections 3 and 4.
+Suresh, Yu, Kumar and McMahan, "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
 
-    u = R·x;  C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋ with r uniform in [0, 1), so E C(x) = x
-    srq    lo = min u,  hi = max u,  s = (hi − lo)/(k − 1)
-    vlc    lo = 0,  s = √2·‖u‖/(k − 1) with k = √d + 1
+The rotated vector u = R·x of d coordinates is quantized as follows, where r is uniform in [0, 1), so that the codec is unbiased:
 
-E‖x − C(x)‖² ≤ ω‖x‖². For `srq`, ω = min(d/2, 2·ln(2d) + 2)/(k − 1)²: hi − lo is at most √2‖u‖ (theorem 2), and the mean of the largest u²
-over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, ω = min(s²/4, s), where s is in units of the root
-mean square ‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem 4), since most levels are rare.
+    C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋;
+    for `srq` with k levels, lo = min u and the step is s = (max u − lo)/(k − 1);
+    for `vlc`, lo = 0 and the step is s = √2·‖u‖/(k − 1) with k = √d + 1 in the paper.
 
-Unlike in the paper, R rotates blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s, so the length of a `vlc`
-frame hardly depends on x. `srq` rounds lo down and s up before it sends them. Levels of `vlc` are multiples of s, so lo is not sent.
+For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the mean of the
+largest u² over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4, s),
+where s is in units of the root mean square ‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem
+4), since most levels are rare.
 
-    body    as in codecs/rotated.py
-    srq     k − 1, one byte; a and b; the codes, ⌈log₂ k⌉ bits each
-    vlc     1, one byte; a; the smallest multiple m (LEB128 of 2m if m ≥ 0, else of −2m − 1), the number of symbols (LEB128), the code of
-            the symbols (kernels/range_coder.py)
+Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s. The length of a
+`vlc` frame therefore hardly depends on x. `srq` rounds lo down and s up before it sends them. The levels of `vlc` are multiples of s, so lo
+is not sent.
+
+Format of the body for `srq`, as in codecs/rotated.py:
+
+    k − 1, in one byte;
+    the scale and the shift of each block;
+    the codes, ⌈log₂ k⌉ bits each.
+
+Format of the body for `vlc`:
+
+    the number 1, in one byte;
+    the scale of each block;
+    the smallest multiple m, as LEB128 of 2m if m ≥ 0, else of −2m − 1;
+    the number of different symbols (LEB128), and the entropy code of the symbols (kernels/range_coder.py).
 """
 
 import math

@@ -1,13 +1,16 @@
 """STC: sparse ternary compression.
 
-Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019, algorithm 1.
+Sattler, Wiedemann, Müller and Samek, "Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019,
+algorithm 1.
 
-    C(x)_i = μ·sign(x_i) if |x_i| is among the k largest, else 0;  μ = the mean magnitude of those k
+The k coordinates with the largest magnitudes are decoded as μ·sign(x_i), where μ is the mean of these k magnitudes; all other coordinates
+are decoded as 0. Unlike in the paper, a frame never has more than k coordinates: of equal magnitudes, those at lower positions are selected
+first, and zeros are not sent.
 
-Unlike in the paper, a frame never has more than k coordinates: ties at the k-th magnitude go to the lower positions, and zeros are not
-sent.
+Format of the values (for the rest of the body, see codecs/selection.py):
 
-    values   μ as float32; signs, one bit each, 1 = positive, padded to a byte; the rest as in codecs/selection.py
+    μ, as float32;
+    the signs, one bit each (1 = positive), padded to a byte.
 """
 
 from collections.abc import Sequence

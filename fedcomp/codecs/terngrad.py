@@ -1,15 +1,15 @@
 """TernGrad: ternary gradients.
 
-Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017.
+Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS 2017.
 
-    C(x)_i = s·sign(x_i)·b_i,  P(b_i = 1) = |x_i|/s;  s = max |x_i|, after clipping x to ±2.5σ
+Coordinates are first clipped to ±2.5 standard deviations. Let the scale s be the largest magnitude after clipping. A coordinate x_i is then
+decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper uses one scale
+per layer, like the scope @layer. If the server announces `scale` (one float32 per section), the announced scale is used, and larger values
+are clipped to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale.
 
-The codec is unbiased apart from the clipping. The paper uses one scale s per layer, like the scope @layer. If the server announces `scale`
-(one float32 per section), the announced scale replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum
-of m frames consists of integers from −m to m, times s.
-
-The paper measures the deviation σ from the mean. Here σ = ‖x‖₂/√n is the deviation from zero, so that values that are far from zero but
-close to each other are not clipped. A section has the format `multiples` of codecs/levels.py, with s as the unit.
+The paper measures the standard deviation around the mean. Here the deviation is the root mean square ‖x‖₂/√n, so that values that are far
+from zero but close to each other are not clipped. The body contains −1, 0 or 1 for each coordinate, as multiples of the unit s (see
+codecs/levels.py).
 """
 
 import math

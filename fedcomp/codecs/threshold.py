@@ -1,15 +1,14 @@
-"""Selection of the coordinates that reach a fixed threshold.
+"""Selection of the coordinates whose magnitude reaches a fixed threshold.
 
-Strom: Scalable distributed DNN training using commodity GPU cloud computing. Interspeech 2015, algorithm 1, which combines the codec with
-the memory `residual`.
+Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015, algorithm 1. The algorithm combines this
+codec with the memory `residual`.
 
-    C(x)_i = τ·sign(x_i) if |x_i| ≥ τ, else 0;  with values=fp32 or fp16, C(x)_i = x_i if |x_i| ≥ τ, else 0
+Coordinates with |x_i| ≥ τ are decoded as τ·sign(x_i), or as x_i with values=fp32 or fp16. All other coordinates are decoded as 0. The
+number of selected coordinates depends on the update, from none to all. The error is never larger than ‖x‖, so the contraction factor is δ =
+0. The threshold τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
-The number of selected coordinates depends on the update, from none to all. ‖x − C(x)‖ ≤ ‖x‖ for every x, so the contraction holds with
-δ = 0. τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
-
-    values   flag 2: τ as float32; signs, one bit each, 1 = positive, padded to a byte. Flags 0 and 1: values as in codecs/floats.py. The
-             rest as in codecs/selection.py
+The flag is 2 if the values are ±τ: τ as float32, then the signs, one bit each (1 = positive), padded to a byte. With the flags 0 and 1, the
+values have the format of codecs/floats.py. For the rest of the body, see codecs/selection.py.
 """
 
 from collections.abc import Sequence

@@ -1,18 +1,20 @@
-"""Top-k sparsification.
+"""Top-k sparsification: only the k coordinates with the largest magnitudes are sent.
 
-Aji, Heafield: Sparse communication for distributed gradient descent. EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
-Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
+Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
+Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018).
 
-    C(x)_i = x_i if |x_i| is among the k largest, else 0
+Values have the format of codecs/floats.py, or that of bins, with flag 2. For the rest of the body, see codecs/selection.py.
 
-    values   as in codecs/floats.py, or bins (flag 2); the rest as in codecs/selection.py
+With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. The same quantizer is used in the public
+implementation of SparseLoCo (Sarfi et al. 2025), which takes it from hivemind. In a chunk with mean m and standard deviation σ, a value v
+belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to
+bfloat16.
 
-With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. This quantizer is that of the public implementation
-of SparseLoCo (Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and standard deviation σ, a value v belongs to bin
-⌊(v − m)/(1.5σ) + 2⌉, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to bfloat16.
+Format of the values with values=2bit:
 
-    bins     length of the following code (LEB128); the bins of all values, coded by codecs/levels.py; the means of all nonempty bins of
-             each chunk, in order, as bfloat16
+    the length of the code of the bins (LEB128);
+    the code of the bins of all values (codecs/levels.py);
+    the means of all nonempty bins of each chunk, in order, as bfloat16.
 """
 
 from collections.abc import Sequence
