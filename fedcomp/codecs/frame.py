@@ -38,13 +38,14 @@ HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<
 FACTOR = struct.Struct("<f")  # the factor in a decay frame
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets in a frame
 
-PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # ids of frames that no single codec writes
-# Names of codecs by id; every registered codec is added.
+# ids of frames that are not written by a single codec
+PRODUCT, OVERWRITE, DECAY = 100, 250, 251
+# Names of codecs by id. Registering a codec adds its name.
 NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}
 
 
 class ProductId(int):
-    """The id PRODUCT of a product of two codecs, whose own ids are in `halves`."""
+    """The id PRODUCT of a product of two codecs, whose own ids are in the attribute `halves`."""
 
     halves: bytes
 
@@ -57,11 +58,11 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # stands for the whole vector, of any size, in scopes 0 and 2
+WHOLE = Entry("", (), 0)  # the layout entry of a section with scope 0 or 2
 
 
 class Section(NamedTuple):
-    """The output of a codec for one vector or tensor: the number of coordinates, and their bytes."""
+    """The output of a codec for one vector or tensor: the number of encoded coordinates, and the encoded bytes."""
 
     count: int
     body: bytes | memoryview
@@ -73,7 +74,7 @@ EMPTY = Section(0, b"")
 def seal(
     codec: int, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None
 ) -> bytes:
-    """Return a frame for a vector [numel]. `seed` is None if the codec decodes without the seed."""
+    """Assemble a frame for a vector [numel] from its sections. `seed` is None if decoding does not need the seed."""
     parts: list[bytes | memoryview] = [_halves(codec)]
     if seed is not None:
         parts.append(SEED.pack(seed % 2**64))
@@ -86,13 +87,13 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return the parts of a section that starts with its length: length, count, body."""
+    """Return a section as a list of bytes: its length, its coordinate count, and its body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
 
 def header_bytes(codec: int, seeded: bool) -> int:
-    """Return the number of bytes of a frame before its sections."""
+    """Return the size in bytes of a frame's header, which precedes the sections."""
     return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 
@@ -104,10 +105,11 @@ def unseal(
     seeded: bool = False,
     chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
-    """Return the seed in a frame, 0 if not `seeded`, and the sections, each paired with its tensor.
+    """Parse a frame. Return its seed and its sections, each paired with the layout entry of its tensor.
 
-    With scopes 0 and 2, the result is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N and the section is (N, body
-    of all chunks). Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], with sections that match `layout`.
+    The seed is 0 if not `seeded`. With scopes 0 and 2, there is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N,
+    and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and
+    its sections match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -184,7 +186,7 @@ def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
 
 
 def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
-    """Split `rest`, which begins with the length of a section, and return the section and the bytes after it.
+    """Split `rest` into its first section and the remaining bytes. The first section begins with its length.
 
     Raises FrameError.
     """
@@ -195,7 +197,10 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
 
 
 def read_section(data: memoryview, numel: int) -> Section:
-    """Return the section of a vector [numel] in `data`, which begins with the count. Raises FrameError for an impossible count."""
+    """Parse a section of a vector [numel], which begins with its coordinate count.
+
+    Raises FrameError if the coordinate count is impossible.
+    """
     count, start = read_varint(data)
     if count > numel:
         raise FrameError(
@@ -208,7 +213,7 @@ def read_section(data: memoryview, numel: int) -> Section:
 
 @lru_cache(1024)
 def _head(codec: int, scope: int, numel: int) -> tuple[bytes, int]:
-    """Return the bytes before the checksum, and the CRC-32 of these bytes and of numel."""
+    """Return the header bytes before the checksum, and the CRC-32 of these bytes and of numel."""
     head = HEAD.pack(MAGIC, VERSION, codec, scope)
     return head, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head))
 
@@ -226,9 +231,9 @@ def _name(codec: int) -> str:
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
-    """Return the sum of the counts in a frame of a linear codec, and a layout of its sections.
+    """Return the size of the vector that a frame of a linear codec claims, and a layout with one tensor per section.
 
-    The frame is not checked; `unseal` does that.
+    The frame is not validated here; `unseal` does that.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -261,7 +266,7 @@ def varint(value: int) -> bytes:
 def read_varint(data: memoryview) -> tuple[int, int]:
     """Return the LEB128 integer at the start of `data` and the number of its bytes.
 
-    Raises FrameError unless the integer is in the shortest form and below 2⁶³.
+    Raises FrameError unless the integer is below 2⁶³ and encoded in the smallest number of bytes.
     """
     value = length = 0
     for byte in data[:9]:
@@ -275,14 +280,14 @@ def read_varint(data: memoryview) -> tuple[int, int]:
 
 
 def min_overwrite_bytes(count: int) -> int:
-    """Return the smallest size in bytes of an overwrite frame (codecs/overwrite.py) with `count` values."""
+    """Return the smallest possible size in bytes of an overwrite frame with `count` values (codecs/overwrite.py)."""
     return SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
 
 
 def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
-    """Return a frame that multiplies weights [numel] by `factor` and then adds the update in the frame `step`.
+    """Return a decay frame: the receiver multiplies its weights [numel] by `factor` and then adds the update in the frame `step`.
 
-    The frame's body is the factor, a float32 in [0, 1), and then `step`. If the factor is 1, return `step` itself.
+    The body of a decay frame is the factor, as a float32 in [0, 1), followed by `step`. If the factor is 1, return `step` itself.
     """
     if factor == 1:
         return step
@@ -290,9 +295,9 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 
 
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
-    """Return the factor and the update's frame from a broadcast.
+    """Split a broadcast into the decay factor and the frame of the update.
 
-    The factor is 1 unless the broadcast is a decay frame. Raises FrameError.
+    The decay factor is 1 unless the broadcast is a decay frame. Raises FrameError.
     """
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data

@@ -24,13 +24,13 @@ from .update import Dense
 
 UNIT = struct.Struct("<f")
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # positive float32
-MAX_MULTIPLE = 32767  # largest magnitude of a multiple
-MIN_GROUPED = 1 << 20  # number of symbols from which several are combined into one
+MAX_MULTIPLE = 32767  # largest magnitude of an integer multiple of the unit
+MIN_GROUPED = 1 << 20  # smallest number of symbols for which several symbols are combined into one
 WORD = np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
-    """Return symbols [n], uint8 or uint16, each below size ≥ 2, as bytes: entropy-coded if that is shorter, else packed."""
+    """Encode symbols [n], uint8 or uint16, from 0 to size − 1. The bytes are entropy-coded if that is shorter, else packed."""
     coded = _coded(symbols, size)
     if coded is not None and len(coded) < packed_bytes(symbols.size, size):
         return coded
@@ -38,7 +38,10 @@ def pack(symbols: np.ndarray, size: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """Return the symbols [count], uint8 or uint16. Raises FrameError unless `pack` returns `data` for these symbols."""
+    """Decode `data` into `count` symbols, uint8 or uint16.
+
+    Raises FrameError unless `data` is exactly what `pack` returns for these symbols.
+    """
     length = packed_bytes(count, size)
     if len(data) < length and size <= range_coder.LARGEST:
         return _decoded(data, count, size)
@@ -53,13 +56,16 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """Return the size of packed symbols in bytes, which is the largest size of the result of `pack`."""
+    """Return the size in bytes of packed symbols, which is the largest size that `pack` returns."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 
 
 def pack_multiples(levels: np.ndarray, unit: float) -> Section:
-    """Return a section with the values levels·unit. `levels` [n], int8 or int16 of magnitude ≤ 32767, is overwritten."""
+    """Return a section for a vector with the values levels·unit.
+
+    The array `levels` [n], int8 or int16 with magnitudes of at most 32767, is overwritten.
+    """
     top = max(int(levels.max()), -int(levels.min()))
     if top == 0:
         return Section(levels.size, varint(0))
@@ -70,10 +76,10 @@ def pack_multiples(levels: np.ndarray, unit: float) -> Section:
 
 
 def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
-    """Return symbols [count], the largest multiple m, and the unit: the values are (symbols − m)·unit.
+    """Decode a section into symbols [count], the largest multiple m, and the unit. Each value is (symbol − m)·unit.
 
-    If all values are zero, the largest multiple and the unit are 0. Raises FrameError for a section that `pack_multiples` cannot have made,
-    and for a value outside of float32's range.
+    If all values are zero, the largest multiple and the unit are 0. Raises FrameError if `pack_multiples` cannot have written the section,
+    or if a value is outside of the range of float32.
     """
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)
@@ -94,7 +100,7 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
 
 
 def open_multiples(section: Section) -> Dense:
-    """Return the update in a section of multiples. Raises FrameError like `unpack_multiples`."""
+    """Decode a section of integer multiples of a unit into an update. Raises FrameError in the same cases as `unpack_multiples`."""
     symbols, top, unit = unpack_multiples(section)
     if top == 0:
         return Dense(np.zeros(section.count, np.float32))
@@ -102,12 +108,15 @@ def open_multiples(section: Section) -> Dense:
 
 
 def max_multiples_bytes(numel: int, top: int) -> int:
-    """Return the largest size in bytes, including the count, of a section of multiples of magnitude at most `top`."""
+    """Return the largest size in bytes of a section of integer multiples, including the coordinate count.
+
+    `top`: largest magnitude of a multiple.
+    """
     return len(varint(numel)) + len(varint(top)) + UNIT.size + packed_bytes(numel, 2 * top + 1)
 
 
 def round_down(value: float) -> float:
-    """Return a positive value rounded down to float32, but not to zero: at least the smallest positive float32."""
+    """Round a positive value down to float32, but at least to the smallest positive float32."""
     nearest = np.float32(min(value, LARGEST))
     if float(nearest) > value:
         nearest = np.nextafter(nearest, np.float32(0))
@@ -115,7 +124,7 @@ def round_down(value: float) -> float:
 
 
 def _coded(symbols: np.ndarray, size: int) -> bytes | None:
-    """Return the entropy-coded symbols, or None if the alphabet is too large for the entropy coder."""
+    """Entropy-code the symbols. Return None if `size` is too large for the entropy coder."""
     if size > range_coder.LARGEST:
         return None
     if not _grouped(symbols.size, size):
@@ -162,7 +171,7 @@ def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
 
 @cache
 def _digits(size: int) -> int:
-    """Return the number of symbols below `size` that fit into a 64-bit word."""
+    """Return how many symbols from 0 to size − 1 fit into a 64-bit word."""
     digits = 1
     while size ** (digits + 1) <= 1 << 64:
         digits += 1

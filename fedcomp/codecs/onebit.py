@@ -37,12 +37,12 @@ from .selection import take
 from .update import Bits, Sections, Update
 
 MEAN = np.dtype("<f4")
-SMALLEST = 2.0**-149  # the smallest float32 > 0
+SMALLEST = 2.0**-149  # the smallest positive float32
 
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """A codec that sends every coordinate as one of two means of its column, in one bit."""
+    """A codec that sends one bit per coordinate, which selects one of two means of the column."""
 
     name: ClassVar[str] = "onebit"
     id: ClassVar[int] = 11
@@ -52,12 +52,12 @@ class OneBit(Codec):
         return (1 - 2.0**-20) / max(numel, 1) ** 2
 
     def longest_section(self, numel: int) -> int:
-        # Columns of one entry need the most bytes.
+        # A layout in which every column has one entry needs the most bytes.
         return max(len(frame.varint(numel)) + 9 * numel, spike.max_bytes(numel))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
-        x = x.cpu()  # where sums have a fixed order
+        x = x.cpu()  # On the CPU, sums have a fixed order.
         tensors = [x[e.span] for e in layout if e.numel]
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
         if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
@@ -89,7 +89,7 @@ def columns(entry: Entry) -> int:
 
 
 def _means(x: Tensor, columns: int) -> np.ndarray:
-    """Return the means of the entries ≥ 0 and < 0 of each column of x [rows · columns]: float32 [2, columns]."""
+    """Return the means of the entries ≥ 0 and of the negative entries in each column of x [rows · columns]: float32 [2, columns]."""
     totals, counts = sums.column_sides(x, columns)
     return (totals / counts.clip(1)).astype(np.float32)
 
@@ -97,7 +97,8 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means.reshape(2, -1)
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
-    positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns with entries ≥ 0, and < 0
+    # Columns that have entries ≥ 0, and columns that have negative entries.
+    positive, negative = grid.any(axis=0), ~grid.all(axis=0)
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
     high_fits = not np.signbit(high).any() and not high[~positive].any()
     low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()
@@ -117,7 +118,7 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # The mean of the column if all other entries have the smallest possible magnitude.
+        # The smallest possible mean of the column: all other entries have the smallest possible magnitude.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
         expect(is_needed, "a section with one coordinate should contain bits and means")

@@ -22,7 +22,10 @@ from .frame import EMPTY, OVERWRITE, Section
 
 
 def encode(weights: Tensor, positions: np.ndarray) -> bytes:
-    """Return an overwrite frame with weights[positions]. `weights` [numel]: float32. `positions`: int64, ascending."""
+    """Return an overwrite frame that contains the weights at the given positions.
+
+    `weights` [numel]: float32. `positions`: int64, ascending.
+    """
     section = EMPTY
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
@@ -33,9 +36,9 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
 
 
 def apply(data: bytes, weights: Tensor) -> None:
-    """Write the values of an overwrite frame into weights [numel], in place.
+    """Write the values of an overwrite frame into `weights` [numel], in place.
 
-    Raises FrameError for an invalid frame, which leaves the weights unchanged.
+    Raises FrameError if the frame is invalid; the weights are then unchanged.
     """
     _, ((_, (count, body)),) = frame.unseal(data, OVERWRITE, weights.numel())
     if not count:

@@ -124,6 +124,6 @@ class Product(Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return the δ that a codec declares, else 1 − ω if the codec is unbiased with ω ≤ 1, else None."""
+    """Return the contraction factor δ that a codec declares. Otherwise return 1 − ω if the codec has a variance bound ω ≤ 1, else None."""
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

@@ -45,10 +45,12 @@ MAX_LEVELS = 1000  # largest s
 class QSGD(Codec):
     """A codec that sends every coordinate as one of 2s + 1 levels, where s is the option `levels`."""
 
-    levels: int = 16  # s: levels between 0 and the norm; more = longer frames, less noise
-    damped: bool = False  # divide the result by 1 + ω, for error feedback
-    norm: Literal["l2", "max"] = "l2"  # max: u = max|x|/s, less noise for the same levels
-    # nearest: deterministic and biased, for error feedback and `laq`; needs norm=max
+    # s: number of levels between 0 and the norm. More levels give longer frames and less noise.
+    levels: int = 16
+    damped: bool = False  # Divide the decoded vector by 1 + ω, for use with error feedback.
+    # max: use u = max|x|/s, which gives less noise for the same number of levels.
+    norm: Literal["l2", "max"] = "l2"
+    # nearest: deterministic and biased, for error feedback and the strategy `laq`; needs norm=max.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12
@@ -66,7 +68,7 @@ class QSGD(Codec):
             )
 
     def omega(self, numel: int) -> float:
-        """Return the variance bound ω of the codec with stochastic rounding and without `damped`."""
+        """Return the variance bound ω for stochastic rounding without `damped`."""
         return min(numel / self.levels**2, math.sqrt(numel) / self.levels)
 
     def contraction(self, numel: int) -> float | None:
@@ -78,14 +80,14 @@ class QSGD(Codec):
         return None if self.damped or self.rounding == "nearest" else self.omega(numel)
 
     def longest_section(self, numel: int) -> int:
-        # If the unit is one of the smallest float32 numbers, there can be twice as many levels.
+        # If the unit is one of the smallest float32 numbers, rounding it down can double the number of levels.
         return wire.max_multiples_bytes(numel, 2 * self.levels + 2)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         return wire.pack_multiples(*self._rounded(x, seed))
 
     def _rounded(self, x: Tensor, seed: int) -> tuple[np.ndarray, float]:
-        """Return the levels of a vector [n], int8 or int16, and the unit to send; the unit of a vector of zeros is 0."""
+        """Quantize a vector [n]. Return the levels, int8 or int16, and the unit to send, which is 0 for a vector of zeros."""
         norm = kernels.norm2(x) if self.norm == "l2" else rounding.largest(x)
         if norm == 0:
             return np.zeros(x.numel(), np.int8), 0.0
@@ -122,7 +124,7 @@ class QSGD(Codec):
 
 
 def _unit(norm: float, s: int) -> float:
-    """Return norm/s, rounded down to a float32. If a level could exceed the largest float32, return a slightly smaller unit."""
+    """Return norm/s, rounded down to float32. Return a slightly smaller unit if a level could otherwise exceed the largest float32."""
     unit = wire.round_down(norm / s)
     if unit * (s + 2) > wire.LARGEST:
         unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))

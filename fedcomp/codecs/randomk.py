@@ -39,22 +39,24 @@ from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Stream of the random words that draw positions; another codec may round the values with stream 0
+# Number of the random stream that draws positions. The second codec of a product may use stream 0 to round values.
 STREAM = 7
-# Changes the seed of `drop_small`; another codec may round the values with the seed itself
+# Changes the seed in `drop_small`, because the second codec of a product may use the seed itself to round values.
 DROP_MASK = 1 << 63
-COMMON_MAGNITUDE = 2  # flag: all values that do not exceed m have the magnitude m
-CLIP_ELEMENTS = 1 << 24  # elements that are clipped at a time
+# This flag means that all values of at most the threshold m have the magnitude m.
+COMMON_MAGNITUDE = 2
+CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 
 
 @dataclass(frozen=True)
 class RandomK(selection.DensityCodec):
-    """A codec that sends random coordinates: drawn uniformly, without sending positions, or with a preference for large magnitudes."""
+    """A codec that sends random coordinates, drawn either uniformly or with a preference for large magnitudes."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
-    # How the probability of a coordinate is determined.
+    # uniform: all coordinates are equally likely; magnitude: larger coordinates are more likely.
     by: Literal["uniform", "magnitude"] = "uniform"
-    scaled: bool = False  # true: unbiased, for memories none and diana; false: for error feedback
+    # true: unbiased, for the memories none and diana; false: smaller error, for error feedback
+    scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"
     id: ClassVar[int] = 7
@@ -96,7 +98,7 @@ class RandomK(selection.DensityCodec):
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         numel, device = rows[0].numel(), rows[0].device
         k = self.count(numel)
-        # With by=magnitude, each vector has a threshold m.
+        # With by=magnitude, each vector has its own threshold m.
         thresholds = [] if self.draws else [drop_threshold(row, k) for row in rows]
         if self.draws:
             positions = [self.implied(numel, k, seed) for seed in seeds]
@@ -156,17 +158,17 @@ class RandomK(selection.DensityCodec):
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Return the positions of the coordinates that are kept.
+    """Drop small coordinates of x at random. Return the positions of the coordinates that are kept.
 
-    A coordinate with |x| < m is kept with probability |x|/m, and every other coordinate always.
+    A coordinate with |x| < m is kept with probability |x|/m. All other coordinates are kept.
     """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
 
 def drop_threshold(x: Tensor, k: int) -> float:
-    """Return m > 0 with Σ min(1, |x_i|/m) = k, rounded down to float32.
+    """Return the threshold m > 0 with Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If at most k coordinates are not zero, return the smallest nonzero magnitude, but at most 1.
+    If x has at most k nonzeros, return the smallest nonzero magnitude, but at most 1.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
@@ -175,13 +177,14 @@ def drop_threshold(x: Tensor, k: int) -> float:
     cut = 0.0
     for piece in x.split(CLIP_ELEMENTS):
         cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))
-    # Let p < 1 for exactly i of the k largest. Then m is the sum of the magnitudes of these i and all smaller ones, divided by i.
+    # Suppose that exactly i of the k largest coordinates are sent with a probability below 1. The threshold m is then the sum of the
+    # magnitudes of these i and of all smaller coordinates, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))
 
 
 def _values(section: Section) -> np.ndarray:
-    """Return the values, float32, in a section whose positions are drawn from the seed. Raises FrameError."""
+    """Return the float32 values in a section whose positions are drawn from the seed. Raises FrameError."""
     first, data = selection.take(memoryview(section.body), 1)
     mergeable = first[0] == selection.IMPLIED
     expect(mergeable, "only frames with drawn positions and values in float32 can be merged")

@@ -60,22 +60,23 @@ from .selection import Selective, take
 from .sketch import add_tables
 from .update import Sparse, Update
 
-# Number of rows → cells per key above which peeling succeeds if there are many keys (nonzeros).
+# Number of rows → cells per key above which peeling usually succeeds, for a large number of keys (nonzeros).
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
-BITS = {"fp32": 48, "int24": 23, "int16": 15}  # of the magnitude of a value
-MAX_BITS = 62  # of the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # plus a constant for short vectors
+BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits of the magnitude of a value
+MAX_BITS = 62  # largest number of bits of the magnitude of a sum
+MAX_COLUMNS_PER_COORDINATE = 8  # A constant is added for short vectors.
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
 
 @dataclass(frozen=True)
 class S2(Codec):
-    """A codec that sends all nonzero coordinates, in frames that can be added."""
+    """A codec that sends all nonzero coordinates in frames that can be added."""
 
-    rows: int = 3  # rows of the table; 3 rows need the smallest number of cells
-    columns: int = 0  # cells in a row; 0 = as many as the nonzeros need
-    union: float = 1.0  # size of the union of the supports of all added frames, divided by that of one; at most the number of frames
+    rows: int = 3  # Rows of the table; 3 rows need the smallest number of cells.
+    columns: int = 0  # Cells per row; 0 = as many as the nonzeros need.
+    # Expected number of nonzeros of the sum of all frames, divided by that of one frame; at most the number of frames.
+    union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name: ClassVar[str] = "s2"
     id: ClassVar[int] = 23
@@ -110,9 +111,9 @@ class S2(Codec):
     def pack_sparse(
         self, positions: np.ndarray, values: np.ndarray, numel: int, max_count: int, seed: int
     ) -> Section:
-        """Return a section for the vector [numel] with values, float32, at positions, int64, ascending.
+        """Return a section for a sparse vector [numel], given its values, float32, and their positions, int64, ascending.
 
-        `max_count`: largest number of nonzeros in a frame, which determines the columns.
+        `max_count`: largest number of nonzeros in any frame, which determines the number of columns.
         """
         exponent, integers = _integers(values, self._bits(positions.size))
         positions, integers = positions[integers != 0], integers[integers != 0]
@@ -133,7 +134,7 @@ class S2(Codec):
             columns = min(2 * columns, _max_columns(numel))
 
     def width(self, keys: int) -> int:
-        """Return the number of columns of a table from which `keys` values can be recovered."""
+        """Return the number of columns that a table needs, so that `keys` values can be recovered from it."""
         cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
         return max(1, math.ceil(cells * THRESHOLDS[self.rows] / THRESHOLDS[3] / self.rows))
 
@@ -171,15 +172,15 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the number of bits of a magnitude, so that a sum of `keys` values stays below 2⁶²."""
+        """Return the number of bits to use for a magnitude, so that the sum of `keys` values stays below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
 @dataclass(frozen=True)
 class SparseS2(Codec):
-    """A codec such as `topk:density=1%+s2`, which sends the coordinates that the first codec selects, in frames of `s2`.
+    """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes them.
 
-    An `s2` codec with any options decodes the frames.
+    The frames can be decoded by an `s2` codec with any options.
     """
 
     first: Selective
@@ -231,26 +232,26 @@ class SparseS2(Codec):
 
 @dataclass
 class RecoveredUpdate(Sparse):
-    """A sparse update with values recovered from a count sketch."""
+    """A sparse update whose values were recovered from a count sketch."""
 
-    missed: int = 0  # number of values that are estimated, not exact
+    missed: int = 0  # number of values that are estimated instead of recovered exactly
 
 
 class S2Section(NamedTuple):
-    """The body of a nonempty section of `s2`."""
+    """The decoded body of a nonempty `s2` section."""
 
-    positions: np.ndarray  # int64, ascending, at least one
+    positions: np.ndarray  # positions of the nonzeros, int64, ascending; at least one
     exponent: int
     table: np.ndarray  # int64 [rows, columns]
 
 
 def _max_columns(numel: int) -> int:
-    """Return the largest number of columns of a table for a vector [numel]."""
+    """Return the largest permitted number of columns of a table for a vector [numel]."""
     return min(MAX_COLUMNS_PER_COORDINATE * numel + 64, (1 << 31) // max(THRESHOLDS) - 1)
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
-    """Return an exponent e, and the values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
+    """Return an exponent e and the values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
     mantissas, exponents = np.frexp(values.astype(np.float64))
     whole = np.abs(np.ldexp(mantissas, 24)).astype(np.int64)
     zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1
@@ -259,7 +260,8 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
         return 0, np.zeros(values.size, np.int64)
     exact = int((exponents - 24 + zeros)[filled].min())
     unit = max(exact, int(exponents[filled].max()) - bits)
-    top = math.floor(math.ldexp(LARGEST, -unit))  # no value is rounded up to infinity
+    # The clipping bound: no value is rounded up to infinity.
+    top = math.floor(math.ldexp(LARGEST, -unit))
     multiples = np.rint(np.ldexp(values.astype(np.float64), -unit))
     return unit, multiples.clip(-top, top).astype(np.int64)
 
@@ -274,7 +276,7 @@ def _write(body: S2Section, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
-    """Return the parts of the body of a section for a vector [numel]; None if the vector is zero. Time and memory are O(numel).
+    """Parse the body of a section for a vector [numel]. Return None if the vector is zero. Time and memory are O(numel).
 
     Raises FrameError.
     """
@@ -315,7 +317,7 @@ def _pack_cells(table: np.ndarray, bits: int) -> bytes:
 
 
 def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:
-    """Return the cells in `data`, int64 [cells]. Raises FrameError if the padding is not zero."""
+    """Decode the cells in `data` into int64 [cells]. Raises FrameError if the padding bits are not zero."""
     whole, rest = divmod(bits, 8)
     octets = np.zeros((cells, 8), np.uint8)
     octets[:, :whole] = np.frombuffer(data[: cells * whole], np.uint8).reshape(cells, whole)

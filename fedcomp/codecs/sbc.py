@@ -27,7 +27,7 @@ POSITIVE, NEGATIVE = 0, 1  # flags
 
 @dataclass(frozen=True)
 class SBC(selection.Largest):
-    """A codec that sends the k largest coordinates of one sign as their mean."""
+    """A codec that sends k coordinates of one sign, the largest of this sign, all as their mean."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "sbc"
@@ -36,7 +36,8 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # With the larger mean μ, the sum of each side is at most kμ, and every other coordinate is at most μ.
+        # The sum of the k largest coordinates of either sign is at most kμ, and every other magnitude is at most μ, where μ is the larger
+        # mean.
         return 1 / (1 + k * k + numel)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
@@ -48,7 +49,7 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # The flag of each run is that of its first value. The appended flag is for empty runs at the end.
+        # The sign of the first value of each run determines the flag of the run. The appended element is read for empty runs at the end.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

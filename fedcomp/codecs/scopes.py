@@ -24,13 +24,16 @@ from .base import SEEDS, Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-# Largest number of bytes by which counts and lengths can make a joint body longer than separate sections
+# Upper bound, in bytes, of the amount by which counts and lengths make a joint body of all chunks longer than separate sections.
 JOINT_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec `inner` that is applied to parts of the vector. The attributes listed in `inherited` are copied from `inner`."""
+    """A codec that applies the codec `inner` separately to parts of the vector.
+
+    The attributes named in `inherited` are copied from `inner`.
+    """
 
     inner: Codec
     inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
@@ -50,7 +53,7 @@ class Scoped(Codec):
 
 @dataclass(frozen=True)
 class LayerWise(Scoped):
-    """A codec applied to each tensor. Its frames have a section per tensor of the layout."""
+    """A codec that encodes each tensor separately. A frame has one section per tensor of the layout."""
 
     scope: ClassVar[int] = frame.LAYER
     inherited: ClassVar[str] = f"{Scoped.inherited} whole"
@@ -60,12 +63,13 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # Rounding of k can lower the density of a tensor by a third, and raise that of the whole vector by a third.
+        # Rounding the number k of selected coordinates can lower the density of a tensor by a third, and raise that of the whole vector by
+        # a third.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # Since k is rounded (see `contraction`), 1 + ω can double.
+        # Since the number of selected coordinates is rounded (see `contraction`), 1 + ω can double.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:
@@ -97,7 +101,10 @@ class LayerWise(Scoped):
 
 @dataclass(frozen=True)
 class Chunked(Scoped):
-    """A codec applied to each chunk. Its frames have one section, with the chunk size N and the body of all chunks."""
+    """A codec that encodes each chunk of a vector separately.
+
+    A frame has one section, which contains the chunk size N and the body of all chunks.
+    """
 
     size: int  # N
     scope: ClassVar[int] = frame.CHUNK
@@ -112,7 +119,7 @@ class Chunked(Scoped):
         return f"{self.inner}@chunk={self.size}"
 
     def sizes(self, numel: int) -> set[int]:
-        """Return the different sizes of the chunks of a vector [numel]."""
+        """Return the set of the sizes of the chunks of a vector [numel]."""
         return {min(self.size, numel), numel % self.size or min(self.size, numel)}
 
     def contraction(self, numel: int) -> float | None:
@@ -158,7 +165,7 @@ class Chunked(Scoped):
 
 
 def worst(factors: Iterable[float | None], choose: Callable[[list[float]], float]) -> float | None:
-    """Return choose(factors), or None if one of the factors is None. `choose`: min or max."""
+    """Return choose(factors), or None if any of the factors is None. `choose` is min or max."""
     each = list(factors)
     known = [factor for factor in each if factor is not None]
     return choose(known) if len(known) == len(each) else None

@@ -26,7 +26,7 @@ ONE = np.ones(1, np.float32)
 
 @dataclass(frozen=True)
 class Sign(Codec):
-    """A codec that sends every coordinate as ±1, in one bit."""
+    """A codec that sends every coordinate as 1 or −1, in one bit."""
 
     name: ClassVar[str] = "sign"
     id: ClassVar[int] = 9

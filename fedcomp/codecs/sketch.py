@@ -51,7 +51,7 @@ from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
-MAX_COLUMNS_PER_COORDINATE = 8  # plus a constant for short vectors
+MAX_COLUMNS_PER_COORDINATE = 8  # A constant is added for short vectors.
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
@@ -63,7 +63,7 @@ TYPES: dict[int, np.dtype[Any]] = {
 }
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -200, 127  # of units
-ROUNDING_STREAM = 1 << 17  # of the random words that round cells
+ROUNDING_STREAM = 1 << 17  # number of the random stream that rounds cells
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -71,11 +71,11 @@ LARGEST = float(np.finfo(np.float32).max)
 class Sketch(Codec):
     """A codec that sends a table of rows × columns cells, which the receiver decodes by medians. Frames with the same seed can be added."""
 
-    rows: int = 5  # odd; more = fewer large errors
-    columns: int = 0  # cells in a row; 0 = determined by `ratio`
-    ratio: float = RATIO  # size of the vector in float32 divided by the size of the cells
+    rows: int = 5  # An odd number of rows. More rows give fewer large errors.
+    columns: int = 0  # Cells per row; 0 = determined by `ratio`.
+    ratio: float = RATIO  # size of the vector in float32, divided by the size of the cells
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of the cells
-    # Fraction of the coordinates decoded: those with the largest estimates; 1 = all, unbiased
+    # Fraction of the coordinates that are decoded, those with the largest estimates; 1 = all, without bias.
     density: float = 1 / 100
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
@@ -84,7 +84,7 @@ class Sketch(Codec):
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # sums may differ in the last bit
+    portable: ClassVar[bool] = False  # Sums may differ between devices in the last bit.
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
@@ -106,7 +106,7 @@ class Sketch(Codec):
         return math.floor(min(_max_columns(numel), columns))
 
     def count(self, numel: int) -> int:
-        """Return the number of coordinates of a vector [numel] that are decoded."""
+        """Return how many coordinates of a vector [numel] are decoded."""
         return count_at_density(self.density, numel)
 
     def variance(self, numel: int) -> float | None:
@@ -143,7 +143,7 @@ class Sketch(Codec):
             empty = MIN_EXPONENT, np.zeros_like(first.raw)
             exponent, total = add_tables(filled, 30) if filled else empty
             for one in (*read, SketchSection(first.count, INT32, exponent, total)):
-                _floats(one)  # raises FrameError if not finite
+                _floats(one)  # Raises FrameError if a cell is not finite.
             body = _write_integers(exponent, total)
         else:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -160,17 +160,17 @@ class Sketch(Codec):
 
 
 class SketchSection(NamedTuple):
-    """The content of a section of `sketch`."""
+    """The decoded header and the raw cells of a section of `sketch`."""
 
     count: int  # k
     form: int
     exponent: int
-    raw: np.ndarray  # cells [rows, columns] as they are sent
+    raw: np.ndarray  # cells [rows, columns] in the format of the frame
 
 
 @dataclass
 class SketchUpdate(Update):
-    """A sketch of a vector [numel], decoded on first use."""
+    """The sketch of a vector [numel], which is decoded on first use."""
 
     numel: int
     cells: np.ndarray  # float32 [rows, columns]
@@ -179,7 +179,7 @@ class SketchUpdate(Update):
 
     @cached_property
     def decoded(self) -> Update:
-        """The `count` largest estimates."""
+        """The update with the `count` largest estimates."""
         estimates = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
         if self.count == self.numel:
             return Dense(estimates)
@@ -209,7 +209,7 @@ class SketchUpdate(Update):
 
 
 def read_at_density(update: Update, codec: Sketch) -> Update:
-    """Return the update, in which sketches are decoded at the density of `codec` instead of the density in their frames."""
+    """Return a copy of the update in which sketches are decoded at the density of `codec`, not at the density in their frames."""
     if isinstance(update, Sections):
         parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
         return Sections(update.numel, tuple(parts))
@@ -219,7 +219,10 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
-    """Return the weighted sums of the sketches among the updates, one for each seed and shape, in the order of first occurrence."""
+    """Add the sketches among the updates, multiplied by their weights.
+
+    Return one sum for each seed and shape, in the order of first occurrence.
+    """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
         if not isinstance(update, SketchUpdate):
@@ -234,7 +237,7 @@ def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[Sk
 
 
 def _max_columns(numel: int) -> int:
-    """Return the largest number of columns of a sketch of a vector [numel]."""
+    """Return the largest permitted number of columns of a sketch of a vector [numel]."""
     return MAX_COLUMNS_PER_COORDINATE * numel + 64
 
 
@@ -243,7 +246,7 @@ def _head(rows: int, columns: int, count: int) -> bytes:
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
-    """Return the form and the cells of a section, given cells in float32 [rows, columns]."""
+    """Encode float32 cells [rows, columns] in the given form. Return the form and the cells as bytes."""
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
@@ -251,14 +254,14 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
     key = seed ^ zlib.crc32(cells.tobytes()) << 32
     random = philox.words(key, cells.size, 0, ROUNDING_STREAM).reshape(cells.shape)
-    # No cell is rounded up beyond the largest float32.
+    # Clipping ensures that no cell is rounded up beyond the largest float32.
     top = min(127, math.floor(math.ldexp(LARGEST, -exponent)))
     rounded = np.floor(cells * np.float64(2.0**-exponent) + random * 2.0**-32)
     return _write_integers(exponent, rounded.clip(-top, top).astype(np.int64))
 
 
 def _exponent(largest: float) -> int:
-    """Return the smallest e with largest ≤ 127·2^e."""
+    """Return the smallest exponent e with largest ≤ 127·2^e."""
     if not largest:
         return MIN_EXPONENT
     e = math.frexp(largest / 127)[1]
@@ -266,7 +269,7 @@ def _exponent(largest: float) -> int:
 
 
 def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
-    """Return form, exponent and cells of a section, given the cells as int64 multiples of 2^exponent."""
+    """Encode cells that are int64 multiples of 2^exponent. Return the form, the exponent and the cells as bytes."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
     cells = integers.astype(TYPES[form]).tobytes()
@@ -274,13 +277,13 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 
 def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int, np.ndarray]:
-    """Return the sum of integer tables of one shape, as (exponent, int64 table).
+    """Add integer tables of one shape and return the sum as (exponent, int64 table).
 
-    `tables`: (exponent e, table), where 2^e is the unit of the table. The unit of the sum is the smallest of these units, or larger if the
-    sum could exceed `bits` bits.
+    `tables`: (exponent e, table), where the entries of the table are in units of 2^e. The unit of the sum is the smallest unit of the
+    tables, or a larger unit if the sum could need more than `bits` bits.
     """
     longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
-    top = longest + (len(tables) - 1).bit_length()  # the sum is below 2^top
+    top = longest + (len(tables) - 1).bit_length()  # every entry of the sum is below 2^top
     unit = max(min(e for e, _ in tables), top - bits)
     total = np.zeros(tables[0][1].shape, np.int64)
     for e, table in tables:
@@ -292,7 +295,7 @@ def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int
 
 
 def _read(section: Section) -> SketchSection:
-    """Return the content of a section that is not empty. Raises FrameError."""
+    """Parse a section that is not empty. Raises FrameError."""
     data, head = memoryview(section.body), []
     for _ in range(3):
         number, used = read_varint(data)
@@ -319,10 +322,10 @@ def _read(section: Section) -> SketchSection:
 
 
 def _floats(body: SketchSection) -> np.ndarray:
-    """Return the cells in float32. Raises FrameError if a cell is not finite."""
+    """Return the cells as float32. Raises FrameError if a cell is not finite."""
     _, form, exponent, raw = body
     if form == FLOAT32:
-        cells = raw.astype(np.float32)  # an aligned copy, which is read faster than the frame
+        cells = raw.astype(np.float32)  # This aligned copy is read faster than the frame.
     elif form == BFLOAT16:
         cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:

@@ -22,15 +22,15 @@ VALUE = struct.Struct("<f")
 
 
 def is_needed(mean: float | np.floating, numel: int) -> bool:
-    """Return whether only the largest coordinate of a vector [numel] is sent.
+    """Return whether only the largest coordinate of a vector [numel] should be sent.
 
-    `mean`: mean magnitude of the vector, or the largest mean magnitude of its parts.
+    `mean`: the mean magnitude of the vector, or the largest mean magnitude of any part of it.
     """
     return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
 
 
 def pack(x: Tensor) -> Section:
-    """Return a section with the largest coordinate of a finite x [n]; an empty section if x is zero."""
+    """Return a section with the largest coordinate of a finite x [n], or an empty section if x is zero."""
     positions = kernels.top_k([x], 1).positions
     if not positions.numel():
         return EMPTY
@@ -39,7 +39,7 @@ def pack(x: Tensor) -> Section:
 
 
 def unpack(section: Section, numel: int) -> Sparse:
-    """Return an update with the coordinate in a section, if any. Raises FrameError for a section that `pack` does not return."""
+    """Decode a section with at most one coordinate into an update. Raises FrameError unless `pack` can have written the section."""
     if section.count == 0:
         return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
     position, used = read_varint(memoryview(section.body))
@@ -52,5 +52,5 @@ def unpack(section: Section, numel: int) -> Sparse:
 
 
 def max_bytes(numel: int) -> int:
-    """Return the largest size of a section in bytes, including its count."""
+    """Return the largest size in bytes of a section, including the coordinate count."""
     return 1 + len(varint(numel)) + VALUE.size

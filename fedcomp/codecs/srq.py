@@ -44,17 +44,18 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-ROUNDING = 1 + 2.0**-16  # bound of the factor by which rounding widens hi − lo, or increases s
+# Rounding increases the step s, or the range max u − min u, by at most this factor.
+ROUNDING = 1 + 2.0**-16
 HEAD = 1  # the first byte of vlc
-# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 symbols
+# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 different symbols.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 
 @dataclass(frozen=True)
 class SRQ(rotated.RotatedCodec):
-    """A codec that sends every rotated coordinate as one of k evenly spaced levels."""
+    """A codec that quantizes every rotated coordinate to one of k evenly spaced levels."""
 
-    # k: number of levels, from the smallest to the largest value of a block; best a power of two
+    # k, the number of levels between the smallest and the largest value of a block. Powers of two are best.
     levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16
@@ -88,9 +89,9 @@ class SRQ(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class VLC(rotated.RotatedCodec):
-    """A codec that sends every rotated coordinate as a multiple of one step, entropy-coded."""
+    """A codec that quantizes every rotated coordinate to a multiple of one step, and entropy-codes the multiples."""
 
-    # s, in units of the root mean square; half the step = one more bit per coordinate, a quarter of the squared error
+    # The step s, in units of the root mean square. Halving the step costs one bit per coordinate and divides the squared error by four.
     step: float = math.sqrt(2)
     name: ClassVar[str] = "vlc"
     id: ClassVar[int] = 17

@@ -27,7 +27,7 @@ from .selection import Unpacked
 
 @dataclass(frozen=True)
 class STC(selection.Largest):
-    """A codec that sends the k largest coordinates as one mean magnitude and a sign each."""
+    """A codec that sends the k largest coordinates as a sign each and one common magnitude."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "stc"
@@ -36,7 +36,7 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # Attained by a constant vector, and in the limit by a vector with one large coordinate.
+        # The bound is attained by a constant vector, and in the limit by a vector with one large coordinate.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

@@ -31,16 +31,17 @@ from .frame import read_varint, varint
 from .selection import Unpacked
 
 BINNED = 2  # flag
-BINS, WIDTH, MIDDLE = 4, 1.5, 2  # number of bins, their width in σ, index of the bin around m
+# BINS: number of bins. WIDTH: width of a bin in standard deviations. MIDDLE: index of the bin around the mean.
+BINS, WIDTH, MIDDLE = 4, 1.5, 2
 MEAN = np.dtype("<u2")
 
 
 @dataclass(frozen=True)
 class TopK(selection.Largest):
-    """A codec that sends the k largest coordinates with their values."""
+    """A codec that sends the positions and values of the k largest coordinates."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
-    # Precision of the values; 2bit: the mean of one of four bins.
+    # Precision of the values. With 2bit, each value is replaced by the mean of one of four bins.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
     name: ClassVar[str] = "topk"
     id: ClassVar[int] = 3
@@ -48,7 +49,7 @@ class TopK(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
-            return 0.0  # the mean of two values v and −v in one bin is 0
+            return 0.0  # Two values v and −v in one bin are both decoded as their mean, 0.
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 
@@ -92,7 +93,10 @@ class TopK(selection.Largest):
 
 
 def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
-    """Return the values of m chunks, in order, quantized to bins, as bytes. `counts` [m] ≥ 1: number of values of each chunk."""
+    """Quantize the values of m chunks to the means of bins, and return them as bytes.
+
+    `counts` [m]: the number of values of each chunk, at least 1.
+    """
     chunk = np.arange(counts.size).repeat(counts)
     centered = values - kernels.means(values, counts)[chunk]  # float64
     squares = np.bincount(chunk, centered * centered, counts.size)
@@ -108,7 +112,10 @@ def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
 
 
 def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the values of m chunks, float32, and the number of bytes read. `counts`: as in `pack_bins`. Raises FrameError."""
+    """Decode the values of m chunks.
+
+    Return them as float32, with the number of bytes read. `counts`: see `pack_bins`. Raises FrameError.
+    """
     length, start = read_varint(data)
     expect(length <= len(data) - start, "the bins of values are cut short")
     total = int(counts.sum())
@@ -124,6 +131,6 @@ def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def max_bins_bytes(count: int) -> int:
-    """Return the largest size in bytes of `count` values of one chunk."""
+    """Return the largest size in bytes of `count` quantized values of one chunk."""
     size = levels.packed_bytes(count, BINS)
     return len(varint(size)) + size + min(count, BINS) * MEAN.itemsize
