@@ -88,10 +88,10 @@ class Atomo(MatrixCodec):
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
             return super()._decode_row(Section(section.count, data), layout, seed)
-        expect(first[0] >> FLAG_SHIFT == ENTRIES, "a section holds atoms of an unknown kind")
+        expect(first[0] >> FLAG_SHIFT == ENTRIES, "an ATOMO section has an unknown flag")
         own, code = take(data, FLOAT.itemsize * section.count)
         (values,) = read_arrays(own, [(section.count,)])
-        expect(bool(values.all()), "a section holds an entry that is zero")
+        expect(bool(values.all()), "an ATOMO section contains a zero value")
         positions = wire.unpack(code, section.count, first[0] & FORM, layout.numel)
         return Sparse(layout.numel, positions, values)
 

@@ -68,12 +68,12 @@ class EFSign(Codec):
             update = spike.unpack(section, numel)
             (scale,) = _scales(abs(update.values).sum(dtype=np.float64, keepdims=True), numel)
             is_needed = spike.is_needed(scale, numel)
-            expect(is_needed, "a section with one coordinate should contain signs")
+            expect(is_needed, "a section has only the largest coordinate; expected signs")
             return update
         packed, signs = take(memoryview(section.body), SCALE.size)
         (mean,) = SCALE.unpack(packed)
         valid = 0 < mean < math.inf and not spike.is_needed(mean, numel)
-        expect(valid, f"a section of signs has the scale {mean}")
+        expect(valid, f"a section of signs has the invalid scale {mean}")
         high = np.array([mean], np.float32)
         return Bits(numel, kernels.bits.read_bits(signs, numel), high, -high)
 

@@ -94,10 +94,10 @@ def unpack_half(data: memoryview, count: int) -> np.ndarray:
 
     Raises FrameError if `data` has the wrong length or holds NaN or infinity.
     """
-    expect(len(data) == size(count, FP16), "values in float16 have the wrong length")
+    expect(len(data) == size(count, FP16), "the float16 values of a section have the wrong length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
     halves = np.frombuffer(data, HALF, offset=EXPONENT.itemsize)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         values = np.ldexp(halves.astype(np.float32), exponent)
-    expect(kernels.all_finite(values), "values in float16 hold NaN or infinity")
+    expect(kernels.all_finite(values), "the float16 values of a section hold NaN or infinity")
     return values

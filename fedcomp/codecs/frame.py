@@ -142,7 +142,7 @@ def unseal(
             f"a frame of the product {_product(halves)} was given to {_product(expected)}; both sides need the same codecs"
         )
     if len(view) < start:
-        raise FrameError("damaged frame: it is cut short in its seed")
+        raise FrameError("damaged frame: the frame is cut short in its seed")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0
     if scope == CHUNK or chunk:
         return seed, [(WHOLE, _chunks(view[start:], scope, numel, chunk))]

@@ -107,7 +107,7 @@ class MatrixCodec(Codec):
         for e in layout:
             update, data = _read(e, data)
             parts.append((e.span, update))
-        expect(not len(data), "bytes follow the last tensor")
+        expect(not len(data), "bytes follow the last tensor in a section")
         return Sections(layout.numel, tuple(parts))
 
     def open_batch(
@@ -147,9 +147,9 @@ def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> 
     Raises FrameError if `data` has the wrong length or holds NaN or infinity.
     """
     fits = len(data) == FLOAT.itemsize * total_numel(shapes)
-    expect(fits, "values of matrices have the wrong length")
+    expect(fits, "a section of matrices has the wrong length")
     flat = np.frombuffer(data, FLOAT)
-    expect(bool(np.isfinite(flat).all()), "values of matrices hold NaN or infinity")
+    expect(bool(np.isfinite(flat).all()), "a section of matrices holds NaN or infinity")
     return as_arrays(flat, shapes)
 
 
@@ -175,7 +175,9 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
         own, rest = take(data, FLOAT.itemsize * entry.numel)
         return Dense(*read_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape
-    expect(k * (rows + columns) < entry.numel, "factors are longer than their matrix")
+    expect(
+        k * (rows + columns) < entry.numel, "the factors of a matrix are longer than their matrix"
+    )
     own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
     left, right = read_arrays(own, [(rows, k), (columns, k)])
     squares = np.square(left, dtype=np.float64).sum(0)

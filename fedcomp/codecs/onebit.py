@@ -104,11 +104,11 @@ def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()
     expect(
         high_fits,
-        "the mean of entries ≥ 0 of a one-bit tensor is negative, or not 0 without such entries",
+        "the mean of the entries ≥ 0 of a column is invalid",
     )
     expect(
         low_fits,
-        "the mean of entries < 0 of a one-bit tensor is not negative, or not 0 without such entries",
+        "the mean of the negative entries of a column is invalid",
     )
     return Bits(entry.numel, raw, high, low)
 
@@ -121,5 +121,5 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
         # The smallest possible mean of the column: all other entries have the smallest possible magnitude.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
-        expect(is_needed, "a section with one coordinate should contain bits and means")
+        expect(is_needed, "a section has only the largest coordinate; expected signs and means")
     return update

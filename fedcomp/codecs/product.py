@@ -48,7 +48,7 @@ class Product(Selective):
             if second_selects:
                 fix = f"{self.second.name}+{self.first.name}"
             raise SpecError(
-                f"a product starts with a codec that selects coordinates, and '{self.first.name}' does not; give {fix}"
+                f"a product starts with a codec that selects coordinates, but '{self.first.name}' does not; give {fix}"
             )
         problem = ""
         if second_selects:
@@ -59,8 +59,8 @@ class Product(Selective):
             problem = "needs matrices"
         if problem:
             raise SpecError(
-                f"the second codec of a product encodes the selected values, and '{self.second.name}' {problem}; "
-                f"give another one, such as {self.first.name}+fp16"
+                f"the second codec of a product encodes the selected values, but '{self.second.name}' {problem}; "
+                f"give another codec, such as {self.first.name}+fp16"
             )
         for name, value in {
             "name": f"{self.first.name}+{self.second.name}",
@@ -115,7 +115,7 @@ class Product(Selective):
         return packed
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(flag == 0, "a section of a product has an unknown flag")
+        expect(flag == 0, "the section of a product has an unknown flag")
         length, start = read_varint(data)
         section, _ = take(data[start:], length)
         sections, layout = [read_section(section, count)], Layout.flat(count)

@@ -138,7 +138,7 @@ class RandomK(selection.DensityCodec):
         bits, rest = selection.take(rest, -(-count // 8))
         larger = kernels.unpack_signs(bits, count)
         n_larger = int(np.count_nonzero(larger))
-        expect(n_larger < count, "a section has no value of the common magnitude")
+        expect(n_larger < count, "no value of a section has the common magnitude")
         signs, rest = selection.take(rest, -(-(count - n_larger) // 8))
         sent, used = floats.unpack(rest, n_larger, flag - COMMON_MAGNITUDE)
         values = np.empty(count, np.float32)

@@ -215,14 +215,14 @@ def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(invalid="ignore"):
         in_range = (halves == 0) | (sizes >= MIN_SCALE) & (sizes <= MAX_SCALE)
     valid = bool(in_range.all() and (numbers[0] >= 0).all())
-    expect(valid, "a number of a block is out of range, or its scale is negative")
+    expect(valid, "the scale or shift of a block is out of range")
     return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
 
 
 def _unrotated(data: memoryview, count: int) -> Dense:
-    expect(len(data) == 4 * count, "float32 values have the wrong length")
+    expect(len(data) == 4 * count, "the float32 values of a section have the wrong length")
     values = np.frombuffer(data, "<f4")
     largest = float(np.abs(values).max())
     is_small = 0 < largest < 2.0**MAX_UNROTATED_EXPONENT
-    expect(is_small, "a section has values that should have been rotated")
+    expect(is_small, "a section has float32 values where rotated values are expected")
     return Dense(values)

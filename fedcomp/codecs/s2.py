@@ -194,7 +194,7 @@ class SparseS2(Codec):
     def __post_init__(self) -> None:
         if not isinstance(self.first, Selective):
             raise SpecError(
-                f"a product starts with a codec that selects coordinates, and '{self.first.name}' does not; give topk:density=1%+s2"
+                f"a product starts with a codec that selects coordinates, but '{self.first.name}' does not; give topk:density=1%+s2"
             )
         if self.first.draws:
             raise SpecError(
@@ -282,7 +282,7 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     """
     data = memoryview(body)
     count, used = read_varint(data)
-    expect(count <= numel, f"a section claims {count} nonzeros of {numel}")
+    expect(count <= numel, f"a section claims {count} nonzeros for {numel} coordinates")
     if not count:
         expect(used == len(data), "bytes follow a section without nonzeros")
         return None
@@ -294,7 +294,7 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     fits = rows in THRESHOLDS and 0 < columns <= _max_columns(numel)
     expect(fits, f"a section has {rows} rows of {columns} cells for {numel} coordinates")
     in_range = MIN_EXPONENT <= exponent <= MAX_EXPONENT and 0 < bits <= MAX_BITS + 1
-    expect(in_range, "a section has a unit or cells out of range")
+    expect(in_range, "the exponent or the cell size of a section is out of range")
     cells, support = take(data, _size(rows * columns, bits))
     expect(form < 64, f"the support of a section has the unknown form {form}")
     positions = wire.unpack(support, count, form, numel)

@@ -153,7 +153,7 @@ class Chunked(Scoped):
         sizes = {tuple(section.count for section in column) for column in columns}
         expect(len(sizes) == 1, "frames of different sizes cannot be merged")
         complete = set(sizes.pop()[:-1]) <= {self.size}
-        expect(complete, "a chunk before the last one is smaller than N")
+        expect(complete, "a chunk has fewer than N coordinates and is not the last")
         merged = [self.inner._merge_sections(each) for each in zip(*columns, strict=True)]
         parts = (part for section in merged for part in frame.with_length(section))
         return Section(self.size, b"".join(parts))

@@ -87,7 +87,7 @@ class Selective(Codec):
         Return them as int64, ascending. Codecs with `draws` implement this method.
         """
         raise FrameError(
-            f"a frame has drawn positions, but {self.name} draws none; both sides need the same codec"
+            f"a frame has positions drawn from a seed, but {self.name} sends positions; both sides need the same codec"
         )
 
     @abstractmethod
@@ -170,9 +170,12 @@ class Selective(Codec):
             return super()._decode_chunks(data, numel, size, seed)
         count, start = read_varint(data)
         if not count:
-            expect(len(data) == start, "bytes follow chunks without coordinates")
+            expect(len(data) == start, "bytes follow, although no coordinates are selected")
             return Sparse(numel, NO_POSITIONS, NO_VALUES)
-        expect(count <= numel, f"a frame claims {count} coordinates of {numel}")
+        expect(
+            count <= numel,
+            f"a frame claims {count} selected coordinates, but the vector has {numel}",
+        )
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
         code, rest = take(rest[start:], length)
@@ -200,7 +203,7 @@ class Selective(Codec):
 
         Raises FrameError unless `data` contains exactly the number of values given by `counts` [m] for each chunk.
         """
-        expect(flag == 0, "chunks have an unknown flag")
+        expect(flag == 0, "a section in chunks has an unknown flag")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
         bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
         flags = np.unpackbits(bits, count=FLAG_BITS * len(counts)).reshape(-1, FLAG_BITS) @ (2, 1)
