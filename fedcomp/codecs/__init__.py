@@ -1,4 +1,4 @@
-"""Codecs compress a vector into a frame of bytes and decode it again. Each module implements the codec of one paper."""
+"""Codecs compress a vector into a frame of bytes and decode it again. Each module implements one paper."""
 
 from .. import spec
 from ..errors import SpecError
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _reserve_number(name: str, cls: type[Codec]) -> None:
-    """Reserve the numeric `id` of a codec. Raise SpecError if the id is not from 1 to 255, or if another codec has this id."""
+    """Reserve the numeric `id` of a codec. Raise SpecError if the id is not from 1 to 255 or is taken by another codec."""
     number = getattr(cls, "id", None)
     if type(number) is not int or not 0 < number < 256:
         raise SpecError(f"codec '{name}' has id {number!r}; give it an id from 1 to 255")

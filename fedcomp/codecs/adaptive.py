@@ -1,8 +1,8 @@
 """Quantization to levels that follow the distribution of the values.
 
 Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 1982 (written 1957). Max, "Quantizing for minimum
-distortion", IRE Transactions on Information Theory 1960. Stochastic rounding follows section 3 of Faghri, Tabrizian, Markov, Alistarh, Roy
-and Ramezani-Kebrya, "Adaptive gradient quantization for data-parallel SGD", NeurIPS 2020.
+distortion", IRE Transactions on Information Theory 1960. Stochastic rounding follows section 3 of Faghri et al., "Adaptive gradient
+quantization for data-parallel SGD", NeurIPS 2020.
 
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
@@ -16,7 +16,7 @@ modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The
 roots have the same bits on every machine and cube roots do not. With placement=lloyd, Lloyd's algorithm starts at these quantiles and
 improves the levels iteratively.
 
-With rounding=nearest, the squared error is at most ‖x‖², because the mean of a group of values has a smaller squared error than 0. With
+With rounding=nearest, the squared error is at most ‖x‖², because rounding to the mean of a group is better than rounding to 0. With
 rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
 
 Format of the body (see codecs/frame.py):
@@ -131,7 +131,7 @@ def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: str) -> np.ndarray:
-    """Return at most `size` levels, each of which is the mean of the values that are rounded to it."""
+    """Return at most `size` levels, each the mean of the values that are rounded to it."""
     if values.size <= size:
         return values
     cells, sums = _quantiles(values, counts, size), counts * values
@@ -166,7 +166,7 @@ def _least_variance(
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            # Levels with odd and with even index are moved in turn, so that the neighbors of a moving level stay in place.
+            # Move levels of even and odd index in turn, so that the neighbors of a moving level stay in place.
             for parity in (0, 1):
                 moved = free[free % 2 == parity]
                 below, above = at[moved - 1], at[moved + 1]

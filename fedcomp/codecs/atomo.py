@@ -1,12 +1,9 @@
 """ATOMO writes a vector as a sum of atoms and sends a random sample of the atoms.
 
-Wang, Sievert, Charles, Liu, Wright and Papailiopoulos, "ATOMO: communication-efficient learning via atomic sparsification", NeurIPS 2018,
-algorithm 1. The variant atoms=entries is also due to Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient
-distributed optimization", NeurIPS 2018.
+Wang et al., "ATOMO: communication-efficient learning via atomic sparsification", NeurIPS 2018, algorithm 1. The variant atoms=entries is
+also due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.
 
-A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and C(x) is the sum that the receiver decodes:
-
-    x = Σ λᵢ aᵢ;
+A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and is decoded as C(x): x = Σ λᵢ aᵢ;
     C(x) = Σ (λᵢ / pᵢ) aᵢ, summed over the atoms that are drawn;
     pᵢ = min(1, λᵢ / τ) is the probability to draw atom i, with τ such that Σ pᵢ equals the option `budget`.
 
@@ -22,8 +19,8 @@ uniform random number r. Atom i is still drawn with probability pᵢ. The mean a
 orthogonal. The number of atoms in a frame is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where λᵢ/pᵢ would exceed the range of float32. The coefficients λᵢ
-are divided by the rounded probabilities. With atoms=singular, vectors are sent uncompressed. Matrices are also sent uncompressed if their
-factors would not be smaller. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
+are divided by the rounded probabilities. With atoms=singular, vectors are sent uncompressed, and so are matrices whose factors would not be
+smaller. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -44,7 +41,7 @@ from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec, read_arrays
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
-ONE = 2**32  # the probability 1, in units of 2⁻³²
+ONE = 2**32  # The probability 1 in units of 2⁻³².
 # Singular values below this fraction of the largest one are treated as rounding errors.
 NEGLIGIBLE = 2.0**-40
 # values of the flag in the first byte: the atoms are singular triplets, or entries

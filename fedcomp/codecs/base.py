@@ -31,24 +31,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """The round and phase in which a vector is encoded, and other values that codecs and memories need for encoding."""
+    """The round and phase in which a vector is encoded, and other values that codecs and memories need."""
 
     round: int = 0
     phase: str = "train"
-    # layout of the encoded vector: that of the model, one tensor, or one chunk
+    # The layout of the encoded vector: that of the model, one tensor, or one chunk.
     layout: Layout | None = None
-    # index of the encoded tensor (@layer) or chunk (@chunk), else 0
+    # Index of the encoded tensor (@layer) or chunk (@chunk), else 0.
     section: int = 0
-    # for memories: the sum of the gradients of all local steps and the sum of the squared gradients, shaped like the updates
+    # For memories: the sums of the gradients and of the squared gradients of the local steps, shaped like the updates.
     moments: tuple[Tensor, Tensor] | None = None
-    # values that the server announced for this round, by name, such as a shared scale
+    # Values that the server announced, by name, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)
     rate: float = 1.0  # learning rate of the current round, divided by the learning rate of the run
 
     def at(self, index: int | None) -> "Context":
-        """Return a copy of this context in which `moments` belongs to the update with this index in a batch.
+        """Return a copy with the `moments` of the update with this index in a batch.
 
-        If `index` is None, the moments are those of a single update, and a batch dimension is added to them.
+        If `index` is None, add a batch dimension to the moments of a single update.
         """
         if self.moments is None:
             return self
@@ -71,7 +71,7 @@ class Codec(ABC):
     id: ClassVar[int]
     source: ClassVar[str] = "–"  # author and year of the paper, for tables
     scope: ClassVar[int] = frame.MODEL
-    chunk: ClassVar[int] = 0  # N of @chunk=N
+    chunk: ClassVar[int] = 0  # The chunk size N of @chunk=N.
     # Frames with the same seed can be merged: their sum is computed without decoding.
     linear: ClassVar[bool] = False
     seeded: ClassVar[bool] = False  # Decoding needs the seed, so the seed is part of the frame.
@@ -93,25 +93,24 @@ class Codec(ABC):
     # Properties of the codec for vectors with `numel` elements.
 
     def contraction(self, numel: int) -> float | None:
-        """Return the contraction factor: the largest known δ ≥ 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds.
+        """Return the contraction factor δ ≥ 0, or None if none is known.
 
-        C(x) is the decoded vector. Return None if no δ is known.
+        The decoded vector C(x) has ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds.
         """
         return None
 
     def variance(self, numel: int) -> float | None:
-        """Return the variance bound: ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖² for every x.
+        """Return the variance bound ω, or None if the codec is biased or no bound is known.
 
-        C(x) is the decoded vector, and E is the mean over seeds. Return None if the codec is biased or no bound is known.
+        The decoded vector C(x) has E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖² for every x.
         """
         return None
 
     def longest_section(self, numel: int) -> int | None:
-        """Return the largest size in bytes of a section, including its coordinate count. Return None if the size has no bound."""
+        """Return the largest size in bytes of a section, including its coordinate count, or None if the size has no bound."""
         return None
 
-    # Subclasses implement one method of each pair: _encode_row or _encode_rows, and _decode_row or _decode_rows. Linear codecs also
-    # implement _merge_sections.
+    # Methods for subclasses to implement (see the module docstring). Linear codecs also implement `_merge_sections`.
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         """Encode one finite, nonempty vector x [n] as a section, without modifying x.
@@ -123,7 +122,7 @@ class Codec(ABC):
         )
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
-        """Encode each of m ≥ 1 finite vectors [n] as a section. The vectors are not modified."""
+        """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying the vectors."""
         if not rows[0].numel():
             return [EMPTY] * len(rows)
         return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
@@ -132,8 +131,8 @@ class Codec(ABC):
         """Decode a section into the update of a nonempty vector [layout.numel].
 
         Raises FrameError if the section is too short or too long, or holds NaN or infinity. If the codec is `whole`, the caller has already
-        checked the coordinate count of the section. `layout`: the layout of the model or of one tensor; a flat layout if the caller has
-        none. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
+        checked the coordinate count. `layout`: the layout of the model or of one tensor; a flat layout if the caller has none. `seed`: the
+        seed in the frame; 0 unless the codec is `seeded`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
@@ -142,7 +141,7 @@ class Codec(ABC):
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
-        """Decode each section into an update. An invalid section gives a FrameError in the list instead of an update."""
+        """Decode each section into an update. An invalid section gives a FrameError in the list."""
         if not layout.numel:
             return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
@@ -161,14 +160,14 @@ class Codec(ABC):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         """Return a section that encodes the sum of the vectors in `sections`.
 
-        Only linear codecs have this method; the coordinate count of their sections is the size of the vector.
+        The coordinate count in a section of a linear codec is the size of the vector.
         """
         raise NotImplementedError(f"{type(self).__name__} has no _merge_sections; implement it")
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
         """Encode a finite vector x [n] in chunks of `size` coordinates and return the body of the frame.
 
-        Codecs that can encode all chunks jointly in fewer bytes override this method.
+        Codecs that encode all chunks jointly override this method.
         """
 
         def encode_stack(first: int, rows: Tensor) -> bytes:
@@ -225,7 +224,7 @@ class Codec(ABC):
     ) -> list[bytes | NonFiniteError]:
         """Encode each of m vectors of one size, dtype and device as a frame.
 
-        A vector that holds NaN or infinity gives a NonFiniteError in the list instead of a frame.
+        A vector that holds NaN or infinity gives a NonFiniteError in the list.
 
         If `onto` (m float32 vectors) is given, x[i] is added to onto[i] in place, and the sum is encoded, as in error feedback. If the sum
         for vector i is not finite, onto[i] is not changed.
@@ -251,7 +250,7 @@ class Codec(ABC):
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        """Decode each frame into the update of a vector [numel]. An invalid frame gives a FrameError in the list instead of an update."""
+        """Decode each frame into the update of a vector [numel]. An invalid frame gives a FrameError in the list."""
         if type(numel) is not int or numel < 0:
             raise ConfigError(
                 f"numel is {numel!r}; give the number of elements of the receiver's vector"
@@ -294,18 +293,18 @@ class Codec(ABC):
     ) -> Tensor:
         """Decode a frame into a float32 vector [numel], on the CPU unless `device` is given.
 
-        Raises FrameError if the frame is invalid, as `open` does.
+        Raises FrameError if the frame is invalid.
         """
         return self.open(data, numel, layout).dense(device)
 
     def accumulate(
         self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None
     ) -> None:
-        """Decode the frame `data`, multiply it by `weight`, and add it to `into` in place.
+        """Decode `data`, multiply it by `weight`, and add it to `into` in place.
 
-        For a sparse frame, the time is proportional to the number of nonzeros, not to numel.
+        The time for a sparse frame is proportional to its number of nonzeros, not to numel.
 
-        Raises FrameError for an invalid frame; `into` is then unchanged.
+        If the frame is invalid, raises FrameError and leaves `into` unchanged.
         """
         self.open(data, into.numel(), layout).add_to(into, weight)
 
@@ -347,7 +346,7 @@ class Codec(ABC):
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
-        """Encode vectors together and return their frames. A vector that is not finite gives an error in the list instead of a frame."""
+        """Encode vectors together and return their frames. A vector that is not finite gives an error in the list."""
         if onto is None:
             sums, finite = rows, kernels.are_finite(rows)
         else:
@@ -371,7 +370,7 @@ class Codec(ABC):
 
 
 def at_density(codec: Codec, density: float) -> Codec:
-    """Return a copy of the codec with the given density, which is the fraction of the coordinates that the codec sends.
+    """Return a copy of the codec that sends this fraction of the coordinates.
 
     Raises ConfigError if the codec has no option `density`.
     """
@@ -389,7 +388,7 @@ def at_density(codec: Codec, density: float) -> Codec:
 def spans(codec: Codec, layout: Layout) -> list[slice]:
     """Return the slices of a vector that are encoded separately.
 
-    There is one slice per tensor with `@layer`, one per chunk with `@chunk`, and otherwise one slice for the whole vector.
+    There is one slice per tensor with `@layer`, one per chunk with `@chunk`, and else one for the whole vector.
     """
     if codec.scope == frame.LAYER:
         return [e.span for e in layout]
@@ -470,9 +469,9 @@ def checked_batch(
 
 
 def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
-    """Return a list with an error for each vector that holds NaN or infinity, and None for each other vector.
+    """Return an error for each vector that holds NaN or infinity, and None for each other vector.
 
-    `what`: how the error messages call the vectors.
+    `what`: name of the vectors in the error messages.
     """
     return [
         None if ok else nonfinite_error(row, layout, what=what)
@@ -483,7 +482,7 @@ def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFi
 def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error for a vector x that is not finite, or for a sum onto + x that is not finite.
+    """Return the error for a vector x, or for a sum onto + x, that is not finite.
 
     The error message names the tensor and the first element that is NaN or infinite.
     """
@@ -503,7 +502,7 @@ def nonfinite_error(
 
 
 def _check_dense(x: Tensor) -> None:
-    """Raise ConfigError unless x is a dense tensor with storage, not on the meta device."""
+    """Raise ConfigError unless x is a dense tensor with storage."""
     if isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta:
         return
     if not isinstance(x, Tensor):

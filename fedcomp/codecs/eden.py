@@ -1,7 +1,7 @@
 """DRIVE and EDEN: one to four bits for each coordinate of a rotated vector.
 
-Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak and Mitzenmacher, "DRIVE: one-bit distributed mean estimation", NeurIPS 2021. The same
-authors, "EDEN: communication-efficient and robust distributed mean estimation for federated learning", ICML 2022.
+Vargaftik et al., "DRIVE: one-bit distributed mean estimation", NeurIPS 2021. The same authors, "EDEN: communication-efficient and robust
+distributed mean estimation for federated learning", ICML 2022.
 
 The decoded vector C(x) is computed as follows:
 
@@ -10,8 +10,7 @@ The decoded vector C(x) is computed as follows:
     C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
 DRIVE is EDEN with one bit. If R is uniform over all rotations, E C(x) = x. The relative error E‖x − C(x)‖²/‖x‖² then tends to 0.571, 0.133,
-0.036 and 0.0096 for one, two, three and four bits per coordinate. Averaging the decoded vectors of m clients divides the relative error by
-about m.
+0.036 and 0.0096 for one to four bits. Averaging the decoded vectors of m clients divides the relative error by about m.
 
 The theorems of both papers assume a uniformly random rotation. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴ coordinates,
 and each block has its own scale (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the rotated coordinates
@@ -19,10 +18,8 @@ are far from normal and the codec is biased. For example, DRIVE always decodes (
 variance bound because it is biased.
 
 With `damped`, the scale minimizes the squared error; use `damped` with error feedback. The codec then contracts for every x, in the mean
-over the random signs of the rotation, with the contraction factor δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. Proof of the
-contraction factors: the normalized rotated coordinate z = u_i·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek 1976). Let q(z) be the
-quantized z. If the constants satisfy (z − q(z))² ≤ a + b·z² + c·z⁴ for all z, with c ≥ 0, then E(z − q(z))² ≤ a + b + 3c. For one bit, E(z
-− sign(z)/√2)² ≤ ½.
+over the random signs of the rotation, with the contraction factor δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. The proof uses E|z| ≥
+1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for more bits, where z is a rotated coordinate with mean square 1.
 
 Format of the body (see codecs/rotated.py):
 
@@ -40,7 +37,7 @@ from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
 
-# Optimal magnitudes for a normal variable, by number of bits per coordinate; all are float32 numbers.
+# Optimal magnitudes for a normal variable by number of bits, all float32 numbers.
 MAGNITUDES = {
     1: (0.7978845834732056,),
     2: (0.4527800381183624, 1.5104175806045532),
@@ -66,7 +63,7 @@ def thresholds(bits: int) -> np.ndarray:
 class Eden(rotated.RotatedCodec):
     """A codec that quantizes every rotated coordinate to one to four bits."""
 
-    # Bits per coordinate. Each additional bit divides the squared error by about four.
+    # Bits per coordinate. Each further bit divides the squared error by about four.
     bits: Literal[1, 2, 3, 4] = 2
     # Use the scale with the smallest squared error; for use with error feedback.
     damped: bool = False

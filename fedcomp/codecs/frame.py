@@ -13,13 +13,13 @@ The header of a frame contains, in order:
 The sections follow, in a format that depends on the scope:
 
     scope 0: the coordinate count and the body of the section;
-    scope 1, for each tensor: the length of the rest of the section in bytes, the coordinate count and the body;
-    scope 2: N and the body of all chunks (see codecs/scopes.py).
+    scope 1: for each tensor, the length of the rest of its section in bytes, the coordinate count and the body;
+    scope 2: the chunk size N and the body of all chunks (see codecs/scopes.py).
 
 All fixed-size integers are little-endian. Counts, lengths and N are in LEB128 format: seven bits per byte, the lowest bits first, in the
-smallest number of bytes. The coordinate count is the number of coordinates in the section. The codec defines the body. The size of the
-vector is not sent: the receiver knows it, and the checksum covers it. Without the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8
-bytes per section with scope 1. The checksum detects accidental damage; it does not authenticate the sender.
+smallest number of bytes. The codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum covers it.
+Without the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes per section with scope 1. The checksum detects accidental damage;
+it does not authenticate the sender.
 """
 
 import struct
@@ -36,11 +36,11 @@ MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
 FACTOR = struct.Struct("<f")  # the factor in a decay frame
-SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets in a frame
+SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # Offsets in a frame.
 
-# ids of frames that are not written by a single codec
+# Ids of frames that are not written by a single codec.
 PRODUCT, OVERWRITE, DECAY = 100, 250, 251
-# Names of codecs by id. Registering a codec adds its name.
+# Names of all registered codecs by id.
 NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}
 
 
@@ -87,13 +87,13 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return a section as a list of bytes: its length, its coordinate count, and its body."""
+    """Return the parts of a section: its length, coordinate count and body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
 
 def header_bytes(codec: int, seeded: bool) -> int:
-    """Return the size in bytes of a frame's header, which precedes the sections."""
+    """Return the size in bytes of a frame's header."""
     return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 

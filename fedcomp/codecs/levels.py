@@ -2,9 +2,8 @@
 
 A symbol is the index of a level, from 0 to size − 1. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
 them. The length of the data shows which of the two was used. Packed symbols are digits in base `size`: each 64-bit word holds as many
-digits as fit, and the first symbol is the lowest digit. The last word is cut to the bytes that it needs. If there are 2²⁰ symbols or more,
-several symbols are combined into one before entropy coding, provided that the combined symbol has at most 256 possible values
-(`range_coder.group`).
+digits as fit, and the first symbol is the lowest digit. The last word is cut to the bytes that it needs. From 2²⁰ symbols on, several
+symbols are combined into one before entropy coding if the result has at most 256 possible values (`range_coder.group`).
 
 If the levels are integer multiples of a unit, the body of a section contains:
 
@@ -30,7 +29,7 @@ WORD = np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
-    """Encode symbols [n], uint8 or uint16, from 0 to size − 1. The bytes are entropy-coded if that is shorter, else packed."""
+    """Encode symbols [n], uint8 or uint16, from 0 to size − 1: entropy-coded if that is shorter, else packed."""
     coded = _coded(symbols, size)
     if coded is not None and len(coded) < packed_bytes(symbols.size, size):
         return coded

@@ -4,15 +4,12 @@ Seide et al., "1-bit stochastic gradient descent and its application to data-par
 2014.
 
 An entry ≥ 0 of a matrix is decoded as the mean of all entries ≥ 0 of its column. A negative entry is decoded as the mean of all negative
-entries of its column. A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are
-all other dimensions, flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the
-quantizer with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
-(codecs/spike.py).
+entries of its column. A tensor with two or more dimensions is treated as a matrix whose columns are all dimensions but the first,
+flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the quantizer with error
+feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
 
-The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. Proof: call the k entries ≥ 0 of a column
-a group, and likewise its negative entries. A group v with mean m has the squared error ‖v‖² − k·m². The reduction k·m² is at least ‖v‖²/k.
-Means with |m| < 2⁻¹²⁶ may be inexact in float32, but the groups with such means have squared norms of at most (n − 1)²·2⁻²⁵² in total. At
-least one group has |m| ≥ 2⁻¹²⁶, and thus a reduction of at least 2⁻²⁵².
+The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. A mean of k entries with the same sign
+removes at least 1/k of their squared norm. Subnormal means may be inexact, which lowers the bound to 1/n².
 
 Format of the body (see codecs/frame.py), for each nonempty tensor:
 

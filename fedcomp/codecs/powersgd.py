@@ -12,9 +12,8 @@ Each matrix M [rows, columns] is decoded as C(M), which is computed from an init
 The initial Q consists of independent normal numbers, or is taken from `context.announced`, where the memory `lowrank` stores its last Q.
 Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
-The error M − C(M) is a projection of M, so its norm is at most ‖M‖. If the initial Q is normal and Z is an orthonormal basis of its
-columns, then ‖P̂ᵀM‖² ≥ ‖MZ‖², and the mean of ‖MZ‖² is rank/columns · ‖M‖². A matrix that is sent as factors has at most numel/(rank + 1)
-columns.
+The error M − C(M) is a projection of M, so its norm is at most ‖M‖. With a normal initial Q, the contraction factor is at least rank·(rank
++ 1)/numel: the mean of ‖P̂ᵀM‖² is at least rank/columns · ‖M‖², and a matrix sent as factors has at most numel/(rank + 1) columns.
 
 In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix. The strategy in
 strategies/powersgd.py implements the paper's algorithm with two exchanges per round.
@@ -75,7 +74,7 @@ class PowerSGD(MatrixCodec):
 
 
 def factors_are_smaller(rank: int, rows: int, columns: int) -> bool:
-    """Return whether two factors of this rank have fewer numbers in total than a matrix [rows, columns]."""
+    """Return whether two factors of this rank have fewer numbers than a matrix [rows, columns]."""
     return rank * (rows + columns) < rows * columns
 
 
@@ -87,7 +86,7 @@ def start_name(tensor: int) -> str:
 def orthonormal(p: Tensor) -> Tensor:
     """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k].
 
-    The number of columns k must be at most `rows`. The basis is float64, but rounded to float32 numbers.
+    The basis is float64, but rounded to float32 numbers.
     """
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 
@@ -102,7 +101,7 @@ class FactorLayout:
     """For strategies/powersgd.py: which tensors of a layout are sent as factors, and which are sent uncompressed.
 
     `matrices`: the tensors that are sent as factors, with their shapes as matrices. `others`: the tensors that are sent uncompressed.
-    `left_shapes`, `right_shapes`: the shapes of the left and right factors. `other_shapes`: the shapes of the uncompressed tensors.
+    `left_shapes`, `right_shapes`, `other_shapes`: the shapes of the left factors, right factors and uncompressed tensors.
     """
 
     def __init__(self, layout: Layout, rank: int):

@@ -1,7 +1,6 @@
 """Products of two codecs, which sparsify and then quantize, such as `topk:density=1%+qsgd:levels=4`.
 
-Basu, Data, Karakus and Diggavi, "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS
-2019.
+Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS 2019.
 
 The first codec of a product selects coordinates, and the second codec encodes the vector of their values. The option `values` of the first
 codec has no effect. Both codecs get the same seed and use different streams of random words. The contraction factor of the product is

@@ -48,9 +48,9 @@ class QSGD(Codec):
     # s: number of levels between 0 and the norm. More levels give longer frames and less noise.
     levels: int = 16
     damped: bool = False  # Divide the decoded vector by 1 + ω, for use with error feedback.
-    # max: use u = max|x|/s, which gives less noise for the same number of levels.
+    # With max, the unit is u = max|x|/s, which gives less noise for the same number of levels.
     norm: Literal["l2", "max"] = "l2"
-    # nearest: deterministic and biased, for error feedback and the strategy `laq`; needs norm=max.
+    # With nearest, rounding is deterministic and biased, for error feedback and the strategy `laq`; needs norm=max.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12
@@ -80,7 +80,7 @@ class QSGD(Codec):
         return None if self.damped or self.rounding == "nearest" else self.omega(numel)
 
     def longest_section(self, numel: int) -> int:
-        # If the unit is one of the smallest float32 numbers, rounding it down can double the number of levels.
+        # If the unit is one of the smallest float32 numbers, there can be twice as many levels.
         return wire.max_multiples_bytes(numel, 2 * self.levels + 2)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
@@ -124,7 +124,7 @@ class QSGD(Codec):
 
 
 def _unit(norm: float, s: int) -> float:
-    """Return norm/s, rounded down to float32. Return a slightly smaller unit if a level could otherwise exceed the largest float32."""
+    """Return norm/s, rounded down to float32. The unit is slightly smaller if a level could otherwise exceed the largest float32."""
     unit = wire.round_down(norm / s)
     if unit * (s + 2) > wire.LARGEST:
         unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))

@@ -5,11 +5,11 @@ masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIP
 With `scaled`, it multiplies their values by n/k, so that the codec is unbiased. The positions are drawn from the seed in the frame, so they
 are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
 
-The variant by=magnitude is due to Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient distributed
-optimization", NeurIPS 2018. It sends coordinate i with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k.
-These probabilities minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i: x_i if |x_i| ≥ m,
-else ±m. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here k is given, and m is computed
-exactly and rounded down to float32, so Σ p_i ≥ k. The number of coordinates in a frame varies. Positions are sent, and zeros are not.
+The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
+2018. It sends coordinate i with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. These probabilities
+minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i: x_i if |x_i| ≥ m, else ±m. The paper
+determines the probabilities from a given variance by an iteration (algorithm 3). Here k is given, and m is computed exactly and rounded
+down to float32, so Σ p_i ≥ k. The number of coordinates in a frame varies; their positions are sent, and zeros are not.
 
 Without `scaled`, the contraction factor is δ = k/n in the mean, for both variants. With `scaled`, the codec is unbiased with the variance
 bound ω = n/k − 1, except that values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
@@ -52,10 +52,10 @@ CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 class RandomK(selection.DensityCodec):
     """A codec that sends random coordinates, drawn either uniformly or with a preference for large magnitudes."""
 
-    density: float = 1 / 100  # fraction of the coordinates sent
-    # uniform: all coordinates are equally likely; magnitude: larger coordinates are more likely.
+    density: float = 1 / 100  # Fraction of the coordinates sent.
+    # With uniform, all coordinates are equally likely; with magnitude, larger coordinates are more likely.
     by: Literal["uniform", "magnitude"] = "uniform"
-    # true: unbiased, for the memories none and diana; false: smaller error, for error feedback
+    # True is unbiased, for the memories none and diana; false has a smaller error, for error feedback.
     scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"
@@ -160,7 +160,7 @@ class RandomK(selection.DensityCodec):
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
     """Drop small coordinates of x at random. Return the positions of the coordinates that are kept.
 
-    A coordinate with |x| < m is kept with probability |x|/m. All other coordinates are kept.
+    A coordinate with |x| < m is kept with probability |x|/m, and every other coordinate is kept.
     """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 

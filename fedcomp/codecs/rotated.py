@@ -33,11 +33,11 @@ from .base import Codec, Context, expect
 from .frame import Section, varint
 from .update import Dense, Update
 
-UNROTATED = 0  # first byte of a body with float32 values
+UNROTATED = 0  # First byte of a body with float32 values.
 # A vector is sent as float32 values if the binary exponent of its largest magnitude is at most this.
 MAX_UNROTATED_EXPONENT = -100
 HALF = np.dtype("<u4")  # the upper half of a float64 number
-MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # possible range of the scale of a float32 vector
+MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # Possible range of the scale of a float32 vector.
 
 # A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Blocks begin at start and stop.
 ReadCodes = Callable[[int, int], np.ndarray]
@@ -61,7 +61,7 @@ class RotatedCodec(Codec):
 
     @abstractmethod
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Quantize rotated blocks. Return the codes [N], and a list with the scales or with the scales and shifts of the blocks.
+        """Quantize rotated blocks. Return the codes [N], and the list [scales] or [scales, shifts] of the blocks.
 
         A code with the value v means scale·v + shift. Scales and shifts are float64 [blocks], and their lower 32 bits are zero.
         """

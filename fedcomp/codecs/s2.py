@@ -111,7 +111,7 @@ class S2(Codec):
     def pack_sparse(
         self, positions: np.ndarray, values: np.ndarray, numel: int, max_count: int, seed: int
     ) -> Section:
-        """Return a section for a sparse vector [numel], given its values, float32, and their positions, int64, ascending.
+        """Encode a sparse vector [numel] with these values, float32, at these positions, int64, ascending.
 
         `max_count`: largest number of nonzeros in any frame, which determines the number of columns.
         """
@@ -134,7 +134,7 @@ class S2(Codec):
             columns = min(2 * columns, _max_columns(numel))
 
     def width(self, keys: int) -> int:
-        """Return the number of columns that a table needs, so that `keys` values can be recovered from it."""
+        """Return the number of columns of a table from which `keys` values can be recovered."""
         cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
         return max(1, math.ceil(cells * THRESHOLDS[self.rows] / THRESHOLDS[3] / self.rows))
 

@@ -1,7 +1,6 @@
 """SBC: sparse binary compression.
 
-Sattler, Wiedemann, Müller and Samek, "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019,
-algorithm 2.
+Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
 The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. It sends
 the coordinates with the larger mean μ, and decodes all of them as μ or all as −μ. All values have the same magnitude and sign, so there are

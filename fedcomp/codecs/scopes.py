@@ -1,8 +1,8 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
 Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer coordinates. SparseLoCo
-selects k coordinates of every chunk (Sarfi, Thérien, Lidin and Belilovsky, "Communication efficient LLM pre-training with SparseLoCo",
-2025, arXiv:2508.15706). The seed of tensor or chunk i is the seed of the frame plus i.
+selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706). The
+seed of tensor or chunk i is the seed of the frame plus i.
 
 With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of its section, its coordinate count and its body.
 Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one joint body for all chunks, which is shorter.
@@ -24,7 +24,7 @@ from .base import SEEDS, Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-# Upper bound, in bytes, of the amount by which counts and lengths make a joint body of all chunks longer than separate sections.
+# Largest number of bytes by which counts and lengths make a joint body longer than separate sections.
 JOINT_BYTES = 24
 
 

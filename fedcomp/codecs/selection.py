@@ -18,8 +18,7 @@ With @chunk, all chunks have one joint body, unless positions are drawn from the
     the flag of each chunk that has selected coordinates, two bits each, padded with zeros to a byte;
     the values of all chunks, in order.
 
-If the flag in the byte with form and flag is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags of
-their own.
+If the flag is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
 """
 
 import math
@@ -201,7 +200,7 @@ class Selective(Codec):
     ) -> np.ndarray:
         """Decode the values of m chunks into a float32 array.
 
-        Raises FrameError unless `data` contains exactly the number of values given by `counts` [m] for each chunk.
+        Raises FrameError unless `data` contains exactly `counts` [m] ≥ 1 values of the chunks.
         """
         expect(flag == 0, "a section in chunks has an unknown flag")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))

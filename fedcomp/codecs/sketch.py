@@ -74,7 +74,7 @@ class Sketch(Codec):
     rows: int = 5  # An odd number of rows. More rows give fewer large errors.
     columns: int = 0  # Cells per row; 0 = determined by `ratio`.
     ratio: float = RATIO  # size of the vector in float32, divided by the size of the cells
-    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of the cells
+    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells.
     # Fraction of the coordinates that are decoded, those with the largest estimates; 1 = all, without bias.
     density: float = 1 / 100
     name: ClassVar[str] = "sketch"
@@ -280,7 +280,7 @@ def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int
     """Add integer tables of one shape and return the sum as (exponent, int64 table).
 
     `tables`: (exponent e, table), where the entries of the table are in units of 2^e. The unit of the sum is the smallest unit of the
-    tables, or a larger unit if the sum could need more than `bits` bits.
+    tables, or larger if the sum could exceed `bits` bits.
     """
     longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
     top = longest + (len(tables) - 1).bit_length()  # every entry of the sum is below 2^top

@@ -2,8 +2,8 @@
 
 A subnormal mean has fewer than 24 bits of precision, and rounding it can break the contraction. Codecs that send means therefore send only
 the largest coordinate of such a vector. Sending only the largest of n coordinates contracts with δ = 1/n for every vector. The coordinate
-count of such a section is 1. All other sections of these codecs have the coordinate count n. The body contains the position (LEB128) and
-the value (float32, not zero).
+count is 1 in such a section, and n in all other sections of these codecs. The body contains the position (LEB128) and the value (float32,
+not zero).
 """
 
 import math

@@ -1,6 +1,6 @@
 """Stochastic quantization of rotated vectors: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
 
-Suresh, Yu, Kumar and McMahan, "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
+Suresh et al., "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
 
 The rotated vector u = R·x of d coordinates is quantized as follows, where r is uniform in [0, 1), so that the codec is unbiased:
 
@@ -46,7 +46,7 @@ from .frame import read_varint, varint
 
 # Rounding increases the step s, or the range max u − min u, by at most this factor.
 ROUNDING = 1 + 2.0**-16
-HEAD = 1  # the first byte of vlc
+HEAD = 1  # The first byte of the body for vlc.
 # With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 different symbols.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 

@@ -30,7 +30,7 @@ from .base import Context, expect
 from .frame import read_varint, varint
 from .selection import Unpacked
 
-BINNED = 2  # flag
+BINNED = 2  # Flag of values in bins.
 # BINS: number of bins. WIDTH: width of a bin in standard deviations. MIDDLE: index of the bin around the mean.
 BINS, WIDTH, MIDDLE = 4, 1.5, 2
 MEAN = np.dtype("<u2")
@@ -40,7 +40,7 @@ MEAN = np.dtype("<u2")
 class TopK(selection.Largest):
     """A codec that sends the positions and values of the k largest coordinates."""
 
-    density: float = 1 / 100  # fraction of the coordinates sent
+    density: float = 1 / 100  # Fraction of the coordinates sent.
     # Precision of the values. With 2bit, each value is replaced by the mean of one of four bins.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
     name: ClassVar[str] = "topk"

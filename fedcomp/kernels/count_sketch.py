@@ -21,7 +21,7 @@ from .parallel import map_ranges, pieces, starmap
 
 STREAM = 1 << 16  # number of the random stream of row 0; row r uses stream STREAM + r
 HALVED = 1 << 20  # A vector with at least this many elements is summed in two halves.
-# number of elements whose random words are drawn together; halves and ranges start at multiples of it
+# Number of elements whose random words are drawn together; halves and ranges start at multiples of UNIT.
 UNIT = 1024
 LARGEST = np.finfo(np.float32).max
 

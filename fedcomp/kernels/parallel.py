@@ -16,7 +16,7 @@ from torch import Tensor
 
 # Vectors on the CPU with at least this many elements are each processed on their own thread.
 LARGE = 100_000
-PIECE = 1 << 17  # number of elements that are converted to float32 at a time
+PIECE = 1 << 17  # Number of elements that are converted to float32 at a time.
 # Ranges start at multiples of UNIT, so they contain whole bytes of packed bits and whole blocks of random words.
 UNIT = 128
 
@@ -90,7 +90,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # Threads do not survive 
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yield x[start:stop] of a CPU tensor as float32 arrays: one array if x is float32, otherwise several.
+    """Yield x[start:stop] of a CPU tensor as float32 arrays, in one piece if x is float32.
 
     A contiguous float32 x is not copied.
     """

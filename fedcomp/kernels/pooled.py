@@ -15,7 +15,7 @@ from .parallel import starmap
 # Number of examples that a thread processes at a time. The order in which gradients are added does not depend on the number of threads.
 EXAMPLES = 8
 MIN_ROW = 32  # For shorter rows of a kernel (columns times channels), dense gradients are faster.
-MIN_WORK = 1 << 22  # If dense gradients need fewer products, dense gradients are faster.
+MIN_WORK = 1 << 22  # With fewer products, dense gradients are faster.
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:

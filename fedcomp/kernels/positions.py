@@ -8,9 +8,8 @@
 Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
 coordinates, so dense ranges of the vector have more blocks. With s from 0 to 7 and w from 2 to 4, a code in blocks has three parts:
 
-    Head: one byte, with s in the three low bits and w − 2 in the next two.
-    Offsets: one integer of w bits for each block. A block has 4·2^s positions, or 16·2^s if there are at least 4096 positions.
-    Code: the unary stream, low stream and padding of all blocks.
+    Head: one byte, with s in the three low bits and w − 2 in the next two. Offsets: one integer of w bits for each block. A block has u·2^s
+    positions, where u is 4, or 16 if there are at least 4096 positions. Code: the unary stream, low stream and padding of all blocks.
 
 The last block may have fewer positions. The Rice parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w), where b* is the
 parameter for a constant density (kernels/rice.py).
@@ -31,11 +30,13 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2  # forms; COMPLEMENT is the first form of the complement
+# BLOCKS: the form of codes in blocks. COMPLEMENT: the first form of the complement.
+BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
 COMPLEMENT_BLOCKED = 63  # form of the complement in blocks
 MIN_BLOCKED_COUNT = 32  # Blocks are tried from this number of positions on.
 LARGE_COUNT = 4096  # Blocks are larger from this number of positions on.
-UNITS = 4, 16  # u below LARGE_COUNT, and from it on
+# The number u of positions in the smallest blocks, below LARGE_COUNT positions and from there on.
+UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # number of parameters that are tried for a block
 GAIN = 6  # Blocks must save more than the fraction 2^−GAIN of the bytes.
@@ -95,7 +96,7 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: Sequence[int], forms: Sequence[int], numel: int
 ) -> list[np.ndarray | FrameError]:
-    """Decode m codes into positions. An invalid code gives a FrameError in the list instead of positions."""
+    """Decode m codes into positions. An invalid code gives a FrameError in the list."""
     if len(codes) == 1 and forms[0] <= WIDEST:
         try:
             return [rice.unpack(codes[0], counts[0], forms[0], numel)]

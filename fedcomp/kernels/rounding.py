@@ -15,7 +15,7 @@ from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
 ONE = 2.0**32  # the number 1 in fixed point
-FRACTION = 23  # number of bits of a float32 below its leading bit
+FRACTION = 23  # Number of bits of a float32 below its leading bit.
 # MAGNITUDE: mask of all bits but the sign. INFINITE: the bits of infinity.
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
 BITS = 16  # A histogram has about 2^BITS bins.

@@ -19,8 +19,8 @@ SIGN = -0x80000000  # the sign bit of an int32
 MANY = 100_000  # Importing the compiled loops is worthwhile from this total number of elements on.
 # The compiled loops are faster than numpy on a batch if a vector has at least this many elements.
 LONG = 1 << 10
-SAMPLE = 1 << 14  # smallest number of elements in a sample
-# largest stride of a sample; a prime number, so that all columns of a matrix are sampled
+SAMPLE = 1 << 14  # Smallest number of elements in a sample.
+# Largest stride of a sample; a prime number, so that all columns of a matrix are sampled.
 STEP = 251
 # For a vector with at least this many elements, a sample is used to exclude small elements.
 SAMPLED = 1 << 17

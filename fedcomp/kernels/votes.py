@@ -16,8 +16,8 @@ from torch import Tensor
 from . import bit_planes, bits
 from .parallel import map_ranges
 
-TIE_STREAM = 4  # number of the random stream that breaks ties
-# number of bytes of each vote that are tallied at a time, so that they fit in the cache
+TIE_STREAM = 4  # Number of the random stream that breaks ties.
+# Number of bytes of each vote that are tallied at a time, so that they fit in the cache.
 BLOCK = 1 << 17
 
 Vote = bytes | memoryview | np.ndarray
