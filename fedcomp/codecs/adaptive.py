@@ -11,10 +11,10 @@ smallest value, the largest value, and 0 if the vector has values of both signs.
 neighboring levels a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the optimal level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. Such quantiles minimize the squared error if there are many levels (Panter and Dite, "Quantization distortion in pulse-count
-modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code uses the exponent 5/16 instead of 1/3, because square
-roots have the same bits on every machine and cube roots do not. With placement=lloyd, Lloyd's algorithm starts at these quantiles and
-improves the levels iteratively.
+values. Quantiles of this cube-root distribution minimize the squared error if there are many levels (Panter and Dite, "Quantization
+distortion in pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code uses the exponent 5/16
+instead of 1/3, because square roots have the same bits on every machine and cube roots do not. With placement=lloyd, Lloyd's algorithm
+starts at the levels of placement=quantiles and improves them iteratively.
 
 With rounding=nearest, the squared error is at most ‖x‖², because rounding to the mean of a group is better than rounding to 0. With
 rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.

@@ -3,11 +3,13 @@
 Wang et al., "ATOMO: communication-efficient learning via atomic sparsification", NeurIPS 2018, algorithm 1. The variant atoms=entries is
 also due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.
 
-A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and is decoded as C(x): x = Σ λᵢ aᵢ;
+A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and is decoded as C(x):
+
+    x = Σ λᵢ aᵢ;
     C(x) = Σ (λᵢ / pᵢ) aᵢ, summed over the atoms that are drawn;
     pᵢ = min(1, λᵢ / τ) is the probability to draw atom i, with τ such that Σ pᵢ equals the option `budget`.
 
-These probabilities minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², the value for equal probabilities
+The probabilities pᵢ minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², the value for equal probabilities
 budget/k.
 
 With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, the atoms are
@@ -15,8 +17,8 @@ the coordinates.
 
 The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here atoms are drawn by systematic
 sampling (Madow, 1949): divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one
-uniform random number r. Atom i is still drawn with probability pᵢ. The mean and the variance do not change, because the atoms are
-orthogonal. The number of atoms in a frame is the budget, rounded up or down.
+uniform random number r. Atom i is still drawn with probability pᵢ. Systematic sampling does not change the mean and the variance, because
+the atoms are orthogonal. The number of atoms in a frame is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where λᵢ/pᵢ would exceed the range of float32. The coefficients λᵢ
 are divided by the rounded probabilities. With atoms=singular, vectors are sent uncompressed, and so are matrices whose factors would not be

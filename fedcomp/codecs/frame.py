@@ -105,7 +105,7 @@ def unseal(
     seeded: bool = False,
     chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
-    """Parse a frame. Return its seed and its sections, each paired with the layout entry of its tensor.
+    """Parse a frame and return its seed and its sections, each paired with the layout entry of its tensor.
 
     The seed is 0 if not `seeded`. With scopes 0 and 2, there is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N,
     and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and

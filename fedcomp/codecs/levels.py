@@ -1,9 +1,9 @@
 """The format of codecs that send each coordinate as one of a small number of levels.
 
 A symbol is the index of a level, from 0 to size − 1. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
-them. The length of the data shows which of the two was used. Packed symbols are digits in base `size`: each 64-bit word holds as many
-digits as fit, and the first symbol is the lowest digit. The last word is cut to the bytes that it needs. From 2²⁰ symbols on, several
-symbols are combined into one before entropy coding if the result has at most 256 possible values (`range_coder.group`).
+them. The length of the data shows whether the symbols are packed. Packed symbols are digits in base `size`: each 64-bit word holds as many
+digits as fit, and the first symbol is the lowest digit. The last word of packed symbols is cut to the bytes that it needs. From 2²⁰ symbols
+on, several symbols are combined into one before entropy coding if the result has at most 256 possible values (`range_coder.group`).
 
 If the levels are integer multiples of a unit, the body of a section contains:
 

@@ -34,7 +34,7 @@ from .update import Dense, Sections, Update
 
 FLOAT = np.dtype("<f4")
 LARGEST = float(np.finfo(np.float32).max)
-# Matrices whose magnitudes are all at most this are sent as values, without factors, for precision.
+# Matrices whose magnitudes are all at most SMALLEST are sent as values, without factors, for precision.
 SMALLEST = 2.0**-100
 # VALUES: first byte of a matrix that is sent as values. MAX_RANK: largest number of columns of a factor.
 VALUES, MAX_RANK = 255, 254
@@ -166,7 +166,7 @@ def as_arrays(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
 
 
 def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
-    """Decode the next tensor in a body. Return its update and the remaining bytes."""
+    """Decode the next tensor in a body, and return its update and the remaining bytes."""
     shape, k = shape_of(entry), VALUES
     if shape and entry.numel:
         first, data = take(data, 1)

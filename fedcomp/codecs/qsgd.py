@@ -10,8 +10,8 @@ The codec is unbiased, with the variance bound ω = min(n/s², √n/s) (lemma 3.
 With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
 
 With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits, such as the quantizer of LAQ (Sun, Chen,
-Giannakis and Yang, NeurIPS 2019, eq. 5–6). Its contraction factor is δ = (4s² − 1)/(4s² + n − 1), since the error of a coordinate is at
-most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
+Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1), since the error of
+a coordinate is at most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
 the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks (@chunk) correspond to the

@@ -11,7 +11,7 @@ Each code stands for a value. Let v be the vector of the values of a block of d 
 + b/d and clips the result to the range of float32.
 
 If the largest magnitude of a vector is above 0 and below 2⁻¹⁰⁰, the vector is sent as float32 without rotation, and the first byte is 0.
-The result of a rotation would be a subnormal float32.
+Rotating such a small vector would give subnormal float32 numbers.
 """
 
 from abc import abstractmethod

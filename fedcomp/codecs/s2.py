@@ -10,7 +10,8 @@ cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
 Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
 supports recovers the values by peeling (kernels/peeling.py). A table needs 1.25 cells per coordinate of the union for 10⁴ coordinates or
 more, 1.6 for 10³, and more for fewer. If the table has enough cells, the recovered values are usually exact. In about one of a thousand
-tables, two coordinates share all their cells. Their values are then estimated by least squares, and `RecoveredUpdate.missed` counts them.
+tables, two coordinates share all their cells. The values of such coordinates are estimated by least squares, and `RecoveredUpdate.missed`
+counts them.
 
 The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
 aggregation. If all nodes can decode, frames of `topk` are smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with int16) and

@@ -2,11 +2,11 @@
 
 Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
-The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. It sends
-the coordinates with the larger mean μ, and decodes all of them as μ or all as −μ. All values have the same magnitude and sign, so there are
-no sign bits. If a vector has fewer than k positive or negative coordinates, all of them are used.
+The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. The codec
+sends the coordinates with the larger mean μ, and decodes all of them as μ or all as −μ. All values have the same magnitude and sign, so
+there are no sign bits. If a vector has fewer than k positive or negative coordinates, all of them are used.
 
-The values are μ as float32; a flag of 1 means that the values are −μ. For the rest of the body, see codecs/selection.py.
+The magnitude μ is sent as float32; a flag of 1 means that the values are −μ. For the rest of the body, see codecs/selection.py.
 """
 
 from collections.abc import Sequence

@@ -6,9 +6,9 @@ The body of a section contains, in order:
     the values, in a format defined by the codec;
     the positions, in the shortest form, usually a Rice code (kernels/positions.py).
 
-Positions that are drawn from the seed are not sent. The body then contains the form 63, the number of values (LEB128), and the values. The
-coordinate count of such a section is the size of the vector, so that frames with the same seed can be added. If all coordinates are
-selected, but not drawn, the coordinate count is also the size of the vector, and the form is 42.
+Positions that are drawn from the seed are not sent. The body of a section with drawn positions contains the form 63, the number of values
+(LEB128), and the values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same
+seed can be added. If all coordinates are selected, but not drawn, the coordinate count is also the size of the vector, and the form is 42.
 
 With @chunk, all chunks have one joint body, unless positions are drawn from the seed:
 
@@ -81,9 +81,9 @@ class Selective(Codec):
         return numel
 
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        """Draw `count` of the positions 0..numel-1 from the seed.
+        """Draw `count` of the positions 0..numel-1 from the seed, and return them as int64, ascending.
 
-        Return them as int64, ascending. Codecs with `draws` implement this method.
+        Codecs with `draws` implement this method.
         """
         raise FrameError(
             f"a frame has positions drawn from a seed, but {self.name} sends positions; both sides need the same codec"

@@ -23,9 +23,9 @@ Format of the body (see codecs/frame.py):
 In form 0, cells are float32; in form 1, bfloat16. Forms 2, 3 and 4 have an exponent e (int16), followed by cells that are integers of 8, 16
 or 32 bits in units of 2^e.
 
-With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of such cells uses the smallest unit of
-the added frames and is exact if 32 bits per cell suffice. Otherwise the sum is rounded to a larger unit. With cells=bf16, cells are added
-in float32. The sum is sent as bfloat16 if that is exact, else as float32.
+With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of int8 cells uses the smallest unit of
+the added frames if 32 bits per cell suffice, and is then exact; else it is rounded to a larger unit. With cells=bf16, cells are added in
+float32. The sum is sent as bfloat16 if that is exact, else as float32.
 """
 
 import math

@@ -28,7 +28,7 @@ Format of the body for `vlc`:
     the number 1, in one byte;
     the scale of each block;
     the smallest multiple m, as LEB128 of 2m if m ≥ 0, else of −2m − 1;
-    the number of different symbols (LEB128), and the entropy code of the symbols (kernels/range_coder.py).
+    the number of possible symbols (LEB128), and the entropy code of the symbols (kernels/range_coder.py).
 """
 
 import math
@@ -47,7 +47,7 @@ from .frame import read_varint, varint
 # Rounding increases the step s, or the range max u − min u, by at most this factor.
 ROUNDING = 1 + 2.0**-16
 HEAD = 1  # The first byte of the body for vlc.
-# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 different symbols.
+# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 possible symbols.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 

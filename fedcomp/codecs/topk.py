@@ -112,9 +112,9 @@ def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
 
 
 def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Decode the values of m chunks.
+    """Decode the values of m chunks, and return them as float32 with the number of bytes read.
 
-    Return them as float32, with the number of bytes read. `counts`: see `pack_bins`. Raises FrameError.
+    `counts`: see `pack_bins`. Raises FrameError.
     """
     length, start = read_varint(data)
     expect(length <= len(data) - start, "the bins of values are cut short")

@@ -57,7 +57,7 @@ def sketch_at(
 
 
 def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray:
-    """Estimate the coordinates start..stop−1 from a sketch `cells` [rows, columns]. Return them as float32."""
+    """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
     first = start // UNIT * UNIT  # Estimates are computed from the start of a unit of random words.
@@ -71,7 +71,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
 
 
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:
-    """Estimate the coordinates at `positions`, int64 [k], from a sketch. Return them as float32 [k]."""
+    """Return float32 estimates [k] of the coordinates at `positions`, int64 [k], from a sketch."""
     from . import sketch_loops
 
     out = np.empty(positions.size, np.float32)

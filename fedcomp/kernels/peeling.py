@@ -9,11 +9,11 @@ with a single key, and so on. Recovered integers are exact, modulo 2⁶⁴. In t
 table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells, peeling leaves a large core
 of keys (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
-The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. Usually
-their cells outnumber the keys, so the integers are computed by least squares. The solution by conjugate gradients is rounded to
-integers, and the residual is solved in the same way. To find out which integers are determined by the equations, the same system is also
+The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. The cells
+of unpeeled keys usually outnumber these keys, so the integers are computed by least squares. The solution by conjugate gradients is rounded
+to integers, and the residual is solved in the same way. To find out which integers are determined by the equations, the same system is also
 solved for known random integers. A key counts as determined if its random integer is recovered and its cells are zero after subtraction.
-Other keys get the shortest least-squares solution or an approximation, whose squared error is at most that of zeros.
+Undetermined keys get the shortest least-squares solution or an approximation, whose squared error is at most that of zeros.
 
 The time is O(keys · rows), because the number of steps of conjugate gradients decreases with the number of keys.
 """
@@ -89,9 +89,9 @@ def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the integers of keys by least squares.
+    """Compute the integers of keys by least squares, and return them, int64 [k], and which of them are determined, bool [k].
 
-    Return them, int64 [k], and which of them are determined, bool [k]. Subtract the integers from the table.
+    Subtract the integers from the table.
     """
     used, cells = np.unique(where.cells, return_inverse=True)
     dense = KeyCells(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)

@@ -8,8 +8,9 @@
 Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
 coordinates, so dense ranges of the vector have more blocks. With s from 0 to 7 and w from 2 to 4, a code in blocks has three parts:
 
-    Head: one byte, with s in the three low bits and w − 2 in the next two. Offsets: one integer of w bits for each block. A block has u·2^s
-    positions, where u is 4, or 16 if there are at least 4096 positions. Code: the unary stream, low stream and padding of all blocks.
+    Head: one byte, with s in the three low bits and w − 2 in the next two.
+    Offsets: one integer of w bits for each block. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096 positions.
+    Code: the unary stream, low stream and padding of all blocks.
 
 The last block may have fewer positions. The Rice parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w), where b* is the
 parameter for a constant density (kernels/rice.py).
@@ -228,7 +229,7 @@ def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
 def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find the shortest code of each row. Return its form 0..41, s and w (0 without blocks), and the Rice parameter of every position."""
+    """Return the form 0..41 of the shortest code of each row, s and w (0 without blocks), and the Rice parameter of every position."""
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
     tried = counts >= MIN_BLOCKED_COUNT

@@ -15,7 +15,7 @@ contains, in order:
 
     Head: one byte for B, then the number of distinct symbols as uint16, plus 2¹⁵ unless the symbols are 0, 1, 2 and so on.
     Symbols: the distinct symbols, omitted if they are 0, 1, 2 and so on.
-    Lengths: for each f_s > 0, the change c of its length in bits (from 0 for the first). Each c is mapped to 2c if c ≥ 0, else to −2c − 1.
+    Lengths: for each f_s > 0, the change c of its length in bits (from 0 for the first), mapped to 2c if c ≥ 0, else to −2c − 1.
     Low bits: for each f_s, the bits below the leading one, the most significant first, padded with zeros.
     Sizes: for each chunk of 2²² symbols except the last, its number of words as uint32.
     Chunks: 8 states of 7 bytes each (1 state for fewer than 2¹⁴ symbols), then words of 4 bytes each.
@@ -23,9 +23,9 @@ contains, in order:
 The lengths are coded as the gaps minus one between increasing positions. Symbols and lengths are Rice codes (kernels/rice.py). Each
 Rice code is preceded by its parameter (one byte) and its length in bytes (uint16). All numbers are little-endian.
 
-Without symbols, the code is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. B and the
-frequencies are computed in integers, so the bytes are the same on every machine and for any number of threads. Existing rANS libraries,
-such as constriction, use floating-point tables or have no stable format.
+Without symbols, the code is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. The
+frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads. Existing
+rANS libraries, such as constriction, use floating-point tables or have no stable format.
 """
 
 import struct
@@ -36,7 +36,7 @@ from ..errors import FrameError
 from . import rice
 from .parallel import starmap
 
-LARGEST = 4096  # largest number of different symbols
+LARGEST = 4096  # largest number of possible symbols
 MAX_BITS = 20  # largest B
 CHUNK = 1 << 22  # number of symbols in a chunk
 LANES, MIN_LANE_SYMBOLS = 8, 1 << 14
@@ -202,7 +202,7 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bits(total: int, present: int) -> int:
-    """Return B. It is so large that a frequency is hardly ever rounded up to 1, and so small that tables fit in the cache."""
+    """Return B, so large that among a million symbols no frequency is rounded up to 1, and so small that tables fit in the cache."""
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 

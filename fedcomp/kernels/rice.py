@@ -10,8 +10,9 @@ The low stream starts at the bit after the unary stream. Bits are packed from th
 positions, the parameter b and the size of the vector are sent separately. In `pack_rows` and `unpack_rows`, each position can have its own
 parameter.
 
-The parameter b* suits `count` uniformly distributed positions of numel. It is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, but at
-least 0, where φ = (√5 + 1)/2 and p = count/numel. It is computed in integers, so that it is the same on every machine.
+The parameter b* suits `count` uniformly distributed positions of a vector [numel]. The parameter b* is the largest b with (1 − p)^(2^(b−1))
+≥ φ − 1, but at least 0, where φ = (√5 + 1)/2 and p = count/numel. The parameter b* is computed in integers, so that it is the same on every
+machine.
 """
 
 from collections.abc import Sequence
@@ -201,7 +202,7 @@ def unpack_rows(
 
 
 def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
-    """Concatenate all codes and append SPARE zero bytes. Return them as uint8."""
+    """Concatenate all codes, append SPARE zero bytes, and return the result as uint8."""
     return np.frombuffer(b"".join((*codes, AFTER)), np.uint8)
 
 

@@ -81,7 +81,8 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
         last, i = int64(-1), uint64(0)
         for j in range(blocks, block):
             b = parameters[j]
-            most = (numel >> b) + 1  # A larger number of zeros is invalid and could overflow.
+            # `most`: larger numbers of zero bits are invalid and could overflow.
+            most = (numel >> b) + 1
             for _ in range(lengths[j]):
                 last = min(last + (min(row[i], most) << b) + _bits(raw, at, b) + 1, numel)
                 row[i] = last

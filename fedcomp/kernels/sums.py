@@ -89,7 +89,7 @@ def _exact_sums(v: Array) -> Iterator[Array]:
         largest = library.maximum(next(ends), -next(ends))
         if not largest.any():
             return
-        # This number is a power of two.
+        # `above` is a power of two.
         above = room * largest / library.frexp(largest)[0].clip(0.5)
         leading = v + above
         leading -= above
