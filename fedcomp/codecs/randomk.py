@@ -14,13 +14,7 @@ and rounded down to float32, so Σ p_i ≥ k. The number of coordinates in a fra
 Without `scaled`, the contraction factor is δ = k/n in the mean, for both variants. With `scaled`, the codec is unbiased with the variance
 bound ω = n/k − 1, except that values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
 
-The format of the values is that of codecs/floats.py, except with by=magnitude and `scaled` (for the rest of the body, see
-codecs/selection.py):
-
-    the threshold m, as float32;
-    one bit for each value, 1 if its magnitude exceeds m, padded to a byte;
-    the signs of all other values, one bit each (1 = positive), padded to a byte;
-    the values whose magnitude exceeds m.
+The format of the values is specified in docs/reference/frame-format.md.
 """
 
 from collections.abc import Sequence

@@ -31,14 +31,7 @@ more than 48 bits (35 bits for 10⁸ values), e is larger and values are rounded
 bits, relative to the largest. Cells in float32 would take 32 bits, compared with about 27 for int24. Peeling float32 cells would also
 accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
 
-Format of the body (see codecs/frame.py):
-
-    the number of nonzeros (LEB128); if this number is 0, the body ends here;
-    the form of the support (kernels/positions.py), in one byte;
-    the number of rows, in one byte, and the number of columns (LEB128);
-    the exponent e (int16), and the number of bits of a cell, in one byte;
-    the cells, as integers in two's complement: the whole low bytes of all cells, then the remaining bits of all cells;
-    the support.
+The body of a section is specified in docs/reference/frame-format.md.
 """
 
 import math

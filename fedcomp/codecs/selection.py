@@ -10,15 +10,8 @@ Positions that are drawn from the seed are not sent. The body of a section with 
 (LEB128), and the values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same
 seed can be added. If all coordinates are selected, but not drawn, the coordinate count is also the size of the vector, and the form is 42.
 
-With @chunk, all chunks have one joint body, unless positions are drawn from the seed:
-
-    the number of selected coordinates (LEB128); if this number is 0, the body ends here;
-    one byte with form and flag, as above;
-    the length of the positions in bytes (LEB128), and the positions;
-    the flag of each chunk that has selected coordinates, two bits each, padded with zeros to a byte;
-    the values of all chunks, in order.
-
-If the flag is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
+With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
+joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
 """
 
 import math

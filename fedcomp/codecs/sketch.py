@@ -14,14 +14,8 @@ from one row has the variance (‖x‖² − x_i²)/columns, and the median of r
 contracts only if a small number of coordinates has most of ‖x‖, so it declares no contraction factor. The strategies `fetchsgd` and
 `sketched-sgd` have their own error feedback.
 
-Format of the body (see codecs/frame.py):
-
-    the number of rows, the number of columns and k (LEB128 each);
-    the form of the cells, in one byte;
-    the cells, row by row.
-
-In form 0, cells are float32; in form 1, bfloat16. Forms 2, 3 and 4 have an exponent e (int16), followed by cells that are integers of 8, 16
-or 32 bits in units of 2^e.
+The body of a section is specified in docs/reference/frame-format.md. In form 0, cells are float32; in form 1, bfloat16. Forms 2, 3 and 4
+have an exponent e (int16), followed by cells that are integers of 8, 16 or 32 bits in units of 2^e.
 
 With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of int8 cells uses the smallest unit of
 the added frames if 32 bits per cell suffice, and is then exact; else it is rounded to a larger unit. With cells=bf16, cells are added in

@@ -17,18 +17,7 @@ Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (ke
 `vlc` frame therefore hardly depends on x. `srq` rounds lo down and s up before it sends them. The levels of `vlc` are multiples of s, so lo
 is not sent.
 
-Format of the body for `srq`, as in codecs/rotated.py:
-
-    k − 1, in one byte;
-    the scale and the shift of each block;
-    the codes, ⌈log₂ k⌉ bits each.
-
-Format of the body for `vlc`:
-
-    the number 1, in one byte;
-    the scale of each block;
-    the smallest multiple m, as LEB128 of 2m if m ≥ 0, else of −2m − 1;
-    the number of possible symbols (LEB128), and the entropy code of the symbols (kernels/range_coder.py).
+The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """
 
 import math

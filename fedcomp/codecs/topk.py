@@ -10,11 +10,7 @@ implementation of SparseLoCo (Sarfi et al. 2025), which takes it from hivemind. 
 belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to
 bfloat16.
 
-Format of the values with values=2bit:
-
-    the length of the code of the bins (LEB128);
-    the code of the bins of all values (codecs/levels.py);
-    the means of all nonempty bins of each chunk, in order, as bfloat16.
+The format of values in bins is specified in docs/reference/frame-format.md.
 """
 
 from collections.abc import Sequence

@@ -6,14 +6,10 @@
     Form 63: the Rice code of the complement in blocks.
 
 Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
-coordinates, so dense ranges of the vector have more blocks. With s from 0 to 7 and w from 2 to 4, a code in blocks has three parts:
-
-    Head: one byte, with s in the three low bits and w − 2 in the next two.
-    Offsets: one integer of w bits for each block. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096 positions.
-    Code: the unary stream, low stream and padding of all blocks.
-
-The last block may have fewer positions. The Rice parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w), where b* is the
-parameter for a constant density (kernels/rice.py).
+coordinates, so dense ranges of the vector have more blocks. A code in blocks is specified in docs/reference/frame-format.md. Its parameters
+are s from 0 to 7 and w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096 positions. Each block has
+an offset of w bits. The last block may have fewer positions. The Rice parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
+where b* is the parameter for a constant density (kernels/rice.py).
 
 The form is sent separately. Of several shortest codes, the encoder chooses the one with the smallest form, then s, w and offsets. From 32
 positions on, blocks are used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The complement is

@@ -11,17 +11,7 @@ mod lanes. Encoding goes from the last symbol to the first, and starts with all 
     Replace the state by state // f_s · 2^B + F_s + state mod f_s.
 
 Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
-contains, in order:
-
-    Head: one byte for B, then the number of distinct symbols as uint16, plus 2¹⁵ unless the symbols are 0, 1, 2 and so on.
-    Symbols: the distinct symbols, omitted if they are 0, 1, 2 and so on.
-    Lengths: for each f_s > 0, the change c of its length in bits (from 0 for the first), mapped to 2c if c ≥ 0, else to −2c − 1.
-    Low bits: for each f_s, the bits below the leading one, the most significant first, padded with zeros.
-    Sizes: for each chunk of 2²² symbols except the last, its number of words as uint32.
-    Chunks: 8 states of 7 bytes each (1 state for fewer than 2¹⁴ symbols), then words of 4 bytes each.
-
-The lengths are coded as the gaps minus one between increasing positions. Symbols and lengths are Rice codes (kernels/rice.py). Each
-Rice code is preceded by its parameter (one byte) and its length in bytes (uint16). All numbers are little-endian.
+contains the frequencies, and the states and words of each chunk, as specified in docs/reference/frame-format.md.
 
 Without symbols, the code is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. The
 frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads. Existing
