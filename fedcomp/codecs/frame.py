@@ -2,13 +2,13 @@
 
 The header of a frame contains, in order:
 
-    2 bytes: the magic bytes "fc";
-    1 byte: the version of the format, which is 1;
-    1 byte: the id of the codec;
-    1 byte: the scope, which is 0 for one section for the whole vector, 1 for one section per tensor, and 2 for chunks of N coordinates;
-    4 bytes: the CRC-32 of the bytes above, of the size of the receiver's vector (8 bytes), and of all bytes after the checksum;
-    2 bytes, only in a product of two codecs: the ids of the two codecs;
-    8 bytes, only if decoding needs the seed: the seed.
+    Magic: 2 bytes, "fc".
+    Version: 1 byte, the version of the frame format, 1.
+    Codec: 1 byte, the id of the codec.
+    Scope: 1 byte, 0 for one section for the whole vector, 1 for one section per tensor, 2 for chunks of N coordinates.
+    Checksum: 4 bytes, the CRC-32 of the bytes above, the size of the receiver's vector (8 bytes), and all bytes after the checksum.
+    Product: 2 bytes, the ids of the two codecs, only in the frame of a product.
+    Seed: 8 bytes, only if decoding needs the seed.
 
 The sections follow, in a format that depends on the scope:
 
