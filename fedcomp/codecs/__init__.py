@@ -1,4 +1,4 @@
-"""Codecs compress a vector into a frame of bytes and decode it again. One paper, one file."""
+"""Codecs compress a vector into a frame of bytes and decode it again. Each module implements one paper."""
 
 from .. import spec
 from ..errors import SpecError
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _reserve_number(name: str, cls: type[Codec]) -> None:
-    """Reserve the `id` of a codec. Raise SpecError if the id is not from 1 to 255 or belongs to another codec."""
+    """Reserve the numeric `id` of a codec. Raise SpecError if the id is not from 1 to 255 or is taken by another codec."""
     number = getattr(cls, "id", None)
     if type(number) is not int or not 0 < number < 256:
         raise SpecError(f"codec '{name}' has id {number!r}; give it an id from 1 to 255")
@@ -47,13 +47,13 @@ def available_codecs() -> dict[str, type[Codec]]:
 
 
 def codec(text: str) -> Codec:
-    """Return the codec of a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`.
+    """Return the codec for a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`.
 
         codec = fedcomp.codec("stc:density=1/400")
         frame = codec.encode(x)  # x: a vector [numel]; frame: bytes
         decoded = codec.decode(frame, numel=x.numel())  # float32 [numel]
 
-    Raises SpecError for an unknown codec, option or scope, and for a value out of range.
+    Raises SpecError for an unknown codec, option or scope, and for an option value that is out of range.
     """
     if not isinstance(text, str):
         raise SpecError(

@@ -1,27 +1,29 @@
 """Quantization to levels that follow the distribution of the values.
 
-Lloyd: Least squares quantization in PCM. IEEE Trans. Inf. Theory 1982 (written 1957); Max: Quantizing for minimum distortion. IRE Trans.
-Inf. Theory 1960. For stochastic rounding: Faghri, Tabrizian, Markov, Alistarh, Roy, Ramezani-Kebrya: Adaptive gradient quantization for
-data-parallel SGD. NeurIPS 2020, section 3.
+Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 1982 (written 1957). Max, "Quantizing for minimum
+distortion", IRE Transactions on Information Theory 1960. Stochastic rounding follows section 3 of Faghri et al., "Adaptive gradient
+quantization for data-parallel SGD", NeurIPS 2020.
 
-With rounding=nearest, a value is rounded to the nearest level. The values that are rounded to a level form its cell, and the level is their
-mean.
+With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
-With rounding=stochastic, a value between two levels is rounded to one of them at random, without bias. The levels include min x, max x, and
-0 if x has values of both signs. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c, where a and c are levels. The optimal level between a and
-c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+With rounding=stochastic, a value between two adjacent levels is rounded to one of them at random, without bias. The levels include the
+smallest value, the largest value, and 0 if the vector has values of both signs. Every other level minimizes the variance, given its
+neighboring levels a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the optimal level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
-With placement=quantiles, the levels are quantiles of the distribution whose density is proportional to the cube root of the values'
-density. For a large number of levels, quantiles of this distribution minimize the squared error (Panter, Dite: Quantization distortion in
-pulse-count modulation with nonuniform spacing of levels. Proc. IRE 1951). The code uses the power 5/16 instead of 1/3, because square roots
-are the same on every machine, and cube roots are not. With placement=lloyd, the levels start at the quantiles, and Lloyd's algorithm
-iterates the rules of the rounding.
+With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
+values. Quantiles of this cube-root distribution minimize the squared error if there are many levels (Panter and Dite, "Quantization
+distortion in pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code uses the exponent 5/16
+instead of 1/3, because square roots have the same bits on every machine and cube roots do not. With placement=lloyd, Lloyd's algorithm
+starts at the levels of placement=quantiles and improves them iteratively.
 
-With rounding=nearest, ‖x − C(x)‖² ≤ ‖x‖², because the mean of a cell has a smaller squared error than 0. With rounding=stochastic,
-E C(x) = x and ω = (√n − 1)/2, as for TernGrad.
+With rounding=nearest, the squared error is at most ‖x‖², because rounding to the mean of a group is better than rounding to 0. With
+rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
 
-    body    number of levels minus one, one byte; the levels that occur, float32, ascending;
-            codes of all coordinates (codecs/levels.py), omitted if there is only one level
+Format of the body (see codecs/frame.py):
+
+    the number of levels minus one, in one byte;
+    the levels that occur, as float32, ascending;
+    the code of each coordinate (see codecs/levels.py), omitted if there is only one level.
 """
 
 import math
@@ -46,11 +48,13 @@ MAX_ITERATIONS = 100  # of Lloyd's algorithm
 
 @dataclass(frozen=True)
 class Adaptive(Codec):
-    """A codec that sends every coordinate as one of at most 256 levels, and the levels themselves."""
+    """A codec that quantizes every coordinate to one of at most 256 levels, and also sends the levels."""
 
-    levels: int = 16  # more = longer frames, less noise
-    rounding: Literal["nearest", "stochastic"] = "nearest"  # stochastic: unbiased, larger error
-    placement: Literal["lloyd", "quantiles"] = "lloyd"  # quantiles: one step, nearly as good
+    levels: int = 16  # More levels give longer frames and less quantization noise.
+    # Stochastic rounding is unbiased, but has a larger error.
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    # `quantiles` computes the levels in one step; the error is nearly as small as with `lloyd`.
+    placement: Literal["lloyd", "quantiles"] = "lloyd"
     name: ClassVar[str] = "adaptive"
     id: ClassVar[int] = 13
     source: ClassVar[str] = "Lloyd 1957, Faghri et al. 2020"
@@ -87,22 +91,24 @@ class Adaptive(Codec):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
         end = 1 + LEVEL.itemsize * (data[0] + 1) if len(data) else 1
-        expect(len(data) >= end, "levels are cut short")
+        expect(len(data) >= end, "the list of levels is cut short")
         placed = np.frombuffer(data[1:end], LEVEL)
         ascends = np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()
-        expect(bool(ascends), "levels do not ascend")
-        expect(not (np.signbit(placed) & (placed == 0)).any(), "a level is minus zero")
+        expect(bool(ascends), "the levels are not ascending")
+        expect(not (np.signbit(placed) & (placed == 0)).any(), "a level is −0; expected 0")
         codes = np.zeros(numel, np.uint8)
         if placed.size > 1:
             codes = wire.unpack(data[end:], numel, placed.size)
-        expect(placed.size > 1 or len(data) == end, "bytes follow the only level")
         expect(
-            bool(rounding.count(codes, placed.size).all()), "no coordinate has one of the levels"
+            placed.size > 1 or len(data) == end, "bytes follow a single level, which has no codes"
+        )
+        expect(
+            bool(rounding.count(codes, placed.size).all()), "a level is not used by any coordinate"
         )
         return Dense(placed.astype(np.float32)[codes])
 
     def place(self, x: Tensor) -> np.ndarray:
-        """Return the levels for a nonempty x [n] on the CPU: float32, ascending."""
+        """Return the quantization levels for a nonempty vector x [n] on the CPU, as float32, ascending."""
         values, counts = rounding.histogram(x)
         if self.rounding == "nearest":
             placed = _cell_means(values, counts, self.levels, self.placement)
@@ -113,7 +119,10 @@ class Adaptive(Codec):
 
 
 def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
-    """Return for each of the ascending `values` the index of its cell, 0..size-1. All cells have the same integral of density^(5/16)."""
+    """Divide the ascending `values` into `size` cells and return the index 0..size-1 of each value's cell.
+
+    Every cell has the same integral of density^(5/16), where density is the estimated density of the values.
+    """
     widths = np.gradient(values)
     density = counts / widths
     weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))
@@ -138,7 +147,10 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
 def _least_variance(
     values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str
 ) -> np.ndarray:
-    """Return at most `size` levels, including the smallest and the largest value, that give stochastic rounding a small variance."""
+    """Return at most `size` levels for which stochastic rounding has a small variance.
+
+    The levels include the smallest and the largest value.
+    """
     fixed = np.unique([*ends, np.clip(0.0, *ends)])
     grid = np.unique(np.concatenate([fixed, values[(values > ends[0]) & (values < ends[1])]]))
     if grid.size <= size:
@@ -154,7 +166,8 @@ def _least_variance(
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            for parity in (0, 1):  # so that the neighbours of a moved level stay in place
+            # Move levels of even and odd index in turn, so that the neighbors of a moving level stay in place.
+            for parity in (0, 1):
                 moved = free[free % 2 == parity]
                 below, above = at[moved - 1], at[moved + 1]
                 missing = grid[above] * (ranks[above] - ranks[below]) - (sums[above] - sums[below])

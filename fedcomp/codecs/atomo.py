@@ -1,21 +1,28 @@
-"""ATOMO splits a vector into atoms and sends a random sample of them, drawn with the probabilities of least variance.
+"""ATOMO writes a vector as a sum of atoms and sends a random sample of the atoms.
 
-Wang, Sievert, Charles, Liu, Wright, Papailiopoulos: ATOMO: Communication-efficient learning via atomic sparsification. NeurIPS 2018,
-algorithm 1. With atoms=entries: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed optimization.
-NeurIPS 2018.
+Wang et al., "ATOMO: communication-efficient learning via atomic sparsification", NeurIPS 2018, algorithm 1. The variant atoms=entries is
+also due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.
 
-    x = Σ λᵢ aᵢ, atoms aᵢ orthonormal, λᵢ > 0;   C(x) = Σ (λᵢ / pᵢ) aᵢ over the drawn i
-    pᵢ = min(1, λᵢ / τ) with Σ pᵢ = s, the budget;  this minimizes Σ λᵢ²/pᵢ and therefore the variance
+A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and is decoded as C(x):
 
-With atoms=singular, the atoms are the matrices u vᵀ of the singular value decomposition of each matrix. With atoms=entries, the atoms are
-the coordinates. The variance is at most (k/s − 1)‖x‖², which is the variance if each of k atoms has the same probability s/k.
+    x = Σ λᵢ aᵢ;
+    C(x) = Σ (λᵢ / pᵢ) aᵢ, summed over the atoms that are drawn;
+    pᵢ = min(1, λᵢ / τ) is the probability to draw atom i, with τ such that Σ pᵢ equals the option `budget`.
 
-The paper draws every atom independently, so a frame has s atoms on average. Here atoms are drawn by systematic sampling (Madow, 1949):
-divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one uniform number r. Atom i is
-still drawn with probability pᵢ, and atoms are orthogonal, so systematic sampling changes neither mean nor variance. A frame has ⌊s⌋ or ⌈s⌉
-atoms, where s is the budget. Probabilities are rounded up to multiples of 2⁻³², and increased where λᵢ/pᵢ would exceed the range of
-float32. λᵢ is divided by the rounded pᵢ. With atoms=singular, vectors are sent uncompressed, and so are matrices that have no more numbers
-than their factors. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
+The probabilities pᵢ minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², the value for equal probabilities
+budget/k.
+
+With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, the atoms are
+the coordinates.
+
+The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here atoms are drawn by systematic
+sampling (Madow, 1949): divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one
+uniform random number r. Atom i is still drawn with probability pᵢ. Systematic sampling does not change the mean and the variance, because
+the atoms are orthogonal. The number of atoms in a frame is the budget, rounded up or down.
+
+Probabilities are rounded up to multiples of 2⁻³², and increased further where λᵢ/pᵢ would exceed the range of float32. The coefficients λᵢ
+are divided by the rounded probabilities. With atoms=singular, vectors are sent uncompressed, and so are matrices whose factors would not be
+smaller. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -36,16 +43,18 @@ from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec, read_arrays
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
-ONE = 2**32  # probability 1, in units of 2⁻³²
-NEGLIGIBLE = 2.0**-40  # singular values below this fraction of the largest are rounding errors
-SINGULAR, ENTRIES = 0, 1  # flags in the first byte
+ONE = 2**32  # The probability 1 in units of 2⁻³².
+# Singular values below this fraction of the largest one are treated as rounding errors.
+NEGLIGIBLE = 2.0**-40
+# values of the flag in the first byte: the atoms are singular triplets, or entries
+SINGULAR, ENTRIES = 0, 1
 
 
 @dataclass(frozen=True)
 class Atomo(MatrixCodec):
-    """A codec that sends random singular triplets or entries, scaled so that it is unbiased."""
+    """A codec that sends a random sample of singular triplets or entries, scaled so that decoding is unbiased."""
 
-    # Number of atoms sent for each matrix, or for the vector with atoms=entries; below 1: fraction of its atoms.
+    # Number of atoms sent per matrix (per vector with atoms=entries); a value below 1 is a fraction of the atoms.
     budget: float = 3.0
     atoms: Literal["singular", "entries"] = "singular"
 
@@ -78,10 +87,10 @@ class Atomo(MatrixCodec):
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
             return super()._decode_row(Section(section.count, data), layout, seed)
-        expect(first[0] >> FLAG_SHIFT == ENTRIES, "a section holds atoms of an unknown kind")
+        expect(first[0] >> FLAG_SHIFT == ENTRIES, "an ATOMO section has an unknown flag")
         own, code = take(data, FLOAT.itemsize * section.count)
         (values,) = read_arrays(own, [(section.count,)])
-        expect(bool(values.all()), "a section holds an entry that is zero")
+        expect(bool(values.all()), "an ATOMO section contains a zero value")
         positions = wire.unpack(code, section.count, first[0] & FORM, layout.numel)
         return Sparse(layout.numel, positions, values)
 
@@ -118,9 +127,11 @@ class Atomo(MatrixCodec):
 
 
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
-    """Return the probabilities that minimize the variance if `budget` atoms are drawn on average: int64 [k], in units of 2⁻³².
+    """Return the probability to draw each atom, as int64 [k] in units of 2⁻³².
 
-    `sizes`: the coefficient λ ≥ 0 of each atom, float64 [k].
+    The probabilities minimize the variance if `budget` atoms are drawn on average.
+
+    `sizes`: the coefficient λ ≥ 0 of each of the k atoms, as float64 [k].
     """
     remaining, certain, tau = budget, sizes < 0, 0.0
     while (total := float(sizes[~certain].sum())) and remaining > 0:
@@ -136,7 +147,10 @@ def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
 
 
 def draw(p: np.ndarray, seed: int, stream: int = 0) -> np.ndarray:
-    """Draw ⌊Σp⌋ or ⌈Σp⌉ atoms and return their indices, int64, ascending. `p`: probabilities in units of 2⁻³²."""
+    """Draw a random sample of atoms and return their indices, as int64, ascending.
+
+    `p`: the probability of each atom, in units of 2⁻³². The number of drawn atoms is the sum of the probabilities, rounded up or down.
+    """
     ends = np.cumsum(p)
     first = int(philox.words(seed, 1, stream=stream)[0])
     return np.searchsorted(ends, np.arange(first, ends[-1] if ends.size else 0, ONE), side="right")

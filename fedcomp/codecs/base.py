@@ -1,8 +1,9 @@
-"""The base class of codecs: pure functions from a vector to a frame and back.
+"""The base class of codecs: pure functions that encode a vector as a frame of bytes and decode it again.
 
-A subclass implements one method that writes sections, `_encode_row` or `_encode_rows`, and one that reads them, `_decode_row` or
-`_decode_rows`. The base class implements frames, checksums, scopes, checks of the input, stacks and accumulation. A stack is a sequence of
-m vectors [n]: the rows of a tensor, or separate tensors. One vector is a stack with m = 1.
+A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
+`_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
+checksums, the scopes @layer and @chunk, input checks, batches and accumulation. A batch of m vectors [n] is either a tensor [m, n] or a
+sequence of m tensors [n]. A single vector is a batch with m = 1.
 """
 
 from abc import ABC
@@ -30,22 +31,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """The round and phase of a frame, and other values that codecs and memories need to encode the frame."""
+    """The round and phase in which a vector is encoded, and other values that codecs and memories need."""
 
     round: int = 0
     phase: str = "train"
-    layout: Layout | None = None  # of the encoded vectors: the model, one tensor, or one chunk
-    section: int = 0  # index of the tensor (@layer) or of the chunk (@chunk), else 0
-    # For memories: the sum of the gradients of the local steps, and the sum of their squares, shaped like the updates.
+    # The layout of the encoded vector: that of the model, one tensor, or one chunk.
+    layout: Layout | None = None
+    # Index of the encoded tensor (@layer) or chunk (@chunk), else 0.
+    section: int = 0
+    # For memories: the sums of the gradients and of the squared gradients of the local steps, shaped like the updates.
     moments: tuple[Tensor, Tensor] | None = None
-    # Announcements of the server by name, such as a shared scale.
+    # Values that the server announced, by name, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)
-    rate: float = 1.0  # learning rate of the round, divided by that of the run
+    rate: float = 1.0  # learning rate of the current round, divided by the learning rate of the run
 
     def at(self, index: int | None) -> "Context":
-        """Return the context with the moments of update `index` of a stack.
+        """Return a copy with the `moments` of the update with this index in a batch.
 
-        If `index` is None, add a stack dimension to the moments of a single update instead.
+        If `index` is None, add a batch dimension to the moments of a single update.
         """
         if self.moments is None:
             return self
@@ -53,73 +56,83 @@ class Context:
 
 
 NO_CONTEXT = Context()
-SEEDS = 2**64  # seeds are integers modulo this number
+SEEDS = 2**64  # Seeds are integers modulo SEEDS.
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# Number of elements of the vectors, and of the chunks, that are encoded together. They limit the memory for temporary arrays.
+# Largest number of elements of all vectors (SLICE_ELEMENTS), or of all chunks (STACK_ELEMENTS), that are encoded together. These limits
+# bound the memory for temporary arrays.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """A codec with its options. Subclasses are frozen dataclasses; their fields are the options of the spec string."""
+    """A codec together with its options. Subclasses are frozen dataclasses whose fields are the options in the spec string."""
 
     name: ClassVar[str]
     id: ClassVar[int]
-    source: ClassVar[str] = "–"  # author and year, for tables
+    source: ClassVar[str] = "–"  # author and year of the paper, for tables
     scope: ClassVar[int] = frame.MODEL
-    chunk: ClassVar[int] = 0  # N of @chunk=N
-    linear: ClassVar[bool] = False  # frames of one seed can be merged
-    seeded: ClassVar[bool] = False  # decoding needs the seed, which is then part of the frame
-    shares_seed: ClassVar[bool] = False  # all frames of a round have one seed, so they can be added
-    portable: ClassVar[bool] = True  # the same bytes on every device
-    lossless: ClassVar[bool] = False  # a frame holds every bit of a float32 vector
-    whole: ClassVar[bool] = False  # the count of a section is the size of the vector
+    chunk: ClassVar[int] = 0  # The chunk size N of @chunk=N.
+    # Frames with the same seed can be merged: their sum is computed without decoding.
+    linear: ClassVar[bool] = False
+    seeded: ClassVar[bool] = False  # Decoding needs the seed, so the seed is part of the frame.
+    # Clients encode with the seed of the round instead of their own, so that their frames can be added.
+    shares_seed: ClassVar[bool] = False
+    portable: ClassVar[bool] = True  # Encoding gives the same bytes on every device.
+    lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector.
+    # The coordinate count in a section always equals the size of the vector.
+    whole: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return spec.format_spec(self.name, self)
 
     @property
     def unscoped(self) -> "Codec":
-        """The codec without `@layer` or `@chunk`."""
+        """The codec without its scope `@layer` or `@chunk`."""
         return self
 
-    # Properties of the codec for vectors [numel].
+    # Properties of the codec for vectors with `numel` elements.
 
     def contraction(self, numel: int) -> float | None:
-        """Return δ ≥ 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds; None if there is no such bound."""
+        """Return the contraction factor δ ≥ 0, or None if none is known.
+
+        The decoded vector C(x) has ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds.
+        """
         return None
 
     def variance(self, numel: int) -> float | None:
-        """Return ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖²; None if the codec is biased."""
+        """Return the variance bound ω, or None if the codec is biased or no bound is known.
+
+        The decoded vector C(x) has E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖² for every x.
+        """
         return None
 
     def longest_section(self, numel: int) -> int | None:
-        """Return the largest size of a section in bytes, including its count; None if there is no bound."""
+        """Return the largest size in bytes of a section, including its coordinate count, or None if the size has no bound."""
         return None
 
-    # For subclasses to implement: one of the first two methods, one of the next two, and `_merge_sections` in a linear codec.
+    # Methods for subclasses to implement (see the module docstring). Linear codecs also implement `_merge_sections`.
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        """Return a section for a finite vector [n], n ≥ 1, without modifying the vector.
+        """Encode one finite, nonempty vector x [n] as a section, without modifying x.
 
-        `seed`: 0..2⁶⁴−1. If the codec is `seeded`, `_decode_row` gets the same seed.
+        `seed`: 0..2⁶⁴−1. If the codec is `seeded`, `_decode_row` is called with the same seed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has neither _encode_row nor _encode_rows; implement one"
         )
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
-        """Return a section for each of m ≥ 1 finite vectors [n]. They are not modified."""
+        """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying the vectors."""
         if not rows[0].numel():
             return [EMPTY] * len(rows)
         return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        """Return the update in a section for a vector [layout.numel], numel ≥ 1.
+        """Decode a section into the update of a nonempty vector [layout.numel].
 
-        Raises FrameError if the section is too short, too long, or holds NaN or infinity. If the codec is `whole`, the caller has checked
-        the count of the section. `layout`: the layout of the model or of one tensor; flat if the caller has none. `seed`: the seed in the
-        frame, 0 unless the codec is `seeded`.
+        Raises FrameError if the section is too short or too long, or holds NaN or infinity. If the codec is `whole`, the caller has already
+        checked the coordinate count. `layout`: the layout of the model or of one tensor; a flat layout if the caller has none. `seed`: the
+        seed in the frame; 0 unless the codec is `seeded`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
@@ -128,7 +141,7 @@ class Codec(ABC):
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
-        """Return the update in each section, with a FrameError in place of each invalid section."""
+        """Decode each section into an update. An invalid section gives a FrameError in the list."""
         if not layout.numel:
             return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
@@ -145,16 +158,16 @@ class Codec(ABC):
         return opened
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        """Return the section of the sum of `sections`.
+        """Return a section that encodes the sum of the vectors in `sections`.
 
-        The count of each section of a linear codec is the size of the vector.
+        The coordinate count in a section of a linear codec is the size of the vector.
         """
         raise NotImplementedError(f"{type(self).__name__} has no _merge_sections; implement it")
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
-        """Return the body of all chunks of `size` coordinates of a finite vector [n].
+        """Encode a finite vector x [n] in chunks of `size` coordinates and return the body of the frame.
 
-        Overridden by codecs that encode all chunks jointly in fewer bytes.
+        Codecs that encode all chunks jointly override this method.
         """
 
         def encode_stack(first: int, rows: Tensor) -> bytes:
@@ -162,19 +175,19 @@ class Codec(ABC):
             sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), own)
             return b"".join(part for section in sections for part in frame.with_length(section))
 
-        # Codecs look up an announced scale by `context.section`, so with announcements a call encodes only one chunk.
+        # Codecs look up an announced scale by `context.section`, so each call encodes only one chunk if there are announcements.
         elements = size if context.announced else STACK_ELEMENTS
         return b"".join(starmap(encode_stack, stacks(x, size, elements)))
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
-        """Return the update in the body of all chunks of `size` coordinates of a vector [numel]. Raises FrameError."""
+        """Decode the body of a frame in chunks of `size` coordinates into the update of a vector [numel]. Raises FrameError."""
         edges = [*range(0, numel, size), numel]
         seeds, sections = chunk_seeds(seed, 0, len(edges) - 1), []
         for begin, end in pairwise(edges):
             section, data = frame.take_section(data, end - begin, f"the chunk at {begin}")
             sections.append(section)
         expect(not len(data), f"{len(data)} bytes follow the last chunk")
-        whole = numel // size  # the last chunk may be smaller
+        whole = numel // size  # number of chunks of full size; the last chunk may be smaller
         updates = self._decode_rows(sections[:whole], Layout.flat(size), seeds[:whole])
         if numel % size:
             rest = Layout.flat(numel % size)
@@ -182,7 +195,7 @@ class Codec(ABC):
         spans = (slice(*edge) for edge in pairwise(edges))
         return join(numel, list(zip(spans, map(or_raise, updates), strict=True)))
 
-    # The interface for callers.
+    # Public methods for encoding, decoding and merging.
 
     def encode(
         self,
@@ -192,9 +205,10 @@ class Codec(ABC):
         layout: Layout | None = None,
         context: Context = NO_CONTEXT,
     ) -> bytes:
-        """Return a frame for a vector x [n] in float32, float16 or bfloat16 on any device. x is not modified.
+        """Encode a vector x [n] as a frame. The vector can be float32, float16 or bfloat16, on any device, and is not modified.
 
-        The same x and seed give the same bytes. Raises NonFiniteError, with the name of the tensor in `layout`, if x holds NaN or infinity.
+        The same vector and seed always give the same bytes. Raises NonFiniteError if x holds NaN or infinity; the message names the tensor
+        if `layout` is given.
         """
         (result,) = self.encode_batch([x], [seed], layout=layout, context=context)
         return or_raise(result)
@@ -208,10 +222,12 @@ class Codec(ABC):
         layout: Layout | None = None,
         context: Context = NO_CONTEXT,
     ) -> list[bytes | NonFiniteError]:
-        """Return a frame for each of m vectors of one size, dtype and device, with a NonFiniteError in place of each invalid vector.
+        """Encode each of m vectors of one size, dtype and device as a frame.
 
-        If `onto` (m float32 vectors) is given, add x[i] to onto[i] in place and encode the sum, as error feedback does. If a sum is not
-        finite, onto[i] does not change.
+        A vector that holds NaN or infinity gives a NonFiniteError in the list.
+
+        If `onto` (m float32 vectors) is given, x[i] is added to onto[i] in place, and the sum is encoded, as in error feedback. If the sum
+        for vector i is not finite, onto[i] is not changed.
         """
         rows = checked_batch(x, seeds, onto, layout)
         if not len(rows):
@@ -224,14 +240,17 @@ class Codec(ABC):
         return [result for (result,) in starmap(encode, calls)]
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
-        """Return the update in a frame. Raises FrameError unless `data` is exactly one valid frame of this codec for a vector [numel]."""
+        """Decode a frame into an update, a compact form of the vector.
+
+        Raises FrameError unless `data` is exactly one valid frame of this codec for a vector with `numel` elements.
+        """
         (opened,) = self.open_batch([data], numel, layout)
         return or_raise(opened)
 
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        """Return the update in each frame for a vector [numel], with a FrameError in place of each invalid frame."""
+        """Decode each frame into the update of a vector [numel]. An invalid frame gives a FrameError in the list."""
         if type(numel) is not int or numel < 0:
             raise ConfigError(
                 f"numel is {numel!r}; give the number of elements of the receiver's vector"
@@ -272,25 +291,32 @@ class Codec(ABC):
         device: torch.device | str | None = None,
         layout: Layout | None = None,
     ) -> Tensor:
-        """Return the vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
+        """Decode a frame into a float32 vector [numel], on the CPU unless `device` is given.
+
+        Raises FrameError if the frame is invalid.
+        """
         return self.open(data, numel, layout).dense(device)
 
     def accumulate(
         self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None
     ) -> None:
-        """Add weight · decode(data) to `into` in place. The time for a sparse frame grows with its nonzeros, not with numel.
+        """Decode `data`, multiply it by `weight`, and add it to `into` in place.
 
-        Raises FrameError for an invalid frame, which leaves `into` unchanged.
+        The time for a sparse frame is proportional to its number of nonzeros, not to numel.
+
+        If the frame is invalid, raises FrameError and leaves `into` unchanged.
         """
         self.open(data, into.numel(), layout).add_to(into, weight)
 
     def merge(
         self, frames: Sequence[bytes], *, numel: int | None = None, layout: Layout | None = None
     ) -> bytes:
-        """Return a frame of the sum of frames of a linear codec. Raises FrameError unless all frames have the same size, scope and seed.
+        """Add frames of a linear codec without decoding them, and return a frame of the sum.
 
-        The size of the vector defaults to that of the first frame. For frames from untrusted senders, give `numel` or `layout`: time and
-        memory are then O(numel), and the merged frame can be opened with that layout.
+        Raises FrameError unless all frames have the same vector size, scope and seed.
+
+        If neither `numel` nor `layout` is given, the size of the vector is taken from the first frame. For frames from untrusted senders,
+        give `numel` or `layout`. Time and memory are then O(numel), and the merged frame can be decoded with this layout.
         """
         if not self.linear:
             raise ConfigError(
@@ -320,7 +346,7 @@ class Codec(ABC):
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
-        """Return the frames of vectors that are encoded together, with an error in place of each vector that is not finite."""
+        """Encode vectors together and return their frames. A vector that is not finite gives an error in the list."""
         if onto is None:
             sums, finite = rows, kernels.are_finite(rows)
         else:
@@ -344,9 +370,9 @@ class Codec(ABC):
 
 
 def at_density(codec: Codec, density: float) -> Codec:
-    """Return a copy of the codec with the given density, the fraction of the coordinates that it sends.
+    """Return a copy of the codec that sends this fraction of the coordinates.
 
-    Raises ConfigError for a codec without a density.
+    Raises ConfigError if the codec has no option `density`.
     """
     for name in ("inner", "first"):
         if isinstance(part := getattr(codec, name, None), Codec):
@@ -360,7 +386,10 @@ def at_density(codec: Codec, density: float) -> Codec:
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
-    """Return the parts of a vector that are encoded separately: tensors under `@layer`, chunks under `@chunk`, else the whole vector."""
+    """Return the slices of a vector that are encoded separately.
+
+    There is one slice per tensor with `@layer`, one per chunk with `@chunk`, and else one for the whole vector.
+    """
     if codec.scope == frame.LAYER:
         return [e.span for e in layout]
     starts = range(0, layout.numel, codec.chunk or layout.numel or 1)
@@ -368,14 +397,14 @@ def spans(codec: Codec, layout: Layout) -> list[slice]:
 
 
 def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
-    """Return the seeds of the chunks first..first+count-1 of a frame."""
+    """Return the seeds of `count` consecutive chunks of a frame, starting with chunk `first`."""
     return [(seed + i) % SEEDS for i in range(first, first + count)]
 
 
 def stacks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
-    """Return the chunks of x [n] as stacks [m, size] of about `elements` elements, each with the number of its first chunk.
+    """Split x [n] into tensors [m, size] with one chunk in each row. Return each tensor with the index of its first chunk.
 
-    If the last chunk is smaller, it is a stack [1, n mod size].
+    A tensor has about `elements` elements. If the last chunk is smaller than `size`, it is returned alone, as [1, n mod size].
     """
     step, count = max(1, elements // size), x.numel() // size
     whole, rest = x[: count * size].reshape(count, size), x[count * size :]
@@ -384,7 +413,7 @@ def stacks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[i
 
 
 def longest_frame(codec: Codec, layout: Layout) -> int | None:
-    """Return the largest size in bytes of a frame for vectors of this layout; None if there is no bound."""
+    """Return the largest size in bytes of a frame for vectors of this layout, or None if the size has no bound."""
     layered = codec.scope == frame.LAYER
     sizes = [e.numel for e in layout] if layered else [layout.numel]
     total = frame.header_bytes(codec.id, codec.seeded)
@@ -396,7 +425,7 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is a dense vector of one dimension, with a dtype in PRECISIONS and the layout's size."""
+    """Raise ConfigError unless x is a dense one-dimensional tensor with a dtype in PRECISIONS and as many elements as the layout."""
     _check_dense(x)
     if x.dim() != 1:
         raise ConfigError(
@@ -415,7 +444,7 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
 def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
-    """Return x, the vectors of a batch, detached. Raises ConfigError for invalid arguments."""
+    """Check a batch of vectors x and return it detached from the autograd graph. Raises ConfigError if the arguments are invalid."""
     if not isinstance(x, Sequence):
         _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
@@ -440,7 +469,7 @@ def checked_batch(
 
 
 def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
-    """Return an error for each vector that holds NaN or infinity, None for the others.
+    """Return an error for each vector that holds NaN or infinity, and None for each other vector.
 
     `what`: name of the vectors in the error messages.
     """
@@ -453,9 +482,9 @@ def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFi
 def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error for a vector x, or a sum onto + x, that is not finite.
+    """Return the error for a vector x, or for a sum onto + x, that is not finite.
 
-    The message names the tensor and the first element that is NaN or infinite.
+    The error message names the tensor and the first element that is NaN or infinite.
     """
     total = x.to(torch.float32) if onto is None else onto + x
     position = int((~total.isfinite()).nonzero()[0])
@@ -491,6 +520,6 @@ def or_raise(result: T | Exception) -> T:
 
 
 def expect(condition: bool, message: str) -> None:
-    """Raise FrameError with this message unless `condition` holds."""
+    """Raise FrameError with this message unless `condition` is true."""
     if not condition:
         raise FrameError(message)

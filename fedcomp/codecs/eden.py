@@ -1,25 +1,32 @@
 """DRIVE and EDEN: one to four bits for each coordinate of a rotated vector.
 
-Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher: DRIVE: one-bit distributed mean estimation. NeurIPS 2021; and EDEN:
-communication-efficient and robust distributed mean estimation for federated learning. ICML 2022.
+Vargaftik et al., "DRIVE: one-bit distributed mean estimation", NeurIPS 2021. Vargaftik et al., "EDEN: communication-efficient and robust
+distributed mean estimation for federated learning", ICML 2022.
 
-    u = R·x, R a random rotation of d coordinates
-    q_i = the level nearest to u_i·√d/‖u‖, with the optimal levels for a normal variable (Lloyd 1982, Max 1960)
-    C(x) = R⁻¹(S·q),  S = ‖x‖²/⟨u, q⟩;  with `damped`, S = ⟨u, q⟩/‖q‖²
+The decoded vector C(x) is computed as follows:
 
-DRIVE is EDEN with one bit. If R is uniform over all rotations, E C(x) = x, and the relative error E‖x − C(x)‖²/‖x‖² tends to 0.571, 0.133,
-0.036 and 0.0096 for one to four bits. The relative error of the mean over m clients tends to 1/m of these values.
+    u = R·x, where R is a random rotation of d coordinates;
+    q_i = the level nearest to u_i·√d/‖u‖, where the levels are optimal for a normal variable (Lloyd 1982, Max 1960);
+    C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
-The theorems of both papers assume a uniform rotation R. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴ coordinates, and each
-block has its own scale S (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the coordinates of u are far
-from normal and C is biased: with one bit, (1, ½, 0, …, 0) always becomes (1¼, 0, …, 0). The codec declares no variance because C is biased.
+DRIVE is EDEN with one bit. If R is uniform over all rotations, the codec is unbiased. The relative error E‖x − C(x)‖²/‖x‖² then tends to
+0.571, 0.133, 0.036 and 0.0096 for one to four bits. Averaging the decoded vectors of m clients divides the relative error by about m.
 
-The S of `damped` minimizes the error; use `damped` with error feedback. With `damped`, C contracts for every x, in the mean over the random
-signs of R, with δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. Proof: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek
-1976). So E(z − q)² ≤ A + B + 3C if C ≥ 0 and (z − q)² ≤ A + B·z² + C·z⁴ for all z. For one bit, E(z − sign(z)/√2)² ≤ ½.
+The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴
+coordinates, and each block has its own scale (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the
+rotated coordinates are far from normal and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0). The
+codec declares no variance bound because it is biased.
 
-    body    as in codecs/rotated.py: number of bits of a code, one byte; a; the codes (kernels/bit_planes.py), whose lowest bit is 1 for
-            positive, and whose other bits are the index of the magnitude
+With `damped`, the scale minimizes the squared error; use `damped` with error feedback. With `damped`, the codec contracts for every x, in
+the mean over the random signs of the rotation, with the contraction factor δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. The proof
+(see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for more bits, where z is a rotated coordinate with
+mean square 1.
+
+Format of the body (see codecs/rotated.py):
+
+    the number of bits per code, in one byte;
+    the scale of each block;
+    the codes (kernels/bit_planes.py): the lowest bit is 1 for a positive value, the other bits are the index of the magnitude.
 """
 
 from dataclasses import dataclass
@@ -31,7 +38,7 @@ from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
 
-# Optimal magnitudes for a normal variable, float32, by number of bits.
+# Optimal magnitudes for a normal variable by number of bits, all float32 numbers.
 MAGNITUDES = {
     1: (0.7978845834732056,),
     2: (0.4527800381183624, 1.5104175806045532),
@@ -43,23 +50,24 @@ DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 
 def values_of(bits: int) -> np.ndarray:
-    """Return the value of each code, float32 [2^bits]."""
+    """Return the decoded value of each code, as float32 [2^bits]."""
     return np.array([sign * v for v in MAGNITUDES[bits] for sign in (-1, 1)], np.float32)
 
 
 def thresholds(bits: int) -> np.ndarray:
-    """Return the midpoints between magnitudes: float64 [2^(bits − 1) − 1]."""
+    """Return the midpoints between adjacent magnitudes, as float64 [2^(bits − 1) − 1]."""
     magnitudes = np.array(MAGNITUDES[bits])
     return (magnitudes[1:] + magnitudes[:-1]) / 2
 
 
 @dataclass(frozen=True)
 class Eden(rotated.RotatedCodec):
-    """A codec that sends every rotated coordinate as one to four bits."""
+    """A codec that quantizes every rotated coordinate to one to four bits."""
 
-    # Bits per coordinate; one more = about a quarter of the squared error
+    # Bits per coordinate. Each further bit divides the squared error by about four.
     bits: Literal[1, 2, 3, 4] = 2
-    damped: bool = False  # use the scale with the least error, for error feedback
+    # Use the scale with the smallest squared error; for use with error feedback.
+    damped: bool = False
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 19
     source: ClassVar[str] = "Vargaftik et al. 2022"
@@ -92,7 +100,8 @@ class Drive(Eden):
     """A codec that sends the sign of every rotated coordinate."""
 
     bits: ClassVar[int] = 1
-    damped: bool = False  # use the scale with the least error, for error feedback
+    # Use the scale with the smallest squared error; for use with error feedback.
+    damped: bool = False
     name: ClassVar[str] = "drive"
     id: ClassVar[int] = 18
     source: ClassVar[str] = "Vargaftik et al. 2021"

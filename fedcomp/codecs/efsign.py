@@ -1,13 +1,20 @@
-"""EF-signSGD: signs with one scale.
+"""EF-signSGD sends the sign of every coordinate, and one scale for all coordinates.
 
-Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019, algorithm 1.
+Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019, algorithm 1.
 
-    C(x) = ‖x‖₁/n · sign(x);  ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂², so δ ≥ 1/n, with equality for one nonzero coordinate
+The decoded vector and its squared error are, for a vector x of n coordinates:
 
-The paper has sign(0) = 0. Here a sign is one bit, so sign(0) = 1, and the equation for the error still holds. A vector of zeros has an
-empty section. If the scale is a subnormal float32, only the largest coordinate is sent (codecs/spike.py).
+    C(x) = ‖x‖₁/n · sign(x);
+    ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂².
 
-    body   ‖x‖₁/n as float32; signs, one bit each, 1 = not negative, padded to a byte
+The contraction factor is therefore δ ≥ 1/n, with equality if only one coordinate is nonzero. In the paper, sign(0) = 0. Here a sign is one
+bit, so sign(0) = 1; the equation for the squared error still holds. The frame of a zero vector has an empty section. If the scale is a
+subnormal float32, only the largest coordinate is sent (codecs/spike.py).
+
+Format of the body (see codecs/frame.py):
+
+    the scale ‖x‖₁/n, as float32;
+    the signs, one bit each (0 = negative), padded to a byte.
 """
 
 import math
@@ -32,14 +39,15 @@ SCALE = struct.Struct("<f")
 
 @dataclass(frozen=True)
 class EFSign(Codec):
-    """A codec that sends every coordinate as ± the mean magnitude, in one bit."""
+    """A codec that sends every coordinate as plus or minus the mean magnitude, in one bit."""
 
     name: ClassVar[str] = "efsign"
     id: ClassVar[int] = 10
     source: ClassVar[str] = "Karimireddy et al. 2019"
 
     def contraction(self, numel: int) -> float:
-        return (1 - 2.0**-40) / max(numel, 1)  # the scale has a relative error of 2⁻²⁴
+        # Rounding the scale to float32 has a relative error of at most 2⁻²⁴.
+        return (1 - 2.0**-40) / max(numel, 1)
 
     def longest_section(self, numel: int) -> int:
         return max(len(frame.varint(numel)) + SCALE.size + (numel + 7) // 8, spike.max_bytes(numel))
@@ -60,16 +68,16 @@ class EFSign(Codec):
             update = spike.unpack(section, numel)
             (scale,) = _scales(abs(update.values).sum(dtype=np.float64, keepdims=True), numel)
             is_needed = spike.is_needed(scale, numel)
-            expect(is_needed, "a section with one coordinate should contain signs")
+            expect(is_needed, "a section has only the largest coordinate; expected signs")
             return update
         packed, signs = take(memoryview(section.body), SCALE.size)
         (mean,) = SCALE.unpack(packed)
         valid = 0 < mean < math.inf and not spike.is_needed(mean, numel)
-        expect(valid, f"a section of signs has the scale {mean}")
+        expect(valid, f"a section of signs has the invalid scale {mean}")
         high = np.array([mean], np.float32)
         return Bits(numel, kernels.bits.read_bits(signs, numel), high, -high)
 
 
 def _scales(norms: np.ndarray, numel: int) -> np.ndarray:
-    """Return the mean magnitudes for vectors with the 1-norms `norms`, float32."""
+    """Return the mean magnitude of each vector, as float32, given the L1 norms of the vectors."""
     return (norms / max(numel, 1)).astype(np.float32)

@@ -1,9 +1,9 @@
-"""The bytes of values in float32 or float16. A flag in the section tells the precision.
+"""The encoding of values as float32 or float16. A flag in the frame gives the precision.
 
 Values in float16 share one power of two, so that large updates do not overflow and small ones do not become zero:
 
-    exponent   int16, little-endian: e with 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵, or 0 if all values are zero
-    values     float16, little-endian: v·2⁻ᵉ, rounded to nearest
+    the exponent e, as int16, with 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵, or 0 if all values v are zero;
+    the values v·2⁻ᵉ, as float16, rounded to nearest.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,9 @@ from .base import expect
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
 FLOAT, HALF, EXPONENT = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i2")
-LARGEST = np.float32(32752)  # largest float16 below 2¹⁵; 2¹⁵·2ᵉ could exceed the range of float32
-FP16_ERROR = 2.0**-21  # bound of ‖v − float16(v)‖²/‖v‖²
+# The largest float16 below 2¹⁵. The value 2¹⁵·2ᵉ itself could exceed the range of float32.
+LARGEST = np.float32(32752)
+FP16_ERROR = 2.0**-21  # upper bound of the relative squared error ‖v − float16(v)‖²/‖v‖²
 
 
 def flag(precision: Precision) -> int:
@@ -28,25 +29,31 @@ def flag(precision: Precision) -> int:
 
 
 def size(count: int, flag: int) -> int:
-    """Return the size of `count` values in bytes."""
+    """Return the size in bytes of `count` values in the precision of `flag`."""
     return EXPONENT.itemsize + HALF.itemsize * count if flag == FP16 else 4 * count
 
 
 def pack(values: np.ndarray, flag: int) -> bytes:
-    """Return finite float32 values [count] as bytes in the precision of `flag`."""
+    """Return finite float32 values [count] as bytes, in the precision given by `flag`."""
     return pack_half(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
 
 
 def pack_runs(
     values: np.ndarray, counts: np.ndarray, precision: Precision
 ) -> list[tuple[int, bytes]]:
-    """Split finite float32 values into m runs of the lengths `counts` [m]. Return the flag and the bytes of each run."""
+    """Split finite float32 values into m runs of the lengths `counts` [m], and encode each run.
+
+    Return a (flag, bytes) pair for each run.
+    """
     which = flag(precision)
     return [(which, pack(run, which)) for run in kernels.split_runs(values, counts)]
 
 
 def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
-    """Return `count` finite values, float32, from the start of `data`, and the number of bytes read. Raises FrameError."""
+    """Read `count` finite values from the start of `data`.
+
+    Return the values, as float32, and the number of bytes read. Raises FrameError.
+    """
     used = size(count, flag)
     expect(len(data) >= used, "a section is cut short")
     values = unpack_half(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
@@ -63,18 +70,18 @@ def add(runs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def upper_halves(x: Tensor) -> np.ndarray:
-    """Return the bfloat16 bits of a finite vector as uint16, rounded to nearest, ties to even.
+    """Round a finite vector to bfloat16 and return the bits as uint16. Values are rounded to nearest, ties to even.
 
-    Values that would be rounded to infinity become the largest finite number.
+    Values that would round to infinity become the largest finite bfloat16.
     """
     bits = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     return (bits - (bits & 0x7FFF == 0x7F80)).astype("<u2", copy=False)
 
 
 def pack_half(values: np.ndarray) -> bytes:
-    """Return float32 values [k] as 2 + 2k bytes.
+    """Encode float32 values [k] as float16 with a shared exponent, in 2 + 2k bytes.
 
-    The error is at most 2⁻¹¹ of the value, or 2⁻³⁹ of the largest magnitude if that is more.
+    The error of a value is at most 2⁻¹¹ of this value or 2⁻³⁹ of the largest magnitude, whichever is larger.
     """
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest else 0
@@ -83,11 +90,14 @@ def pack_half(values: np.ndarray) -> bytes:
 
 
 def unpack_half(data: memoryview, count: int) -> np.ndarray:
-    """Return the values [count] in `data`, float32. Raises FrameError if `data` has the wrong length or holds NaN or infinity."""
-    expect(len(data) == size(count, FP16), "values in float16 have the wrong length")
+    """Decode float16 values with a shared exponent into float32 values [count].
+
+    Raises FrameError if `data` has the wrong length or holds NaN or infinity.
+    """
+    expect(len(data) == size(count, FP16), "the float16 values of a section have the wrong length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
     halves = np.frombuffer(data, HALF, offset=EXPONENT.itemsize)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         values = np.ldexp(halves.astype(np.float32), exponent)
-    expect(kernels.all_finite(values), "values in float16 hold NaN or infinity")
+    expect(kernels.all_finite(values), "the float16 values of a section hold NaN or infinity")
     return values

@@ -1,23 +1,25 @@
-"""The wire format: one frame per update.
+"""The wire format: one frame per update. A frame consists of a header and one or more sections.
 
-    offset  bytes
-    0       2      magic "fc"
-    2       1      version of the format, 1
-    3       1      id of the codec
-    4       1      scope: 0 = one section for the vector, 1 = one section per tensor of the layout, 2 = chunks of N coordinates
-    5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and all bytes after the checksum
-    9       0 or 2 the ids of the two codecs of a product
-    …       0 or 8 seed, little-endian, if the codec needs it to decode
-    …       …      sections
+The header of a frame contains, in order:
 
-    section, scope 0:  count, body
-    section, scope 1:  length of the rest of the section, count, body
-    sections, scope 2: N, body of all chunks (codecs/scopes.py)
+    Magic: 2 bytes, "fc".
+    Version: 1 byte, the version of the frame format, 1.
+    Codec: 1 byte, the id of the codec.
+    Scope: 1 byte, 0 for one section for the whole vector, 1 for one section per tensor, 2 for chunks of N coordinates.
+    Checksum: 4 bytes, the CRC-32 of the bytes above, the size of the receiver's vector (8 bytes), and all bytes after the checksum.
+    Product: 2 bytes, the ids of the two codecs, only in the frame of a product.
+    Seed: 8 bytes, only if decoding needs the seed.
 
-`count`, `length` and `N` are LEB128 in the shortest form: seven bits per byte, the lowest first. `count` is the number of coordinates in
-the section; the codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum includes it. Besides
-the bodies, a frame usually has 10 to 24 bytes, and 2 to 8 more for each section of a tensor. The checksum detects accidental damage; it
-does not authenticate the sender.
+The sections follow, in a format that depends on the scope:
+
+    scope 0: the coordinate count and the body of the section;
+    scope 1: for each tensor, the length of the rest of its section in bytes, the coordinate count and the body;
+    scope 2: the chunk size N and the body of all chunks (see codecs/scopes.py).
+
+All fixed-size integers are little-endian. Counts, lengths and N are in LEB128 format: seven bits per byte, the lowest bits first, in the
+smallest number of bytes. The codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum covers it.
+Without the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes per section with scope 1. The checksum detects accidental damage;
+it does not authenticate the sender.
 """
 
 import struct
@@ -34,15 +36,16 @@ MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
 FACTOR = struct.Struct("<f")  # the factor in a decay frame
-SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets in a frame
+SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # Offsets in a frame.
 
-PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # ids of frames that no single codec writes
-# Names of codecs by id; every registered codec is added.
+# Ids of frames that are not written by a single codec.
+PRODUCT, OVERWRITE, DECAY = 100, 250, 251
+# Names of all registered codecs by id.
 NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}
 
 
 class ProductId(int):
-    """The id PRODUCT of a product of two codecs, whose own ids are in `halves`."""
+    """The id PRODUCT of a product of two codecs, whose own ids are in the attribute `halves`."""
 
     halves: bytes
 
@@ -55,11 +58,11 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # stands for the whole vector, of any size, in scopes 0 and 2
+WHOLE = Entry("", (), 0)  # the layout entry of a section with scope 0 or 2
 
 
 class Section(NamedTuple):
-    """The output of a codec for one vector or tensor: the number of coordinates, and their bytes."""
+    """The output of a codec for one vector or tensor: the number of encoded coordinates, and the encoded bytes."""
 
     count: int
     body: bytes | memoryview
@@ -71,7 +74,7 @@ EMPTY = Section(0, b"")
 def seal(
     codec: int, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None
 ) -> bytes:
-    """Return a frame for a vector [numel]. `seed` is None if the codec decodes without the seed."""
+    """Assemble a frame for a vector [numel] from its sections. `seed` is None if decoding does not need the seed."""
     parts: list[bytes | memoryview] = [_halves(codec)]
     if seed is not None:
         parts.append(SEED.pack(seed % 2**64))
@@ -84,13 +87,13 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return the parts of a section that starts with its length: length, count, body."""
+    """Return the parts of a section: its length, coordinate count and body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
 
 def header_bytes(codec: int, seeded: bool) -> int:
-    """Return the number of bytes of a frame before its sections."""
+    """Return the size in bytes of a frame's header."""
     return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 
@@ -102,10 +105,11 @@ def unseal(
     seeded: bool = False,
     chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
-    """Return the seed in a frame, 0 if not `seeded`, and the sections, each paired with its tensor.
+    """Parse a frame and return its seed and its sections, each paired with the layout entry of its tensor.
 
-    With scopes 0 and 2, the result is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N and the section is (N, body
-    of all chunks). Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], with sections that match `layout`.
+    The seed is 0 if not `seeded`. With scopes 0 and 2, there is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N,
+    and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and
+    its sections match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -138,7 +142,7 @@ def unseal(
             f"a frame of the product {_product(halves)} was given to {_product(expected)}; both sides need the same codecs"
         )
     if len(view) < start:
-        raise FrameError("damaged frame: it is cut short in its seed")
+        raise FrameError("damaged frame: the frame is cut short in its seed")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0
     if scope == CHUNK or chunk:
         return seed, [(WHOLE, _chunks(view[start:], scope, numel, chunk))]
@@ -182,7 +186,7 @@ def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
 
 
 def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
-    """Split `rest`, which begins with the length of a section, and return the section and the bytes after it.
+    """Split `rest` into its first section and the remaining bytes. The first section begins with its length.
 
     Raises FrameError.
     """
@@ -193,7 +197,10 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
 
 
 def read_section(data: memoryview, numel: int) -> Section:
-    """Return the section of a vector [numel] in `data`, which begins with the count. Raises FrameError for an impossible count."""
+    """Parse a section of a vector [numel], which begins with its coordinate count.
+
+    Raises FrameError if the coordinate count is impossible.
+    """
     count, start = read_varint(data)
     if count > numel:
         raise FrameError(
@@ -206,7 +213,7 @@ def read_section(data: memoryview, numel: int) -> Section:
 
 @lru_cache(1024)
 def _head(codec: int, scope: int, numel: int) -> tuple[bytes, int]:
-    """Return the bytes before the checksum, and the CRC-32 of these bytes and of numel."""
+    """Return the header bytes before the checksum, and the CRC-32 of these bytes and of numel."""
     head = HEAD.pack(MAGIC, VERSION, codec, scope)
     return head, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head))
 
@@ -224,9 +231,9 @@ def _name(codec: int) -> str:
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
-    """Return the sum of the counts in a frame of a linear codec, and a layout of its sections.
+    """Return the size of the vector that a frame of a linear codec claims, and a layout with one tensor per section.
 
-    The frame is not checked; `unseal` does that.
+    The frame is not validated here; `unseal` does that.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -259,7 +266,7 @@ def varint(value: int) -> bytes:
 def read_varint(data: memoryview) -> tuple[int, int]:
     """Return the LEB128 integer at the start of `data` and the number of its bytes.
 
-    Raises FrameError unless the integer is in the shortest form and below 2⁶³.
+    Raises FrameError unless the integer is below 2⁶³ and encoded in the smallest number of bytes.
     """
     value = length = 0
     for byte in data[:9]:
@@ -273,14 +280,14 @@ def read_varint(data: memoryview) -> tuple[int, int]:
 
 
 def min_overwrite_bytes(count: int) -> int:
-    """Return the smallest size in bytes of an overwrite frame (codecs/overwrite.py) with `count` values."""
+    """Return the smallest possible size in bytes of an overwrite frame with `count` values (codecs/overwrite.py)."""
     return SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
 
 
 def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
-    """Return a frame that multiplies weights [numel] by `factor` and then adds the update in the frame `step`.
+    """Return a decay frame: the receiver multiplies its weights [numel] by `factor` and then adds the update in the frame `step`.
 
-    The frame's body is the factor, a float32 in [0, 1), and then `step`. If the factor is 1, return `step` itself.
+    The body of a decay frame is the factor, as a float32 in [0, 1), followed by `step`. If the factor is 1, return `step` itself.
     """
     if factor == 1:
         return step
@@ -288,9 +295,9 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 
 
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
-    """Return the factor and the update's frame from a broadcast.
+    """Split a broadcast into the decay factor and the frame of the update.
 
-    The factor is 1 unless the broadcast is a decay frame. Raises FrameError.
+    The decay factor is 1 unless the broadcast is a decay frame. Raises FrameError.
     """
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data

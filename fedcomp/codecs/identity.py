@@ -1,4 +1,4 @@
-"""Dense codecs: float32, float16 and bfloat16. `identity` is the uncompressed baseline."""
+"""Dense codecs: float32, float16 and bfloat16. The codec `identity` is the uncompressed baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Identity(Codec):
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """A codec that sends every coordinate as float16, scaled by one power of two: half the bytes of float32."""
+    """A codec that sends every coordinate as float16, scaled by a common power of two. Frames are half as long as with float32."""
 
     name: ClassVar[str] = "fp16"
     id: ClassVar[int] = 2
@@ -82,9 +82,8 @@ class Half(Codec):
 class BFloat16(Codec):
     """A codec that sends every coordinate as bfloat16, rounded to nearest, ties to even.
 
-    Values that would be rounded to infinity become the largest finite number.
-
-    body   h, one byte: the largest h ≤ 23 for which x·2^h is in the range of float32, so that no subnormal becomes zero; bfloat16 of x·2^h
+    Values that would round to infinity become the largest finite bfloat16. The body contains a shift h (one byte) and the bfloat16 values
+    of x·2^h. The shift is the largest h ≤ 23 for which x·2^h is in the range of float32, so no subnormal becomes zero.
     """
 
     name: ClassVar[str] = "bf16"

@@ -1,12 +1,14 @@
 """The format of codecs that send each coordinate as one of a small number of levels.
 
-    symbols     [n], each below `size`: entropy-coded (kernels/range_coder.py) if that is shorter, else packed; the length tells which
-    packed      64-bit words with as many symbols as fit, as digits in base `size`, the first symbol in the lowest digit; the last word is
-                cut to the bytes that it needs
-    multiples   m, the largest magnitude (LEB128); if m > 0: the unit, float32, and the integers plus m as symbols below 2m + 1
+A symbol is the index of a level, from 0 to size − 1. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
+them. The length of the data shows whether the symbols are packed. Packed symbols are digits in base `size`: each 64-bit word holds as many
+digits as fit, and the first symbol is the lowest digit. The last word of packed symbols is cut to the bytes that it needs. From 2²⁰ symbols
+on, several symbols are combined into one before entropy coding if the result has at most 256 possible values (`range_coder.group`).
 
-For 2²⁰ symbols or more, groups of symbols are combined into one before entropy coding, if a group has at most 256 possible values
-(`range_coder.group`).
+If the levels are integer multiples of a unit, the body of a section contains:
+
+    m, the largest magnitude of an integer (LEB128);
+    if m > 0: the unit, as float32, and each integer plus m, as a symbol from 0 to 2m.
 """
 
 import struct
@@ -21,13 +23,13 @@ from .update import Dense
 
 UNIT = struct.Struct("<f")
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # positive float32
-MAX_MULTIPLE = 32767  # largest magnitude of a multiple
-MIN_GROUPED = 1 << 20  # number of symbols from which several are combined into one
+MAX_MULTIPLE = 32767  # largest magnitude of an integer multiple of the unit
+MIN_GROUPED = 1 << 20  # smallest number of symbols for which several symbols are combined into one
 WORD = np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
-    """Return symbols [n], uint8 or uint16, each below size ≥ 2, as bytes: entropy-coded if that is shorter, else packed."""
+    """Encode symbols [n], uint8 or uint16, from 0 to size − 1: entropy-coded if that is shorter, else packed."""
     coded = _coded(symbols, size)
     if coded is not None and len(coded) < packed_bytes(symbols.size, size):
         return coded
@@ -35,11 +37,14 @@ def pack(symbols: np.ndarray, size: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """Return the symbols [count], uint8 or uint16. Raises FrameError unless `pack` returns `data` for these symbols."""
+    """Decode `data` into `count` symbols, uint8 or uint16.
+
+    Raises FrameError unless `data` is exactly what `pack` returns for these symbols.
+    """
     length = packed_bytes(count, size)
     if len(data) < length and size <= range_coder.LARGEST:
         return _decoded(data, count, size)
-    expect(len(data) == length, "levels have the wrong length")
+    expect(len(data) == length, "the packed levels have the wrong length")
     symbols = _unpacked(data, count, size)
     coded = _coded(symbols, size)
     expect(
@@ -50,13 +55,16 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """Return the size of packed symbols in bytes, which is the largest size of the result of `pack`."""
+    """Return the size in bytes of packed symbols, which is the largest size that `pack` returns."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 
 
 def pack_multiples(levels: np.ndarray, unit: float) -> Section:
-    """Return a section with the values levels·unit. `levels` [n], int8 or int16 of magnitude ≤ 32767, is overwritten."""
+    """Return a section for a vector with the values levels·unit.
+
+    The array `levels` [n], int8 or int16 with magnitudes of at most 32767, is overwritten.
+    """
     top = max(int(levels.max()), -int(levels.min()))
     if top == 0:
         return Section(levels.size, varint(0))
@@ -67,31 +75,31 @@ def pack_multiples(levels: np.ndarray, unit: float) -> Section:
 
 
 def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
-    """Return symbols [count], the largest multiple m, and the unit: the values are (symbols − m)·unit.
+    """Decode a section into symbols [count], the largest multiple m, and the unit. Each value is (symbol − m)·unit.
 
-    If all values are zero, the largest multiple and the unit are 0. Raises FrameError for a section that `pack_multiples` cannot have made,
-    and for a value outside of float32's range.
+    If all values are zero, the largest multiple and the unit are 0. Raises FrameError if `pack_multiples` cannot have written the section,
+    or if a value is outside of the range of float32.
     """
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)
     if top == 0:
-        expect(len(data) == start, "bytes follow levels that are all zero")
+        expect(len(data) == start, "a section of zeros has extra bytes")
         return np.broadcast_to(np.uint8(0), numel), 0, 0.0
     expect(top <= MAX_MULTIPLE, f"the largest level is {top}; at most {MAX_MULTIPLE} is allowed")
     expect(len(data) >= start + UNIT.size, "levels are cut short")
     (unit,) = UNIT.unpack_from(data, start)
     expect(
         0 < unit and unit * top <= LARGEST,
-        f"the largest level, {top} times the unit {unit}, is no positive float32",
+        f"the largest level, {top} times the unit {unit}, is not a positive float32 number",
     )
     symbols = unpack(data[start + UNIT.size :], numel, 2 * top + 1)
     largest = max(int(symbols.max()) - top, top - int(symbols.min()))
-    expect(top == largest, f"no level has the stated largest magnitude {top}")
+    expect(top == largest, f"the largest magnitude is stated as {top}, but no level has it")
     return symbols, top, unit
 
 
 def open_multiples(section: Section) -> Dense:
-    """Return the update in a section of multiples. Raises FrameError like `unpack_multiples`."""
+    """Decode a section of integer multiples of a unit into an update. Raises FrameError in the same cases as `unpack_multiples`."""
     symbols, top, unit = unpack_multiples(section)
     if top == 0:
         return Dense(np.zeros(section.count, np.float32))
@@ -99,12 +107,15 @@ def open_multiples(section: Section) -> Dense:
 
 
 def max_multiples_bytes(numel: int, top: int) -> int:
-    """Return the largest size in bytes, including the count, of a section of multiples of magnitude at most `top`."""
+    """Return the largest size in bytes of a section of integer multiples, including the coordinate count.
+
+    `top`: largest magnitude of a multiple.
+    """
     return len(varint(numel)) + len(varint(top)) + UNIT.size + packed_bytes(numel, 2 * top + 1)
 
 
 def round_down(value: float) -> float:
-    """Return a positive value rounded down to float32, but not to zero: at least the smallest positive float32."""
+    """Round a positive value down to float32, but at least to the smallest positive float32."""
     nearest = np.float32(min(value, LARGEST))
     if float(nearest) > value:
         nearest = np.nextafter(nearest, np.float32(0))
@@ -112,7 +123,7 @@ def round_down(value: float) -> float:
 
 
 def _coded(symbols: np.ndarray, size: int) -> bytes | None:
-    """Return the entropy-coded symbols, or None if the alphabet is too large for the entropy coder."""
+    """Entropy-code the symbols. Return None if `size` is too large for the entropy coder."""
     if size > range_coder.LARGEST:
         return None
     if not _grouped(symbols.size, size):
@@ -152,14 +163,14 @@ def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
         words, digit = np.divmod(words, WORD.type(size))
         column = symbols[j::digits]
         column[:] = digit[: column.size]
-        expect(not digit[column.size :].any(), "levels follow the last coordinate")
+        expect(not digit[column.size :].any(), "a section has levels after the last coordinate")
     expect(not words.any(), "a level is out of range")
     return symbols
 
 
 @cache
 def _digits(size: int) -> int:
-    """Return the number of symbols below `size` that fit into a 64-bit word."""
+    """Return how many symbols from 0 to size − 1 fit into a 64-bit word."""
     digits = 1
     while size ** (digits + 1) <= 1 << 64:
         digits += 1

@@ -1,16 +1,17 @@
-"""The base class of codecs that send matrices as factors.
+"""The base class of codecs that send matrices as products of two factors.
 
-A tensor with two or more dimensions is treated as a matrix [first dimension, product of the others], so the kernel of a convolution is
-[out, in·h·w]. All other tensors are treated as vectors. The count of a section is the size of the encoded vector. The body holds all
-nonempty tensors in order:
+A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are all other dimensions,
+flattened. Tensors with fewer dimensions are treated as vectors. The coordinate count of a section is the size of the encoded vector. The
+body of the section contains all nonempty tensors, in the order of the layout:
 
-    matrix   k in one byte; left [rows, k] and right [columns, k], with k·(rows + columns) below rows·columns;
-             or 255 and the values, if factors are not shorter or exceed the range of float32
-    vector   the values
+    a matrix as factors: k in one byte, then the factors left [rows, k] and right [columns, k];
+    a matrix without factors: the byte 255, then the values;
+    a vector: the values.
 
-Numbers are float32, little-endian, in row-major order. The update of a matrix is left·rightᵀ, and the columns of `left` have norm 1. The
-bytes of a frame depend on the device, because factorizations differ between devices. Decoding adds in a fixed order, so the decoded bits
-are the same on every device.
+A matrix is sent without factors if the factors are not shorter than the matrix or exceed the range of float32. All numbers are float32,
+little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left` have norm 1. The bytes of a frame depend on
+the device, because factorizations differ between devices. The decoder adds in a fixed order, so the decoded bits are the same on every
+device.
 """
 
 import itertools
@@ -33,19 +34,21 @@ from .update import Dense, Sections, Update
 
 FLOAT = np.dtype("<f4")
 LARGEST = float(np.finfo(np.float32).max)
-SMALLEST = 2.0**-100  # matrices with no magnitude above this are sent as values, for precision
-VALUES, MAX_RANK = 255, 254  # first byte if values follow; largest number of columns k
-CHUNK = 1 << 16  # elements of a product that are computed at a time
+# Matrices whose magnitudes are all at most SMALLEST are sent as values, without factors, for precision.
+SMALLEST = 2.0**-100
+# VALUES: first byte of a matrix that is sent as values. MAX_RANK: largest number of columns of a factor.
+VALUES, MAX_RANK = 255, 254
+CHUNK = 1 << 16  # number of elements of a matrix product that are computed at a time
 
 
 def shape_of(entry: Entry) -> tuple[int, int] | None:
-    """Return (rows, columns) of a tensor that is treated as a matrix, None for a tensor of fewer than two dimensions."""
+    """Return (rows, columns) of a tensor that is treated as a matrix, or None for a tensor with fewer than two dimensions."""
     return (entry.shape[0], math.prod(entry.shape[1:])) if len(entry.shape) > 1 else None
 
 
 @dataclass(frozen=True)
 class LowRankUpdate(Update):
-    """The update of a matrix: left · rightᵀ, in row-major order."""
+    """The update of a matrix, stored as two factors: left · rightᵀ, flattened in row-major order."""
 
     left: np.ndarray  # [rows, k] float32
     right: np.ndarray  # [columns, k] float32
@@ -73,7 +76,7 @@ class LowRankUpdate(Update):
 
 @dataclass(frozen=True)
 class MatrixCodec(Codec):
-    """A codec that sends factors of matrices. Subclasses implement `factor`."""
+    """A codec that sends matrices as two factors. Subclasses implement `factor`."""
 
     portable: ClassVar[bool] = False
 
@@ -81,9 +84,9 @@ class MatrixCodec(Codec):
     def factor(
         self, matrix: Tensor, tensor: int, seed: int, context: Context
     ) -> tuple[Tensor, Tensor] | None:
-        """Return factors left [rows, k] and right [columns, k] of a finite nonzero matrix, all float64.
+        """Factor a finite nonzero matrix. Return left [rows, k] and right [columns, k], with left · rightᵀ ≈ matrix; all are float64.
 
-        Return None if the matrix should be sent uncompressed. `tensor`: index of the tensor in the layout, 0 under @layer.
+        Return None to send the matrix uncompressed. `tensor`: index of the tensor in the layout, 0 under @layer.
         """
 
     def needs_layout(self) -> bool:
@@ -104,7 +107,7 @@ class MatrixCodec(Codec):
         for e in layout:
             update, data = _read(e, data)
             parts.append((e.span, update))
-        expect(not len(data), "bytes follow the last tensor")
+        expect(not len(data), "bytes follow the last tensor in a section")
         return Sections(layout.numel, tuple(parts))
 
     def open_batch(
@@ -134,36 +137,36 @@ class MatrixCodec(Codec):
 
 
 def to_bytes(x: Tensor) -> bytes:
-    """Return the elements of a tensor as float32, in row-major order."""
+    """Return the elements of a tensor as the bytes of float32 numbers, in row-major order."""
     return x.detach().to(torch.float32).cpu().numpy().astype(FLOAT, copy=False).tobytes()
 
 
 def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Return views of `data` as arrays of these shapes, in order.
+    """Split `data` into float32 arrays with these shapes, in order, without copying.
 
     Raises FrameError if `data` has the wrong length or holds NaN or infinity.
     """
     fits = len(data) == FLOAT.itemsize * total_numel(shapes)
-    expect(fits, "values of matrices have the wrong length")
+    expect(fits, "a section of matrices has the wrong length")
     flat = np.frombuffer(data, FLOAT)
-    expect(bool(np.isfinite(flat).all()), "values of matrices hold NaN or infinity")
+    expect(bool(np.isfinite(flat).all()), "a section of matrices holds NaN or infinity")
     return as_arrays(flat, shapes)
 
 
 def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the number of elements of arrays of these shapes."""
+    """Return the total number of elements of arrays with these shapes."""
     return sum(map(math.prod, shapes))
 
 
 def as_arrays(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Split a vector [total_numel(shapes)] into views with these shapes."""
+    """Split a vector into consecutive views with these shapes."""
     ends = itertools.accumulate(map(math.prod, shapes))
     runs = np.split(flat, list(ends)[:-1])
     return [run.reshape(shape) for run, shape in zip(runs, shapes)]
 
 
 def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
-    """Return the update of the next tensor in a body, and the rest of the body."""
+    """Decode the next tensor in a body, and return its update and the remaining bytes."""
     shape, k = shape_of(entry), VALUES
     if shape and entry.numel:
         first, data = take(data, 1)
@@ -172,7 +175,9 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
         own, rest = take(data, FLOAT.itemsize * entry.numel)
         return Dense(*read_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape
-    expect(k * (rows + columns) < entry.numel, "factors are longer than their matrix")
+    expect(
+        k * (rows + columns) < entry.numel, "the factors of a matrix are longer than their matrix"
+    )
     own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
     left, right = read_arrays(own, [(rows, k), (columns, k)])
     squares = np.square(left, dtype=np.float64).sum(0)

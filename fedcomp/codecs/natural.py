@@ -1,17 +1,18 @@
 """Natural compression: rounding to powers of two.
 
-Horváth, Ho, Horváth, Sahu, Canini, Richtárik: Natural compression for distributed deep learning. 2019 (arXiv:1905.10988).
+Horváth et al., "Natural compression for distributed deep learning", 2019 (arXiv:1905.10988).
 
-    C(x)_i = sign(x_i)·2^a or sign(x_i)·2^(a+1) with 2^a ≤ |x_i| < 2^(a+1), at random, with mean x_i
-
-E C(x) = x and E‖x − C(x)‖² ≤ ‖x‖²/8 (theorem 1), so ‖x − C(x)‖² ≤ (1 − 7/8)‖x‖² in the mean.
+A magnitude |x_i| between 2^a and 2^(a+1) is rounded at random to one of these two powers, so that the mean of the decoded value is x_i. The
+codec is unbiased, with the variance bound ω = 1/8 (theorem 1) and the contraction factor δ = 7/8.
 
 Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−149), or 2^(−126 − h) if the largest
-|x_i| is above 2^104. Magnitudes below the smallest power are rounded to it or to 0. The largest float32 replaces 2^128.
+|x_i| is above 2^104. Magnitudes below the smallest power are rounded to the smallest power or to 0. The largest float32 replaces 2^128.
 
-    body    h, one byte: the largest h ≤ 23 for which x·2^h is in the range of float32
-            signs, one bit each, 1 = negative, padded to a byte
-            codes (codecs/levels.py), at most a byte each: c for the power 2^(c − 127 − h), 0 for zero
+Format of the body (see codecs/frame.py):
+
+    the shift h, in one byte: the largest h ≤ 23 for which x·2^h is in the range of float32;
+    the signs, one bit each (1 = negative), padded to a byte;
+    a code for each coordinate (codecs/levels.py): c for the power 2^(c − 127 − h), 0 for zero.
 """
 
 from dataclasses import dataclass

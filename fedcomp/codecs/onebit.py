@@ -1,22 +1,21 @@
-"""One-bit quantization.
+"""One-bit quantization with two means per column.
 
-Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent and its application to data-parallel distributed training of speech DNNs.
-Interspeech 2014.
+Seide et al., "1-bit stochastic gradient descent and its application to data-parallel distributed training of speech DNNs", Interspeech
+2014.
 
-    C(x)_ij = the mean of the entries ≥ 0 of column j if x_ij ≥ 0, else the mean of its entries < 0
+An entry ≥ 0 of a matrix is decoded as the mean of all entries ≥ 0 of its column. A negative entry is decoded as the mean of all negative
+entries of its column. A tensor with two or more dimensions is treated as a matrix whose columns are all dimensions but the first,
+flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the quantizer with error
+feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
 
-A tensor [out, in, …] of two or more dimensions is treated as a matrix with `out` rows: the weight of a linear layer has `in` columns, that
-of a convolution in·h·w. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the quantizer
-with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
-(codecs/spike.py).
+The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. A mean of k entries with the same sign
+removes at least 1/k of their squared norm. Subnormal means may be inexact, which lowers the bound to 1/n².
 
-Contraction: let a side be the entries ≥ 0, or the entries < 0, of one column. A side with k entries and mean m has the squared error
-‖side‖² − k·m². Call k·m² the gain of the side; it is at least ‖side‖²/k. Means with |m| < 2⁻¹²⁶ may be inexact in float32; the sides with
-such means have squared norms of at most (n−1)²·2⁻²⁵² in total. At least one side has |m| ≥ 2⁻¹²⁶ and thus a gain of at least 2⁻²⁵². So the
-sum of the gains is at least ‖x‖²/n², and at least ‖x‖²/n if all means are normal numbers.
+Format of the body (see codecs/frame.py), for each nonempty tensor:
 
-    body   for each tensor that is not empty: signs, one bit each, 1 = not negative, padded to a byte;
-           the means of the entries ≥ 0 of all columns, then those of the entries < 0, float32; 0 if there are no such entries
+    the signs, one bit each (0 = negative), padded to a byte;
+    the mean of the entries ≥ 0 of each column, as float32, or 0 if there are none;
+    the mean of the negative entries of each column, as float32, or 0 if there are none.
 """
 
 from dataclasses import dataclass
@@ -35,12 +34,12 @@ from .selection import take
 from .update import Bits, Sections, Update
 
 MEAN = np.dtype("<f4")
-SMALLEST = 2.0**-149  # the smallest float32 > 0
+SMALLEST = 2.0**-149  # the smallest positive float32
 
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """A codec that sends every coordinate as one of two means of its column, in one bit."""
+    """A codec that sends one bit per coordinate, which selects one of two means of the column."""
 
     name: ClassVar[str] = "onebit"
     id: ClassVar[int] = 11
@@ -50,12 +49,12 @@ class OneBit(Codec):
         return (1 - 2.0**-20) / max(numel, 1) ** 2
 
     def longest_section(self, numel: int) -> int:
-        # Columns of one entry need the most bytes.
+        # A layout in which every column has one entry needs the most bytes.
         return max(len(frame.varint(numel)) + 9 * numel, spike.max_bytes(numel))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
-        x = x.cpu()  # where sums have a fixed order
+        x = x.cpu()  # On the CPU, sums have a fixed order.
         tensors = [x[e.span] for e in layout if e.numel]
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
         if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
@@ -87,7 +86,7 @@ def columns(entry: Entry) -> int:
 
 
 def _means(x: Tensor, columns: int) -> np.ndarray:
-    """Return the means of the entries ≥ 0 and < 0 of each column of x [rows · columns]: float32 [2, columns]."""
+    """Return the means of the entries ≥ 0 and of the negative entries in each column of x [rows · columns]: float32 [2, columns]."""
     totals, counts = sums.column_sides(x, columns)
     return (totals / counts.clip(1)).astype(np.float32)
 
@@ -95,17 +94,18 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means.reshape(2, -1)
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
-    positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns with entries ≥ 0, and < 0
+    # Columns that have entries ≥ 0, and columns that have negative entries.
+    positive, negative = grid.any(axis=0), ~grid.all(axis=0)
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
     high_fits = not np.signbit(high).any() and not high[~positive].any()
     low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()
     expect(
         high_fits,
-        "the mean of entries ≥ 0 of a one-bit tensor is negative, or not 0 without such entries",
+        "the mean of the entries ≥ 0 of a column is invalid",
     )
     expect(
         low_fits,
-        "the mean of entries < 0 of a one-bit tensor is not negative, or not 0 without such entries",
+        "the mean of the negative entries of a column is invalid",
     )
     return Bits(entry.numel, raw, high, low)
 
@@ -115,8 +115,8 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # The mean of the column if all other entries have the smallest possible magnitude.
+        # The smallest possible mean of the column: all other entries have the smallest possible magnitude.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
-        expect(is_needed, "a section with one coordinate should contain bits and means")
+        expect(is_needed, "a section has only the largest coordinate; expected signs and means")
     return update

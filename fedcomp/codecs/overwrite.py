@@ -1,9 +1,13 @@
 """The overwrite frame: the current weights at some positions, for a client that missed several broadcasts.
 
-The update in a codec's frame is added to the weights. An overwrite frame replaces weights, so the client's weights become bit-identical to
-the server's.
+The frame of a codec holds an update, which the client adds to its weights. An overwrite frame replaces weights, so the client's weights
+become bit-identical to the server's.
 
-    body   b, one byte; values, float32; positions, Rice-coded with parameter b (kernels/rice.py)
+Format of the body (see codecs/frame.py):
+
+    the parameter of the Rice code, in one byte;
+    the new weights, as float32;
+    the positions of the weights, Rice-coded (kernels/rice.py).
 """
 
 import numpy as np
@@ -18,7 +22,10 @@ from .frame import EMPTY, OVERWRITE, Section
 
 
 def encode(weights: Tensor, positions: np.ndarray) -> bytes:
-    """Return an overwrite frame with weights[positions]. `weights` [numel]: float32. `positions`: int64, ascending."""
+    """Return an overwrite frame that contains the weights at the given positions.
+
+    `weights` [numel]: float32. `positions`: int64, ascending.
+    """
     section = EMPTY
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
@@ -29,9 +36,9 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
 
 
 def apply(data: bytes, weights: Tensor) -> None:
-    """Write the values of an overwrite frame into weights [numel], in place.
+    """Write the values of an overwrite frame into `weights` [numel], in place.
 
-    Raises FrameError for an invalid frame, which leaves the weights unchanged.
+    Raises FrameError if the frame is invalid; the weights are then unchanged.
     """
     _, ((_, (count, body)),) = frame.unseal(data, OVERWRITE, weights.numel())
     if not count:

@@ -1,16 +1,22 @@
 """PowerSGD: low-rank factors by one step of power iteration.
 
-Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
+Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019, algorithm 1.
 
-    P ← M Q;  P̂ ← an orthonormal basis of P;  Q ← Mᵀ P̂;  C(M) = P̂ Qᵀ,  for each matrix M [rows, columns], Q [columns, rank]
+Each matrix M [rows, columns] is decoded as C(M), which is computed from an initial matrix Q [columns, rank]:
+
+    P ← M Q;
+    P̂ ← an orthonormal basis of the columns of P;
+    Q ← Mᵀ P̂;
+    C(M) = P̂ Qᵀ.
 
 The initial Q consists of independent normal numbers, or is taken from `context.announced`, where the memory `lowrank` stores its last Q.
-Tensors that are not matrices, and matrices that are not larger than their factors, are sent uncompressed. The error is M minus a projection
-of M, so its norm is at most ‖M‖. If Q is normal and Z is an orthonormal basis of its span, then ‖P̂ᵀM‖² ≥ ‖MZ‖², and ‖MZ‖² has the mean
-rank/columns · ‖M‖². A matrix that is sent as factors has at most numel/(rank + 1) columns.
+Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
-In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix; strategies/powersgd.py
-implements the paper's algorithm in two exchanges.
+The error M − C(M) is a projection of M, so its norm is at most ‖M‖. With a normal initial Q, the contraction factor is at least rank·(rank
++ 1)/numel: the mean of ‖P̂ᵀM‖² is at least rank/columns · ‖M‖², and a matrix sent as factors has at most numel/(rank + 1) columns.
+
+In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix. The strategy in
+strategies/powersgd.py implements the paper's algorithm with two exchanges per round.
 """
 
 from collections.abc import Iterator
@@ -31,9 +37,10 @@ from .update import Dense, Sections, Update
 
 @dataclass(frozen=True)
 class PowerSGD(MatrixCodec):
-    """A codec that sends each matrix as two low-rank factors, and all other tensors as float32."""
+    """A codec that sends each matrix as two low-rank factors, and all other tensors uncompressed as float32."""
 
-    rank: int = 2  # columns of the factors; higher = larger frames, smaller error
+    # Number of columns of the factors. A higher rank gives larger frames and a smaller error.
+    rank: int = 2
 
     name: ClassVar[str] = "powersgd"
     id: ClassVar[int] = 21
@@ -67,17 +74,20 @@ class PowerSGD(MatrixCodec):
 
 
 def factors_are_smaller(rank: int, rows: int, columns: int) -> bool:
-    """Return whether factors of this rank have fewer numbers than a matrix [rows, columns]."""
+    """Return whether two factors of this rank have fewer numbers than a matrix [rows, columns]."""
     return rank * (rows + columns) < rows * columns
 
 
 def start_name(tensor: int) -> str:
-    """Return the name of a tensor's initial Q in `Context.announced`. `tensor`: index of the tensor in the layout."""
+    """Return the name under which a tensor's initial Q is stored in `Context.announced`. `tensor`: index of the tensor in the layout."""
     return f"right/{tensor}"
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """Return an orthonormal basis [rows, k] of a space that contains the columns of P [rows, k], k ≤ rows: float64, rounded to float32."""
+    """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k].
+
+    The basis is float64, but rounded to float32 numbers.
+    """
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 
 
@@ -88,10 +98,10 @@ def normal(seed: int, count: int, stream: int = 0) -> np.ndarray:
 
 
 class FactorLayout:
-    """The division of a layout into tensors that are sent as factors and tensors that are sent uncompressed, for strategies/powersgd.py.
+    """For strategies/powersgd.py: which tensors of a layout are sent as factors, and which are sent uncompressed.
 
-    `matrices`: the tensors with factors, and their shapes as matrices. `others`: the tensors that are sent uncompressed. `left_shapes`,
-    `right_shapes`: the shapes of the left and right factors. `other_shapes`: the shapes of the uncompressed tensors.
+    `matrices`: the tensors that are sent as factors, with their shapes as matrices. `others`: the tensors that are sent uncompressed.
+    `left_shapes`, `right_shapes`, `other_shapes`: the shapes of the left factors, right factors and uncompressed tensors.
     """
 
     def __init__(self, layout: Layout, rank: int):
@@ -109,11 +119,14 @@ class FactorLayout:
         self.other_shapes = [(e.numel,) for e in self.others]
 
     def matrices_of(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the matrices of a vector [numel] in order, float64."""
+        """Yield each matrix of a vector [numel] that is sent as factors, as float64."""
         return (x[e.span].reshape(shape).to(torch.float64) for e, shape in self.matrices)
 
     def update(self, left: bytes, numbers: np.ndarray) -> Update:
-        """Return the update with P̂ Qᵀ for each matrix. `left`: all P̂. `numbers`: all Q, then the other tensors, float32."""
+        """Return an update in which each matrix is P̂ Qᵀ.
+
+        `left`: all P̂. `numbers`: the factors Q of all matrices, then all uncompressed tensors, as float32.
+        """
         arrays = as_arrays(numbers, [*self.right_shapes, *self.other_shapes])
         factors = zip(self.matrices, read_arrays(left, self.left_shapes), arrays, strict=False)
         parts: list[tuple[slice, Update]] = []

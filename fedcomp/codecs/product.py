@@ -1,14 +1,18 @@
-"""Products of two codecs, which sparsify and then quantize: `topk:density=1%+qsgd:levels=4`.
+"""Products of two codecs, which sparsify and then quantize, such as `topk:density=1%+qsgd:levels=4`.
 
-Basu, Data, Karakus, Diggavi: Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations. NeurIPS 2019.
+Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS 2019.
 
-    C = b ∘ a:  a selects coordinates, b encodes the vector of their values
+The first codec of a product selects coordinates, and the second codec encodes the vector of their values. The option `values` of the first
+codec has no effect. Both codecs get the same seed and use different streams of random words. The contraction factor of the product is
+δ₁·δ₂(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with a variance bound
+ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased, the product is unbiased, with 1 + ω =
+(1 + ω₁)(1 + ω₂(k)).
 
-The option `values` of the first codec has no effect. Both codecs get the same seed and use different streams of random words. C contracts
-with δ = δₐ·δᵦ(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with ωᵦ ≤ 1,
-then δᵦ ≥ 1 − ωᵦ (lemma 1 of the paper). If both codecs are unbiased, so is C, with 1 + ω = (1 + ωₐ)(1 + ωᵦ(k)).
+Format of the values (for the rest of the body, see codecs/selection.py):
 
-    values   length of the section of b (LEB128), count of this section (LEB128), its body; the rest as in codecs/selection.py
+    the length of the section that the second codec returns (LEB128);
+    the coordinate count of this section (LEB128);
+    the body of this section.
 """
 
 from collections.abc import Sequence
@@ -43,7 +47,7 @@ class Product(Selective):
             if second_selects:
                 fix = f"{self.second.name}+{self.first.name}"
             raise SpecError(
-                f"a product starts with a codec that selects coordinates, and '{self.first.name}' does not; give {fix}"
+                f"a product starts with a codec that selects coordinates, but '{self.first.name}' does not; give {fix}"
             )
         problem = ""
         if second_selects:
@@ -54,8 +58,8 @@ class Product(Selective):
             problem = "needs matrices"
         if problem:
             raise SpecError(
-                f"the second codec of a product encodes the selected values, and '{self.second.name}' {problem}; "
-                f"give another one, such as {self.first.name}+fp16"
+                f"the second codec of a product encodes the selected values, but '{self.second.name}' {problem}; "
+                f"give another codec, such as {self.first.name}+fp16"
             )
         for name, value in {
             "name": f"{self.first.name}+{self.second.name}",
@@ -110,7 +114,7 @@ class Product(Selective):
         return packed
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(flag == 0, "a section of a product has an unknown flag")
+        expect(flag == 0, "the section of a product has an unknown flag")
         length, start = read_varint(data)
         section, _ = take(data[start:], length)
         sections, layout = [read_section(section, count)], Layout.flat(count)
@@ -119,6 +123,6 @@ class Product(Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return the δ that a codec declares, else 1 − ω if the codec is unbiased with ω ≤ 1, else None."""
+    """Return the contraction factor δ that a codec declares. Otherwise return 1 − ω if the codec has a variance bound ω ≤ 1, else None."""
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

@@ -1,19 +1,22 @@
 """QSGD: stochastic quantization to evenly spaced levels.
 
-Alistarh, Grubic, Li, Tomioka, Vojnović: QSGD: communication-efficient SGD via gradient quantization and encoding. NeurIPS 2017.
+Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017.
 
-    C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with r uniform in [0, 1),  u = ‖x‖₂/s
+A vector x of n coordinates is rounded to multiples of the unit u, where s is the option `levels` and r is uniform in [0, 1):
 
-E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec. With
-`damped`, the codec is C/(1 + ω), which contracts with δ = 1/(1 + ω).
+    C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
+
+The codec is unbiased, with the variance bound ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec.
+With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
 
 With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits, such as the quantizer of LAQ (Sun, Chen,
-Giannakis, Yang: NeurIPS 2019, eq. 5–6). It contracts with δ = (4s² − 1)/(4s² + n − 1), since the error of a coordinate is at most |x_i| and
-at most u/2, and the largest |x_i| is at least s·u.
+Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1), since the error of
+a coordinate is at most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
-the range of float32. A section has the format `multiples` of codecs/levels.py. Chunks (@chunk) are the buckets of the paper. With @chunk, a
-frame has the units of all chunks, float32, and then the levels of all chunks as multiples of the unit 1.
+the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks (@chunk) correspond to the
+buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, and then the levels of all chunks, as multiples of
+the unit 1.
 """
 
 import math
@@ -42,10 +45,12 @@ MAX_LEVELS = 1000  # largest s
 class QSGD(Codec):
     """A codec that sends every coordinate as one of 2s + 1 levels, where s is the option `levels`."""
 
-    levels: int = 16  # s: levels between 0 and the norm; more = longer frames, less noise
-    damped: bool = False  # divide the result by 1 + ω, for error feedback
-    norm: Literal["l2", "max"] = "l2"  # max: u = max|x|/s, less noise for the same levels
-    # nearest: deterministic and biased, for error feedback and `laq`; needs norm=max
+    # s: number of levels between 0 and the norm. More levels give longer frames and less noise.
+    levels: int = 16
+    damped: bool = False  # Divide the decoded vector by 1 + ω, for use with error feedback.
+    # With max, the unit is u = max|x|/s, which gives less noise for the same number of levels.
+    norm: Literal["l2", "max"] = "l2"
+    # With nearest, rounding is deterministic and biased, for error feedback and the strategy `laq`; needs norm=max.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12
@@ -63,7 +68,7 @@ class QSGD(Codec):
             )
 
     def omega(self, numel: int) -> float:
-        """Return the variance bound ω of the codec with stochastic rounding and without `damped`."""
+        """Return the variance bound ω for stochastic rounding without `damped`."""
         return min(numel / self.levels**2, math.sqrt(numel) / self.levels)
 
     def contraction(self, numel: int) -> float | None:
@@ -82,7 +87,7 @@ class QSGD(Codec):
         return wire.pack_multiples(*self._rounded(x, seed))
 
     def _rounded(self, x: Tensor, seed: int) -> tuple[np.ndarray, float]:
-        """Return the levels of a vector [n], int8 or int16, and the unit to send; the unit of a vector of zeros is 0."""
+        """Quantize a vector [n]. Return the levels, int8 or int16, and the unit to send, which is 0 for a vector of zeros."""
         norm = kernels.norm2(x) if self.norm == "l2" else rounding.largest(x)
         if norm == 0:
             return np.zeros(x.numel(), np.int8), 0.0
@@ -119,7 +124,7 @@ class QSGD(Codec):
 
 
 def _unit(norm: float, s: int) -> float:
-    """Return norm/s, rounded down to a float32. If a level could exceed the largest float32, return a slightly smaller unit."""
+    """Return norm/s, rounded down to float32. The unit is slightly smaller if a level could otherwise exceed the largest float32."""
     unit = wire.round_down(norm / s)
     if unit * (s + 2) > wire.LARGEST:
         unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))

@@ -1,27 +1,20 @@
 """Random-k sparsification: random masks, subsampling, dropping.
 
-by=uniform: Konečný, McMahan, Yu, Richtárik, Suresh, Bacon: Federated learning: strategies for improving communication efficiency. 2016
-(random masks); Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018.
+The variant by=uniform is described by Konečný et al., "Federated learning: strategies for improving communication efficiency", 2016 (random
+masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. This variant draws k of n coordinates without
+replacement. With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The positions are drawn from the seed in
+the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
 
-    C(x)_i = x_i if i is one of k coordinates drawn without replacement, else 0;       scaled: n/k·x_i, so that E C(x) = x
+The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
+2018. This variant sends coordinate i with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. These
+probabilities minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i: x_i if |x_i| ≥ m, else
+±m. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here k is given, and m is computed exactly
+and rounded down to float32, so Σ p_i ≥ k. The number of coordinates in a frame varies; their positions are sent, and zeros are not.
 
-The positions are drawn from the seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the
-same seed can be added.
+Without `scaled`, the contraction factor is δ = k/n in the mean, for both variants. With `scaled`, the codec is unbiased with the variance
+bound ω = n/k − 1, except that values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
 
-by=magnitude: Wangni, Wang, Liu, Zhang: Gradient sparsification for communication-efficient distributed optimization. NeurIPS 2018.
-
-    coordinate i is sent with probability p_i = min(1, |x_i|/m), where Σ p_i = k; this minimizes the variance for k coordinates on average
-    C(x)_i = x_i if i is sent, else 0;       scaled: x_i/p_i, which is x_i if |x_i| ≥ m, else ±m
-
-The paper determines p from a given variance, by an iteration (algorithm 3). Here k is given, and m is computed exactly and rounded down to
-float32, so Σ p_i ≥ k. With by=magnitude, the number of coordinates in a frame varies; positions are sent, and zeros are not.
-
-Without `scaled`, C contracts with δ = k/n in the mean, for both values of `by`. With `scaled`, C is unbiased with ω = n/k − 1. However,
-values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
-
-    values   as in codecs/floats.py. With by=magnitude and `scaled` (flag + 2): m, float32; a bit for each value, 1 if its magnitude
-             exceeds m; the signs of all other values, 1 = positive; both padded to a byte; the values that exceed m;
-             the rest as in codecs/selection.py
+The format of the values is specified in docs/reference/frame-format.md.
 """
 
 from collections.abc import Sequence
@@ -40,22 +33,24 @@ from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Stream of the random words that draw positions; another codec may round the values with stream 0
+# Number of the random stream that draws positions. The second codec of a product may use stream 0 to round values.
 STREAM = 7
-# Changes the seed of `drop_small`; another codec may round the values with the seed itself
+# Changes the seed in `drop_small`, because the second codec of a product may use the seed itself to round values.
 DROP_MASK = 1 << 63
-COMMON_MAGNITUDE = 2  # flag: all values that do not exceed m have the magnitude m
-CLIP_ELEMENTS = 1 << 24  # elements that are clipped at a time
+# This flag means that all values of at most the threshold m have the magnitude m.
+COMMON_MAGNITUDE = 2
+CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 
 
 @dataclass(frozen=True)
 class RandomK(selection.DensityCodec):
-    """A codec that sends random coordinates: drawn uniformly, without sending positions, or with a preference for large magnitudes."""
+    """A codec that sends random coordinates, drawn either uniformly or with a preference for large magnitudes."""
 
-    density: float = 1 / 100  # fraction of the coordinates sent
-    # How the probability of a coordinate is determined.
+    density: float = 1 / 100  # Fraction of the coordinates sent.
+    # With uniform, all coordinates are equally likely; with magnitude, larger coordinates are more likely.
     by: Literal["uniform", "magnitude"] = "uniform"
-    scaled: bool = False  # true: unbiased, for memories none and diana; false: for error feedback
+    # If true, the codec is unbiased, for the memories none and diana; if false, the error is smaller, for error feedback.
+    scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"
     id: ClassVar[int] = 7
@@ -97,7 +92,7 @@ class RandomK(selection.DensityCodec):
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         numel, device = rows[0].numel(), rows[0].device
         k = self.count(numel)
-        # With by=magnitude, each vector has a threshold m.
+        # With by=magnitude, each vector has its own threshold m.
         thresholds = [] if self.draws else [drop_threshold(row, k) for row in rows]
         if self.draws:
             positions = [self.implied(numel, k, seed) for seed in seeds]
@@ -137,7 +132,7 @@ class RandomK(selection.DensityCodec):
         bits, rest = selection.take(rest, -(-count // 8))
         larger = kernels.unpack_signs(bits, count)
         n_larger = int(np.count_nonzero(larger))
-        expect(n_larger < count, "a section has no value of the common magnitude")
+        expect(n_larger < count, "no value of a section has the common magnitude")
         signs, rest = selection.take(rest, -(-(count - n_larger) // 8))
         sent, used = floats.unpack(rest, n_larger, flag - COMMON_MAGNITUDE)
         values = np.empty(count, np.float32)
@@ -157,17 +152,17 @@ class RandomK(selection.DensityCodec):
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
-    """Return the positions of the coordinates that are kept.
+    """Drop small coordinates of x at random. Return the positions of the coordinates that are kept.
 
-    A coordinate with |x| < m is kept with probability |x|/m, and every other coordinate always.
+    A coordinate with |x| < m is kept with probability |x|/m, and every other coordinate is kept.
     """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
 
 def drop_threshold(x: Tensor, k: int) -> float:
-    """Return m > 0 with Σ min(1, |x_i|/m) = k, rounded down to float32.
+    """Return the threshold m > 0 with Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If at most k coordinates are not zero, return the smallest nonzero magnitude, but at most 1.
+    If x has at most k nonzeros, return the smallest nonzero magnitude, but at most 1.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
@@ -176,13 +171,14 @@ def drop_threshold(x: Tensor, k: int) -> float:
     cut = 0.0
     for piece in x.split(CLIP_ELEMENTS):
         cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))
-    # Let p < 1 for exactly i of the k largest. Then m is the sum of the magnitudes of these i and all smaller ones, divided by i.
+    # Suppose that exactly i of the k largest coordinates are sent with a probability below 1. The threshold m is then the sum of the
+    # magnitudes of these i and of all smaller coordinates, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))
 
 
 def _values(section: Section) -> np.ndarray:
-    """Return the values, float32, in a section whose positions are drawn from the seed. Raises FrameError."""
+    """Return the float32 values in a section whose positions are drawn from the seed. Raises FrameError."""
     first, data = selection.take(memoryview(section.body), 1)
     mergeable = first[0] == selection.IMPLIED
     expect(mergeable, "only frames with drawn positions and values in float32 can be merged")

@@ -1,13 +1,17 @@
-"""The base class of codecs that quantize a rotated vector (kernels/hadamard.py), and the format of their numbers and codes.
+"""The base class of codecs that quantize a rotated vector (kernels/hadamard.py), and the format of their frames.
 
-The body of a frame begins with one byte that the codec defines. Then come the number a of each block, and the number b of each block if the
-codec has it, each as the upper half of a float64. Then come the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own
-format. If the largest magnitude is above 0 and below 2⁻¹⁰⁰, the first byte is 0, and the values follow as float32.
+The body of a section contains, in order:
 
-kernels/hadamard.py defines the rotated block u, its exponent e and its size d. Each code of a block stands for a value; v is the vector of
-these values. û, the quantized u, is computed from v. The decoder applies the inverse rotation to û·2^e/d = a·v + b/d. Vectors whose
-magnitudes are all below 2⁻¹⁰⁰ are sent without rotation, because the result of the rotation would be a subnormal float32. Decoded
-coordinates are clipped to the range of float32.
+    the first byte, defined by the codec;
+    the scale a of each block, as the upper half of a float64;
+    the shift b of each block in the same format, if the codec uses shifts;
+    the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format.
+
+Each code stands for a value. Let v be the vector of the values of a block of d coordinates. The decoder applies the inverse rotation to a·v
++ b/d and clips the result to the range of float32.
+
+If the largest magnitude of a vector is above 0 and below 2⁻¹⁰⁰, the vector is sent as float32 without rotation, and the first byte is 0.
+Rotating such a small vector would give subnormal float32 numbers.
 """
 
 from abc import abstractmethod
@@ -29,60 +33,61 @@ from .base import Codec, Context, expect
 from .frame import Section, varint
 from .update import Dense, Update
 
-UNROTATED = 0  # the first byte before float32 values
-# A vector is sent as float32 values if the exponent of its largest magnitude is at most this.
+UNROTATED = 0  # First byte of a body with float32 values.
+# A vector is sent as float32 values if the binary exponent of its largest magnitude is at most this.
 MAX_UNROTATED_EXPONENT = -100
-HALF = np.dtype("<u4")  # the upper half of a float64
-MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # range of the scales of float32 vectors
+HALF = np.dtype("<u4")  # the upper half of a float64 number
+MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # Possible range of the scale of a float32 vector.
 
-# Read the values of codes start..stop-1, both edges of blocks, as a new float32 array.
+# A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Blocks begin at start and stop.
 ReadCodes = Callable[[int, int], np.ndarray]
 
 
 @dataclass(frozen=True)
 class RotatedCodec(Codec):
-    """A codec that quantizes a rotated vector.
+    """A codec that rotates a vector and quantizes the result.
 
     Subclasses implement `head`, `quantize`, and either `width` and `table`, or `pack_codes` and `unpack_codes`.
     """
 
     seeded: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    shifts: ClassVar[bool] = False  # a section has b of each block
+    shifts: ClassVar[bool] = False  # whether a section contains a shift b for each block
     code_type: ClassVar[type] = np.uint8
 
     @abstractmethod
     def head(self) -> int:
-        """Return the first byte of the body, 1..255."""
+        """Return the first byte of the body, from 1 to 255."""
 
     @abstractmethod
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the codes [N], and the list [scale] or [scale, shift] of the blocks: a code with the value v means scale·v + shift.
+        """Quantize rotated blocks. Return the codes [N], and the list [scales] or [scales, shifts] of the blocks.
 
-        Scale and shift are float64 [blocks], and their lower 32 bits are zero.
+        A code with the value v means scale·v + shift. Scales and shifts are float64 [blocks], and their lower 32 bits are zero.
         """
 
     def width(self) -> int | None:
-        """Return the number of bits of a code, None if codes differ in length."""
+        """Return the number of bits of a code, or None if codes differ in length."""
         return None
 
     def table(self, head: int) -> np.ndarray:
-        """Return the value of each code, float32. `head`: the first byte of a section. Raises FrameError if `head` is invalid."""
+        """Return the float32 value of each code. `head`: the first byte of the section's body. Raises FrameError if `head` is invalid."""
         raise NotImplementedError(
             f"{type(self).__name__} has neither table nor unpack_codes; implement one"
         )
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        """Return codes [N] as bytes, by default as bit planes. The zeros that pad the last block also have codes."""
+        """Encode codes [N] as bytes, by default as bit planes. The codes include those of the zeros that pad the last block."""
         return bit_planes.pack(codes, self.width() or 0)
 
     def unpack_codes(
         self, head: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> ReadCodes:
-        """Return a function that reads values of the `count` codes in `data`. Raises FrameError for bytes that `pack_codes` does not
-        return.
+        """Return a function that reads the values of the `count` codes in `data`.
 
-        `is_zero` [count/8]: for each group of eight codes, whether their values must be 0 because the scale of their block is 0.
+        Raises FrameError unless `pack_codes` can have written `data`.
+
+        `is_zero` [count/8] says for each group of eight codes whether their values must be 0, because the scale of their block is 0.
         """
         table = self.table(head)
         planes = bit_planes.unpack(data, count, table.size)
@@ -131,7 +136,7 @@ class RotatedCodec(Codec):
 
 @dataclass(frozen=True)
 class RotatedUpdate(Update):
-    """An update that is rotated back whenever it is read."""
+    """An update that is stored as quantized rotated blocks, and rotated back whenever it is read."""
 
     numel: int
     seed: int
@@ -165,7 +170,10 @@ class RotatedUpdate(Update):
     def _for_each_chunk(
         self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]
     ) -> None:
-        """Call use(first, last, values) for chunks of blocks that cover coordinates start..stop-1, on several threads."""
+        """Decode the blocks that cover coordinates start..stop-1 in chunks, on several threads.
+
+        Calls use(first, last, values) for each chunk, where `values` are the coordinates first..last-1.
+        """
         if start == stop:
             return
         edges = hadamard.edges(self.numel)
@@ -198,20 +206,23 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
 
 
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers a and b of each block, [blocks] each. Raises FrameError for numbers that no float32 vector can have."""
+    """Return the scale and the shift of each block, as two arrays [blocks].
+
+    Raises FrameError for a number that cannot result from a float32 vector.
+    """
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):
         in_range = (halves == 0) | (sizes >= MIN_SCALE) & (sizes <= MAX_SCALE)
     valid = bool(in_range.all() and (numbers[0] >= 0).all())
-    expect(valid, "a number of a block is out of range, or its scale is negative")
+    expect(valid, "the scale or shift of a block is out of range")
     return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
 
 
 def _unrotated(data: memoryview, count: int) -> Dense:
-    expect(len(data) == 4 * count, "float32 values have the wrong length")
+    expect(len(data) == 4 * count, "the float32 values of a section have the wrong length")
     values = np.frombuffer(data, "<f4")
     largest = float(np.abs(values).max())
     is_small = 0 < largest < 2.0**MAX_UNROTATED_EXPONENT
-    expect(is_small, "a section has values that should have been rotated")
+    expect(is_small, "a section has float32 values where rotated values are expected")
     return Dense(values)

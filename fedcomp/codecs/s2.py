@@ -1,40 +1,37 @@
-"""S2 Reducer: a sparse vector as its support and a count sketch of its values. Frames can be added, and the values of the sum recovered
-exactly.
+"""S2 Reducer sends the positions of nonzero coordinates and a count sketch of their values.
 
-Ge, Zhang, Zhang, Sun, Ma, Wang, Zhu, Chen: S2 Reducer: high-performance sparse communication to accelerate distributed deep learning. 2021.
+Ge et al., "S2 Reducer: high-performance sparse communication to accelerate distributed deep learning", 2021.
 
-    S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0;    a frame has the support and S;    the sum has the union of supports and Σ S
+The set of positions of the nonzero coordinates is called the support of a vector. The values are added to the cells of a table S, with a
+cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
 
-A receiver that knows the union of the supports recovers the values by peeling (kernels/peeling.py). The table S needs 1.25 cells per
-coordinate of the union for 10⁴ coordinates or more, 1.6 for 10³, and more for fewer. A table with enough cells usually gives exact values.
-In about one table of a thousand, two coordinates share all their cells, and their values are estimated by least squares;
-`RecoveredUpdate.missed` counts such values.
+    S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
-The codec is useful if many frames with overlapping supports pass nodes that can only add: all-reduce, network switches, or sums of masked
-values. If all nodes can decode, a `topk` frame of the same values is smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
-int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that may read frames can also decode them and forward the sum of their values. On
+Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
+supports recovers the values by peeling (kernels/peeling.py). A table needs 1.25 cells per coordinate of the union for 10⁴ coordinates or
+more, 1.6 for 10³, and more for fewer. If the table has enough cells, the recovered values are usually exact. In about one of a thousand
+tables, two coordinates share all their cells. The values of such coordinates are estimated by least squares, and `RecoveredUpdate.missed`
+counts them.
+
+The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
+aggregation. If all nodes can decode, frames of `topk` are smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with int16) and
+5.0 bytes in `topk` (3.0 with fp16). A relay that is allowed to read frames can also decode them and forward the sum of their values. On
 updates of the task digits, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 % for N = 32,
 and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
 
-`topk:density=1%+s2` sends the coordinates that topk selects as frames of `s2`. Only frames whose tables have the same shape can be added.
-Clients therefore use tables of one shape, with room for `union` times the largest number of coordinates that the first codec selects.
-Without a first codec, the table has room for `union` times the nonzeros of x. The option `columns` sets the size of the table directly. If
-the option `union` is too small, some values of the sum are estimated. An encoder that cannot recover its own values from the table doubles
-the columns; its frame then cannot be added to other frames.
+The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frames of `s2`. Frames can be added only if their tables have the
+same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.
+Without a first codec, the table has room for the number of nonzeros, multiplied by `union`. The option `columns` sets the size of the table
+directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its own
+values from the table, it doubles the number of columns; its frame can then not be added to other frames.
 
-Unlike in the paper, supports are coded instead of sent as bitmaps, and cells are integers in units of 2^e, so subtraction is exact:
+Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
+subtraction is exact. With values=fp32, 2^e is the largest power of two of which all values are multiples. If the largest value would need
+more than 48 bits (35 bits for 10⁸ values), e is larger and values are rounded. With values=int24 or int16, values are rounded to 24 or 16
+bits, relative to the largest. Cells in float32 would take 32 bits, compared with about 27 for int24. Peeling float32 cells would also
+accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
 
-    values=fp32            2^e is the largest power of two of which all values are multiples. If the largest value then has more than 48
-                           bits (35 bits among 10⁸ values), e is larger, and values are rounded.
-    values=int24, int16    values are rounded to 24 or 16 bits, relative to the largest
-
-Cells in float32 would take 32 bits instead of about 27 with int24. Peeling float32 cells would accumulate rounding errors of up to 3e-6 of
-the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
-
-    body    number of nonzeros (LEB128); if there are any: form of the support (kernels/positions.py) and rows, one byte each; columns
-            (LEB128); e (int16); bits of a cell, one byte; cells; the support
-    cells   integers in two's complement, in the smallest number of bits for all: the whole low bytes of all cells, then the remaining bits
-            of all cells, packed
+The body of a section is specified in docs/reference/frame-format.md.
 """
 
 import math
@@ -57,22 +54,23 @@ from .selection import Selective, take
 from .sketch import add_tables
 from .update import Sparse, Update
 
-# Number of rows → cells per key above which peeling succeeds if there are many keys (nonzeros).
+# Number of rows → cells per key above which peeling usually succeeds, for a large number of keys (nonzeros).
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
-BITS = {"fp32": 48, "int24": 23, "int16": 15}  # of the magnitude of a value
-MAX_BITS = 62  # of the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # plus a constant for short vectors
+BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits of the magnitude of a value
+MAX_BITS = 62  # largest number of bits of the magnitude of a sum
+MAX_COLUMNS_PER_COORDINATE = 8  # A constant is added for short vectors.
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
 
 @dataclass(frozen=True)
 class S2(Codec):
-    """A codec that sends all nonzero coordinates, in frames that can be added."""
+    """A codec that sends all nonzero coordinates in frames that can be added."""
 
-    rows: int = 3  # rows of the table; 3 rows need the smallest number of cells
-    columns: int = 0  # cells in a row; 0 = as many as the nonzeros need
-    union: float = 1.0  # size of the union of the supports of all added frames, divided by that of one; at most the number of frames
+    rows: int = 3  # Rows of the table; 3 rows need the smallest number of cells.
+    columns: int = 0  # Cells per row; 0 = as many as the nonzeros need.
+    # Expected number of nonzeros of the sum of all frames, divided by that of one frame; at most the number of frames.
+    union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name: ClassVar[str] = "s2"
     id: ClassVar[int] = 23
@@ -107,9 +105,9 @@ class S2(Codec):
     def pack_sparse(
         self, positions: np.ndarray, values: np.ndarray, numel: int, max_count: int, seed: int
     ) -> Section:
-        """Return a section for the vector [numel] with values, float32, at positions, int64, ascending.
+        """Encode a sparse vector [numel] with these values, float32, at these positions, int64, ascending.
 
-        `max_count`: largest number of nonzeros in a frame, which determines the columns.
+        `max_count`: largest number of nonzeros in any frame, which determines the number of columns.
         """
         exponent, integers = _integers(values, self._bits(positions.size))
         positions, integers = positions[integers != 0], integers[integers != 0]
@@ -168,15 +166,15 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the number of bits of a magnitude, so that a sum of `keys` values stays below 2⁶²."""
+        """Return the number of bits to use for a magnitude, so that the sum of `keys` values stays below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
 @dataclass(frozen=True)
 class SparseS2(Codec):
-    """A codec such as `topk:density=1%+s2`, which sends the coordinates that the first codec selects, in frames of `s2`.
+    """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes them.
 
-    An `s2` codec with any options decodes the frames.
+    The frames can be decoded by an `s2` codec with any options.
     """
 
     first: Selective
@@ -190,7 +188,7 @@ class SparseS2(Codec):
     def __post_init__(self) -> None:
         if not isinstance(self.first, Selective):
             raise SpecError(
-                f"a product starts with a codec that selects coordinates, and '{self.first.name}' does not; give topk:density=1%+s2"
+                f"a product starts with a codec that selects coordinates, but '{self.first.name}' does not; give topk:density=1%+s2"
             )
         if self.first.draws:
             raise SpecError(
@@ -228,26 +226,26 @@ class SparseS2(Codec):
 
 @dataclass
 class RecoveredUpdate(Sparse):
-    """A sparse update with values recovered from a count sketch."""
+    """A sparse update whose values were recovered from a count sketch."""
 
-    missed: int = 0  # number of values that are estimated, not exact
+    missed: int = 0  # number of values that are estimated instead of recovered exactly
 
 
 class S2Section(NamedTuple):
-    """The body of a nonempty section of `s2`."""
+    """The decoded body of a nonempty `s2` section."""
 
-    positions: np.ndarray  # int64, ascending, at least one
+    positions: np.ndarray  # positions of the nonzeros, int64, ascending; at least one
     exponent: int
     table: np.ndarray  # int64 [rows, columns]
 
 
 def _max_columns(numel: int) -> int:
-    """Return the largest number of columns of a table for a vector [numel]."""
+    """Return the largest permitted number of columns of a table for a vector [numel]."""
     return min(MAX_COLUMNS_PER_COORDINATE * numel + 64, (1 << 31) // max(THRESHOLDS) - 1)
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
-    """Return an exponent e, and the values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
+    """Return an exponent e and the values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
     mantissas, exponents = np.frexp(values.astype(np.float64))
     whole = np.abs(np.ldexp(mantissas, 24)).astype(np.int64)
     zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1
@@ -256,7 +254,8 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
         return 0, np.zeros(values.size, np.int64)
     exact = int((exponents - 24 + zeros)[filled].min())
     unit = max(exact, int(exponents[filled].max()) - bits)
-    top = math.floor(math.ldexp(LARGEST, -unit))  # no value is rounded up to infinity
+    # The clipping bound: no value is rounded up to infinity.
+    top = math.floor(math.ldexp(LARGEST, -unit))
     multiples = np.rint(np.ldexp(values.astype(np.float64), -unit))
     return unit, multiples.clip(-top, top).astype(np.int64)
 
@@ -271,13 +270,13 @@ def _write(body: S2Section, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
-    """Return the parts of the body of a section for a vector [numel]; None if the vector is zero. Time and memory are O(numel).
+    """Parse the body of a section for a vector [numel]. Return None if the vector is zero. Time and memory are O(numel).
 
     Raises FrameError.
     """
     data = memoryview(body)
     count, used = read_varint(data)
-    expect(count <= numel, f"a section claims {count} nonzeros of {numel}")
+    expect(count <= numel, f"a section claims {count} nonzeros for {numel} coordinates")
     if not count:
         expect(used == len(data), "bytes follow a section without nonzeros")
         return None
@@ -289,7 +288,7 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     fits = rows in THRESHOLDS and 0 < columns <= _max_columns(numel)
     expect(fits, f"a section has {rows} rows of {columns} cells for {numel} coordinates")
     in_range = MIN_EXPONENT <= exponent <= MAX_EXPONENT and 0 < bits <= MAX_BITS + 1
-    expect(in_range, "a section has a unit or cells out of range")
+    expect(in_range, "the exponent or the cell size of a section is out of range")
     cells, support = take(data, _size(rows * columns, bits))
     expect(form < 64, f"the support of a section has the unknown form {form}")
     positions = wire.unpack(support, count, form, numel)
@@ -312,7 +311,7 @@ def _pack_cells(table: np.ndarray, bits: int) -> bytes:
 
 
 def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:
-    """Return the cells in `data`, int64 [cells]. Raises FrameError if the padding is not zero."""
+    """Decode the cells in `data` into int64 [cells]. Raises FrameError if the padding bits are not zero."""
     whole, rest = divmod(bits, 8)
     octets = np.zeros((cells, 8), np.uint8)
     octets[:, :whole] = np.frombuffer(data[: cells * whole], np.uint8).reshape(cells, whole)

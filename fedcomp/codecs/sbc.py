@@ -1,14 +1,12 @@
 """SBC: sparse binary compression.
 
-Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. IJCNN 2019
-(arXiv 2018), algorithm 2.
+Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
-    top⁺ = the k largest of x, top⁻ = the k largest of −x;  C(x) = μ on top⁺ or −μ on top⁻, whichever has the larger mean μ, else 0
+The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. The codec
+sends the coordinates with the larger mean μ, and decodes all of them as μ or all as −μ. All values have the same magnitude and sign, so
+there are no sign bits. If a vector has fewer than k positive or negative coordinates, all of them are used.
 
-All values have the same magnitude and sign, so there are no sign bits. top⁺ has only positive and top⁻ only negative coordinates, so either
-can have fewer than k.
-
-    values   μ as float32; flag 1: the values are −μ; the rest as in codecs/selection.py
+The magnitude μ is sent as float32; a flag of 1 means that the values are −μ. For the rest of the body, see codecs/selection.py.
 """
 
 from collections.abc import Sequence
@@ -28,7 +26,7 @@ POSITIVE, NEGATIVE = 0, 1  # flags
 
 @dataclass(frozen=True)
 class SBC(selection.Largest):
-    """A codec that sends the k largest coordinates of one sign as their mean."""
+    """A codec that sends k coordinates of one sign, the largest of this sign, all as their mean."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "sbc"
@@ -37,7 +35,8 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # With the larger mean μ, the sum of each side is at most kμ, and every other coordinate is at most μ.
+        # The sum of the k largest coordinates of either sign is at most kμ, and every other magnitude is at most μ, where μ is the larger
+        # mean.
         return 1 / (1 + k * k + numel)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
@@ -49,7 +48,7 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # The flag of each run is that of its first value. The appended flag is for empty runs at the end.
+        # The sign of the first value of each run determines the flag of the run. The appended element is read for empty runs at the end.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

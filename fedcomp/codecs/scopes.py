@@ -1,12 +1,12 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk may be smaller. SparseLoCo selects k coordinates of
-every chunk (Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025). The seed
-of tensor or chunk i is the seed of the frame plus i.
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer coordinates. SparseLoCo
+selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706). The
+seed of tensor or chunk i is the seed of the frame plus i.
 
-    sections of @chunk   N (LEB128); for each chunk: length of the rest of its section, count, body
+With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of its section, its coordinate count and its body.
+Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one joint body for all chunks, which is shorter.
 
-Codecs that select coordinates (codecs/selection.py) and `qsgd` write a joint body for all chunks, which is shorter than separate sections.
 Only a codec with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
 """
 
@@ -24,13 +24,16 @@ from .base import SEEDS, Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-# Largest number of bytes by which counts and lengths can make a joint body longer than separate sections
+# Largest number of bytes by which counts and lengths make a joint body longer than separate sections.
 JOINT_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec `inner` that is applied to parts of the vector. The attributes listed in `inherited` are copied from `inner`."""
+    """A codec that applies the codec `inner` separately to parts of the vector.
+
+    The attributes named in `inherited` are copied from `inner`.
+    """
 
     inner: Codec
     inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
@@ -50,7 +53,7 @@ class Scoped(Codec):
 
 @dataclass(frozen=True)
 class LayerWise(Scoped):
-    """A codec applied to each tensor. Its frames have a section per tensor of the layout."""
+    """A codec that encodes each tensor separately. A frame has one section per tensor of the layout."""
 
     scope: ClassVar[int] = frame.LAYER
     inherited: ClassVar[str] = f"{Scoped.inherited} whole"
@@ -60,12 +63,13 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # Rounding of k can lower the density of a tensor by a third, and raise that of the whole vector by a third.
+        # Rounding the number k of selected coordinates can lower the density of a tensor by a third, and raise that of the whole vector by
+        # a third.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # Since k is rounded (see `contraction`), 1 + ω can double.
+        # Since the number of selected coordinates is rounded (see `contraction`), 1 + ω can double.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:
@@ -97,7 +101,10 @@ class LayerWise(Scoped):
 
 @dataclass(frozen=True)
 class Chunked(Scoped):
-    """A codec applied to each chunk. Its frames have one section, with the chunk size N and the body of all chunks."""
+    """A codec that encodes each chunk of a vector separately.
+
+    A frame has one section, which contains the chunk size N and the body of all chunks.
+    """
 
     size: int  # N
     scope: ClassVar[int] = frame.CHUNK
@@ -112,7 +119,7 @@ class Chunked(Scoped):
         return f"{self.inner}@chunk={self.size}"
 
     def sizes(self, numel: int) -> set[int]:
-        """Return the different sizes of the chunks of a vector [numel]."""
+        """Return the set of the sizes of the chunks of a vector [numel]."""
         return {min(self.size, numel), numel % self.size or min(self.size, numel)}
 
     def contraction(self, numel: int) -> float | None:
@@ -146,7 +153,7 @@ class Chunked(Scoped):
         sizes = {tuple(section.count for section in column) for column in columns}
         expect(len(sizes) == 1, "frames of different sizes cannot be merged")
         complete = set(sizes.pop()[:-1]) <= {self.size}
-        expect(complete, "a chunk before the last one is smaller than N")
+        expect(complete, "a chunk has fewer than N coordinates and is not the last")
         merged = [self.inner._merge_sections(each) for each in zip(*columns, strict=True)]
         parts = (part for section in merged for part in frame.with_length(section))
         return Section(self.size, b"".join(parts))
@@ -158,7 +165,7 @@ class Chunked(Scoped):
 
 
 def worst(factors: Iterable[float | None], choose: Callable[[list[float]], float]) -> float | None:
-    """Return choose(factors), or None if one of the factors is None. `choose`: min or max."""
+    """Return choose(factors), or None if any of the factors is None. `choose` is min or max."""
     each = list(factors)
     known = [factor for factor in each if factor is not None]
     return choose(known) if len(known) == len(each) else None

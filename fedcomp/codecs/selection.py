@@ -1,19 +1,17 @@
-"""Base classes of codecs that select coordinates: the count for a density, the selection, and the format of positions.
+"""Base classes of codecs that select coordinates, such as top-k, and the format of their frames.
 
-    body   one byte: the form of the positions in the low six bits, a flag of the codec in the high two
-           values, in a format defined by the codec
-           positions, in the shortest form, usually a Rice code (kernels/positions.py)
+The body of a section contains, in order:
 
-Positions that are drawn from the seed are not sent. A section with drawn positions has the size of the vector as its count, so that frames
-of one seed can be added. Its body has the form byte 63, then the number of values (LEB128), then the values. If all
-coordinates are selected without drawing, the count is also the size of the vector, but the form is 42.
+    one byte: the form of the positions in the low six bits, and a flag of the codec in the high two bits;
+    the values, in a format defined by the codec;
+    the positions, in the shortest form, usually a Rice code (kernels/positions.py).
 
-With @chunk, all chunks have one body with a joint code of the positions, unless positions are drawn:
+Positions that are drawn from the seed are not sent. The body of a section with drawn positions contains the form 63, the number of values
+(LEB128), and the values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same
+seed can be added. If all coordinates are selected, but not drawn, the coordinate count is also the size of the vector, and the form is 42.
 
-    body   number of selected coordinates (LEB128); if there are any: one byte as above, length of the positions (LEB128), positions; the
-           codec's flag of each chunk with coordinates, two bits each, padded with zeros; the values of all chunks, in order
-
-If the flag in the first byte is not 0, the codec encodes the values of all chunks jointly, without a flag for each chunk.
+With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
+joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
 """
 
 import math
@@ -37,59 +35,66 @@ from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
-FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2  # first byte: form in the low bits, flag in the high bits
-IMPLIED = 63  # form of a section with drawn positions
-Unpacked = tuple[np.ndarray, int]  # values, float32, and the number of bytes read
+# first byte of the body: form of the positions in the low bits, flag of the codec in the high bits
+FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2
+IMPLIED = 63  # form of a section whose positions are drawn from the seed
+Unpacked = tuple[np.ndarray, int]  # decoded values, float32, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
 class Selective(Codec):
-    """A codec that selects coordinates. Zeros are selected only if positions are drawn from the seed.
+    """A codec that selects coordinates and sends their positions and values.
 
-    Subclasses implement `select` or `choose`, which select coordinates, and `pack_values` and `unpack_values`, which define the format of
-    values. This class encodes and decodes positions.
+    Coordinates that are zero are selected only if positions are drawn from the seed.
+
+    Subclasses implement `select` or `choose` to select coordinates, and `pack_values` and `unpack_values` to encode and decode values. This
+    class encodes and decodes positions.
     """
 
-    draws: ClassVar[bool] = False  # positions are drawn from the seed by `implied`, and not sent
+    # whether positions are drawn from the seed by `implied` instead of being sent
+    draws: ClassVar[bool] = False
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
-        """Return the selected positions in m ≥ 1 finite vectors."""
+        """Select coordinates of each of m ≥ 1 finite vectors and return their positions."""
         raise NotImplementedError(
             f"{type(self).__name__} has neither select nor choose; implement one"
         )
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
-        """Return the selected coordinates, and the values to send for them, float32.
+        """Select coordinates and return them with the float32 values to send.
 
-        Overridden by codecs that scale values before packing.
+        Codecs that scale values before encoding override this method.
         """
         chosen = self.select(rows, seeds)
         return chosen, kernels.values_at(rows, chosen)
 
     def most(self, numel: int) -> int:
-        """Return the largest number of coordinates of a vector [numel] that are sent."""
+        """Return the largest number of coordinates that may be sent for a vector [numel]."""
         return numel
 
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
-        """Draw `count` of the positions 0..numel-1 from the seed: int64, ascending. Implemented by codecs for which `draws` is true."""
+        """Draw `count` of the positions 0..numel-1 from the seed, and return them as int64, ascending.
+
+        Codecs with `draws` implement this method.
+        """
         raise FrameError(
-            f"a frame has drawn positions, but {self.name} draws none; both sides need the same codec"
+            f"a frame has positions drawn from a seed, but {self.name} sends positions; both sides need the same codec"
         )
 
     @abstractmethod
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        """Return a flag 0..3 and the bytes for each of m runs, which hold the selected values of one vector each.
+        """Encode the selected values of each of m vectors. Return a flag 0..3 and the bytes for each vector.
 
-        `values`: the values of all runs in order, float32, nonzero. `counts` [m]: lengths of the runs. The result for an empty run is not
-        used.
+        `values`: the nonzero float32 values of all vectors, concatenated. `counts` [m]: the number of values of each vector. The result for
+        a vector without values is not used.
         """
 
     @abstractmethod
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        """Read `count` ≥ 1 values from the start of `data`. Return the values and the number of bytes read. Raises FrameError."""
+        """Decode `count` ≥ 1 values from the start of `data`. Return the values and the number of bytes read. Raises FrameError."""
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         (positions, counts), values = self.choose(rows, seeds)
@@ -110,7 +115,8 @@ class Selective(Codec):
     ) -> list[Update | FrameError]:
         numel = layout.numel
         opened: list[Update | FrameError] = [Sparse(numel, NO_POSITIONS, NO_VALUES)] * len(sections)
-        read = []  # place, count, form, code and values of each section with positions
+        # place in the batch, count, form, encoded positions and values of each section with positions
+        read = []
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
                 continue
@@ -156,9 +162,12 @@ class Selective(Codec):
             return super()._decode_chunks(data, numel, size, seed)
         count, start = read_varint(data)
         if not count:
-            expect(len(data) == start, "bytes follow chunks without coordinates")
+            expect(len(data) == start, "bytes follow, although no coordinates are selected")
             return Sparse(numel, NO_POSITIONS, NO_VALUES)
-        expect(count <= numel, f"a frame claims {count} coordinates of {numel}")
+        expect(
+            count <= numel,
+            f"a frame claims {count} selected coordinates, but the vector has {numel}",
+        )
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
         code, rest = take(rest[start:], length)
@@ -171,9 +180,9 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Return a flag and the bytes for the values of m chunks. With flag 0, the bytes hold a flag of each chunk.
+        """Encode the values of m chunks as a flag and bytes. If the flag is 0, the bytes contain a flag for each chunk.
 
-        `counts` [m] ≥ 1: number of values of each chunk.
+        `counts` [m]: the number of values of each chunk, at least 1.
         """
         flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
         bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
@@ -182,11 +191,11 @@ class Selective(Codec):
     def unpack_chunks(
         self, flag: int, data: memoryview, counts: np.ndarray, seeds: Sequence[int]
     ) -> np.ndarray:
-        """Return the values of m chunks, float32.
+        """Decode the values of m chunks into a float32 array.
 
-        Raises FrameError unless `data` contains exactly `counts` [m] ≥ 1 values of each chunk.
+        Raises FrameError unless `data` contains exactly `counts` [m] ≥ 1 values of the chunks.
         """
-        expect(flag == 0, "chunks have an unknown flag")
+        expect(flag == 0, "a section in chunks has an unknown flag")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
         bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
         flags = np.unpackbits(bits, count=FLAG_BITS * len(counts)).reshape(-1, FLAG_BITS) @ (2, 1)
@@ -208,7 +217,7 @@ class Selective(Codec):
 
 @dataclass(frozen=True)
 class DensityCodec(Selective):
-    """A codec that sends k of n coordinates, k = max(1, floor(density · n + ½))."""
+    """A codec that sends at most k = max(1, floor(density · n + ½)) of n coordinates."""
 
     density: float  # fraction of the coordinates sent
 
@@ -216,7 +225,7 @@ class DensityCodec(Selective):
         check_density(self.density)
 
     def count(self, numel: int) -> int:
-        """Return the number k of coordinates to send of a vector [numel]."""
+        """Return k, the number of coordinates to send for a vector [numel]."""
         return count_at_density(self.density, numel)
 
     def most(self, numel: int) -> int:
@@ -224,17 +233,20 @@ class DensityCodec(Selective):
 
     @abstractmethod
     def value_bytes(self, count: int) -> int:
-        """Return the largest number of bytes that `pack_values` returns for `count` values."""
+        """Return an upper bound of the number of bytes that `pack_values` returns for `count` values."""
 
 
 @dataclass(frozen=True)
 class Largest(DensityCodec):
-    """A codec that sends the k largest magnitudes. Ties go to the lower position."""
+    """A codec that sends the k coordinates with the largest magnitudes.
+
+    Of equal magnitudes, those at lower positions are selected first.
+    """
 
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # The sum of the gaps, each shifted right by b, is at most their shifted sum.
+        # Each gap between positions is shifted right by b. The sum of the shifted gaps is at most the shifted sum of the gaps.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
@@ -249,7 +261,7 @@ def check_density(density: float) -> None:
 
 
 def count_at_density(density: float, numel: int) -> int:
-    """Return the number of coordinates of a vector [numel] that are sent at a density."""
+    """Return how many coordinates of a vector [numel] are sent at this density."""
     return min(numel, max(1, math.floor(density * numel + 0.5)))
 
 
@@ -258,13 +270,13 @@ def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> S
 
 
 def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """Return the first `length` bytes of `data`, and the rest. Raises FrameError if `data` is shorter."""
+    """Split `data` into its first `length` bytes and the rest. Raises FrameError if `data` is shorter."""
     expect(len(data) >= length, "a section is cut short")
     return data[:length], data[length:]
 
 
 def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
-    """Return the mean magnitude of each of m runs of values, as float32 bytes.
+    """Return the mean magnitude of each of m runs of values, as the bytes of a float32.
 
     Sums are computed in float64, in the order of the values.
     """
@@ -273,7 +285,7 @@ def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
 
 
 def unpack_magnitude(data: memoryview) -> float:
-    """Return the magnitude that all values of a section share. Raises FrameError unless the magnitude is finite and above zero."""
+    """Decode the magnitude that all values of a section share. Raises FrameError unless the magnitude is finite and positive."""
     (mean,) = MEAN.unpack(data)
     if not 0 < mean < math.inf:
         raise FrameError(

@@ -1,13 +1,10 @@
 """signSGD: one sign bit per coordinate.
 
-Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018.
+Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018.
 
-    C(x)_i = sign(x_i), as 1 or −1
-
-The sign of a zero is a random bit, keyed by (seed, coordinate). If every client has its own seed, the random signs of many clients cancel
-in a vote. C is neither contractive nor unbiased.
-
-    body   signs, one bit each, 1 = positive, padded to a byte
+Every coordinate is decoded as its sign, 1 or −1. The sign of a zero is a random bit that depends on the seed and the coordinate. If every
+client has its own seed, the random signs of many clients cancel in a majority vote. The codec is neither contractive nor unbiased. The body
+contains the signs, one bit each (1 = positive), padded to a byte.
 """
 
 from collections.abc import Sequence
@@ -29,7 +26,7 @@ ONE = np.ones(1, np.float32)
 
 @dataclass(frozen=True)
 class Sign(Codec):
-    """A codec that sends every coordinate as ±1, in one bit."""
+    """A codec that sends every coordinate as 1 or −1, in one bit."""
 
     name: ClassVar[str] = "sign"
     id: ClassVar[int] = 9

@@ -1,22 +1,25 @@
 """Count Sketch: frames can be added, and their sum is decoded once.
 
-Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 2002; for gradients, Ivkin, Rothchild, Ullah, Braverman,
-Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019.
+Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Gradients are sketched in Ivkin et al.,
+"Communication-efficient distributed SGD with sketching", NeurIPS 2019.
 
-    S[r, h_r(i)] += s_r(i)·x_i;   C(x)_i = median over r of s_r(i)·S[r, h_r(i)] for the k largest of these estimates, else 0
+Coordinate i is added to one cell h_r(i) in each row r of a table S, with a sign s_r(i) = ±1, and is estimated as a median over the rows:
 
-h_r(i) is the cell of coordinate i in row r, and s_r(i) = ±1 its sign. h_r and s_r depend only on the seed (kernels/count_sketch.py). All
-clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, C is unbiased: the estimate of one row
-has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. C contracts only if a small
-number of coordinates has most of ‖x‖, so no contraction is declared. The strategies `fetchsgd` and `sketched-sgd` have their own error
-feedback.
+    S[r, h_r(i)] += s_r(i)·x_i;
+    estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
-    body   rows, columns, k (LEB128 each); form of the cells, one byte; the cells, row by row
-           form 0: float32.  1: bfloat16.  2, 3, 4: an exponent e (int16), then integers in 8, 16, 32 bits
+The decoded vector holds the k largest estimates, and 0 elsewhere. Cells and signs depend only on the seed (kernels/count_sketch.py). All
+clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the codec is unbiased: the estimate
+from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. The codec
+contracts only if a small number of coordinates has most of ‖x‖, so it declares no contraction factor. The strategies `fetchsgd` and
+`sketched-sgd` have their own error feedback.
 
-`int8` cells are stochastically rounded to multiples of the unit 2^e, so they are unbiased. A sum of `int8` cells is exact, in the smallest
-unit of the frames, if 32 bits per cell suffice; else it is rounded to a larger unit. `bf16` cells are added in float32, and the sum is sent
-as bfloat16 if that is exact, else as float32.
+The body of a section is specified in docs/reference/frame-format.md. In form 0, cells are float32; in form 1, bfloat16. Forms 2, 3 and 4
+have an exponent e (int16), followed by cells that are integers of 8, 16 or 32 bits in units of 2^e.
+
+With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of int8 cells uses the smallest unit of
+the added frames if 32 bits per cell suffice, and is then exact; else it is rounded to a larger unit. With cells=bf16, cells are added in
+float32. The sum is sent as bfloat16 if that is exact, else as float32.
 """
 
 import math
@@ -42,7 +45,7 @@ from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
-MAX_COLUMNS_PER_COORDINATE = 8  # plus a constant for short vectors
+MAX_COLUMNS_PER_COORDINATE = 8  # A constant is added for short vectors.
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
@@ -54,7 +57,7 @@ TYPES: dict[int, np.dtype[Any]] = {
 }
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -200, 127  # of units
-ROUNDING_STREAM = 1 << 17  # of the random words that round cells
+ROUNDING_STREAM = 1 << 17  # number of the random stream that rounds cells
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -62,11 +65,11 @@ LARGEST = float(np.finfo(np.float32).max)
 class Sketch(Codec):
     """A codec that sends a table of rows × columns cells, which the receiver decodes by medians. Frames with the same seed can be added."""
 
-    rows: int = 5  # odd; more = fewer large errors
-    columns: int = 0  # cells in a row; 0 = determined by `ratio`
-    ratio: float = RATIO  # size of the vector in float32 divided by the size of the cells
-    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of the cells
-    # Fraction of the coordinates decoded: those with the largest estimates; 1 = all, unbiased
+    rows: int = 5  # An odd number of rows. More rows give fewer large errors.
+    columns: int = 0  # Cells per row; 0 = determined by `ratio`.
+    ratio: float = RATIO  # size of the vector in float32, divided by the size of the cells
+    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells.
+    # Fraction of the coordinates that are decoded, those with the largest estimates; 1 = all, without bias.
     density: float = 1 / 100
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
@@ -75,7 +78,7 @@ class Sketch(Codec):
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # sums may differ in the last bit
+    portable: ClassVar[bool] = False  # Sums may differ between devices in the last bit.
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
@@ -97,7 +100,7 @@ class Sketch(Codec):
         return math.floor(min(_max_columns(numel), columns))
 
     def count(self, numel: int) -> int:
-        """Return the number of coordinates of a vector [numel] that are decoded."""
+        """Return how many coordinates of a vector [numel] are decoded."""
         return count_at_density(self.density, numel)
 
     def variance(self, numel: int) -> float | None:
@@ -134,7 +137,7 @@ class Sketch(Codec):
             empty = MIN_EXPONENT, np.zeros_like(first.raw)
             exponent, total = add_tables(filled, 30) if filled else empty
             for one in (*read, SketchSection(first.count, INT32, exponent, total)):
-                _floats(one)  # raises FrameError if not finite
+                _floats(one)  # Raises FrameError if a cell is not finite.
             body = _write_integers(exponent, total)
         else:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -151,17 +154,17 @@ class Sketch(Codec):
 
 
 class SketchSection(NamedTuple):
-    """The content of a section of `sketch`."""
+    """The decoded header and the raw cells of a section of `sketch`."""
 
     count: int  # k
     form: int
     exponent: int
-    raw: np.ndarray  # cells [rows, columns] as they are sent
+    raw: np.ndarray  # cells [rows, columns] in the format of the frame
 
 
 @dataclass
 class SketchUpdate(Update):
-    """A sketch of a vector [numel], decoded on first use."""
+    """The sketch of a vector [numel], which is decoded on first use."""
 
     numel: int
     cells: np.ndarray  # float32 [rows, columns]
@@ -170,7 +173,7 @@ class SketchUpdate(Update):
 
     @cached_property
     def decoded(self) -> Update:
-        """The `count` largest estimates."""
+        """The update with the `count` largest estimates."""
         estimates = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
         if self.count == self.numel:
             return Dense(estimates)
@@ -200,7 +203,7 @@ class SketchUpdate(Update):
 
 
 def read_at_density(update: Update, codec: Sketch) -> Update:
-    """Return the update, in which sketches are decoded at the density of `codec` instead of the density in their frames."""
+    """Return a copy of the update in which sketches are decoded at the density of `codec`, not at the density in their frames."""
     if isinstance(update, Sections):
         parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
         return Sections(update.numel, tuple(parts))
@@ -210,7 +213,10 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
-    """Return the weighted sums of the sketches among the updates, one for each seed and shape, in the order of first occurrence."""
+    """Add the sketches among the updates, multiplied by their weights.
+
+    Return one sum for each seed and shape, in the order of first occurrence.
+    """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
         if not isinstance(update, SketchUpdate):
@@ -225,7 +231,7 @@ def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[Sk
 
 
 def _max_columns(numel: int) -> int:
-    """Return the largest number of columns of a sketch of a vector [numel]."""
+    """Return the largest permitted number of columns of a sketch of a vector [numel]."""
     return MAX_COLUMNS_PER_COORDINATE * numel + 64
 
 
@@ -234,7 +240,7 @@ def _head(rows: int, columns: int, count: int) -> bytes:
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
-    """Return the form and the cells of a section, given cells in float32 [rows, columns]."""
+    """Encode float32 cells [rows, columns] in the given form. Return the form and the cells as bytes."""
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
@@ -242,14 +248,14 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
     key = seed ^ zlib.crc32(cells.tobytes()) << 32
     random = philox.words(key, cells.size, 0, ROUNDING_STREAM).reshape(cells.shape)
-    # No cell is rounded up beyond the largest float32.
+    # Clipping ensures that no cell is rounded up beyond the largest float32.
     top = min(127, math.floor(math.ldexp(LARGEST, -exponent)))
     rounded = np.floor(cells * np.float64(2.0**-exponent) + random * 2.0**-32)
     return _write_integers(exponent, rounded.clip(-top, top).astype(np.int64))
 
 
 def _exponent(largest: float) -> int:
-    """Return the smallest e with largest ≤ 127·2^e."""
+    """Return the smallest exponent e with largest ≤ 127·2^e."""
     if not largest:
         return MIN_EXPONENT
     e = math.frexp(largest / 127)[1]
@@ -257,7 +263,7 @@ def _exponent(largest: float) -> int:
 
 
 def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
-    """Return form, exponent and cells of a section, given the cells as int64 multiples of 2^exponent."""
+    """Encode cells that are int64 multiples of 2^exponent. Return the form, the exponent and the cells as bytes."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
     cells = integers.astype(TYPES[form]).tobytes()
@@ -265,13 +271,13 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 
 def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int, np.ndarray]:
-    """Return the sum of integer tables of one shape, as (exponent, int64 table).
+    """Add integer tables of one shape and return the sum as (exponent, int64 table).
 
-    `tables`: (exponent e, table), where 2^e is the unit of the table. The unit of the sum is the smallest of these units, or larger if the
-    sum could exceed `bits` bits.
+    `tables`: (exponent e, table), where the entries of the table are in units of 2^e. The unit of the sum is the smallest unit of the
+    tables, or larger if the sum could exceed `bits` bits.
     """
     longest = max(e + int(np.abs(table.astype(np.int64)).max()).bit_length() for e, table in tables)
-    top = longest + (len(tables) - 1).bit_length()  # the sum is below 2^top
+    top = longest + (len(tables) - 1).bit_length()  # every entry of the sum is below 2^top
     unit = max(min(e for e, _ in tables), top - bits)
     total = np.zeros(tables[0][1].shape, np.int64)
     for e, table in tables:
@@ -283,7 +289,7 @@ def add_tables(tables: Sequence[tuple[int, np.ndarray]], bits: int) -> tuple[int
 
 
 def _read(section: Section) -> SketchSection:
-    """Return the content of a section that is not empty. Raises FrameError."""
+    """Parse a section that is not empty. Raises FrameError."""
     data, head = memoryview(section.body), []
     for _ in range(3):
         number, used = read_varint(data)
@@ -310,10 +316,10 @@ def _read(section: Section) -> SketchSection:
 
 
 def _floats(body: SketchSection) -> np.ndarray:
-    """Return the cells in float32. Raises FrameError if a cell is not finite."""
+    """Return the cells as float32. Raises FrameError if a cell is not finite."""
     _, form, exponent, raw = body
     if form == FLOAT32:
-        cells = raw.astype(np.float32)  # an aligned copy, which is read faster than the frame
+        cells = raw.astype(np.float32)  # This aligned copy is read faster than the frame.
     elif form == BFLOAT16:
         cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:

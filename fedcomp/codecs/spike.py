@@ -1,10 +1,9 @@
 """A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-Codecs that send means send one coordinate instead, because a subnormal mean has fewer than 24 bits, and rounding it can break the
-contraction. Sending only the largest coordinate contracts with δ = 1/n for every vector. A section with only the largest coordinate has the
-count 1, any other section the count n.
-
-    body   position (LEB128), value (float32, not zero)
+A subnormal mean has fewer than 24 bits of precision, and rounding it can break the contraction. Codecs that send means therefore send only
+the largest coordinate of a vector with a subnormal mean. Sending only the largest of n coordinates contracts with δ = 1/n for every vector.
+The coordinate count is 1 in such a section, and n in all other sections of these codecs. The body contains the position (LEB128) and the
+value (float32, not zero).
 """
 
 import math
@@ -23,15 +22,15 @@ VALUE = struct.Struct("<f")
 
 
 def is_needed(mean: float | np.floating, numel: int) -> bool:
-    """Return whether only the largest coordinate of a vector [numel] is sent.
+    """Return whether only the largest coordinate of a vector [numel] should be sent.
 
-    `mean`: mean magnitude of the vector, or the largest mean magnitude of its parts.
+    `mean`: the mean magnitude of the vector, or the largest mean magnitude of any part of it.
     """
     return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
 
 
 def pack(x: Tensor) -> Section:
-    """Return a section with the largest coordinate of a finite x [n]; an empty section if x is zero."""
+    """Return a section with the largest coordinate of a finite x [n], or an empty section if x is zero."""
     positions = kernels.top_k([x], 1).positions
     if not positions.numel():
         return EMPTY
@@ -40,18 +39,18 @@ def pack(x: Tensor) -> Section:
 
 
 def unpack(section: Section, numel: int) -> Sparse:
-    """Return an update with the coordinate in a section, if any. Raises FrameError for a section that `pack` does not return."""
+    """Decode a section with at most one coordinate into an update. Raises FrameError unless `pack` can have written the section."""
     if section.count == 0:
         return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
     position, used = read_varint(memoryview(section.body))
     fits = section.count == 1 and position < numel and len(section.body) == used + VALUE.size
-    expect(fits, "a section of one coordinate is damaged or of another size")
+    expect(fits, "a section with one coordinate is damaged, or for a vector of another size")
     (value,) = VALUE.unpack_from(section.body, used)
     valid = math.isfinite(value) and value != 0
-    expect(valid, f"a section of one coordinate has the value {value}")
+    expect(valid, f"a section with one coordinate has the invalid value {value}")
     return Sparse(numel, np.array([position]), np.array([value], np.float32))
 
 
 def max_bytes(numel: int) -> int:
-    """Return the largest size of a section in bytes, including its count."""
+    """Return the largest size in bytes of a section, including the coordinate count."""
     return 1 + len(varint(numel)) + VALUE.size

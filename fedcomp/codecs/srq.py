@@ -1,22 +1,23 @@
 """Stochastic quantization of rotated vectors: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
 
-Suresh, Yu, Kumar, McMahan: Distributed mean estimation with limited communication. ICML 2017, sections 3 and 4.
+Suresh et al., "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
 
-    u = R·x;  C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋ with r uniform in [0, 1), so E C(x) = x
-    srq    lo = min u,  hi = max u,  s = (hi − lo)/(k − 1)
-    vlc    lo = 0,  s = √2·‖u‖/(k − 1) with k = √d + 1
+The rotated vector u = R·x of d coordinates is quantized as follows, where r is uniform in [0, 1), so that the codec is unbiased:
 
-E‖x − C(x)‖² ≤ ω‖x‖². For `srq`, ω = min(d/2, 2·ln(2d) + 2)/(k − 1)²: hi − lo is at most √2‖u‖ (theorem 2), and the mean of the largest u²
-over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, ω = min(s²/4, s), where s is in units of the root
-mean square ‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem 4), since most levels are rare.
+    C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋;
+    for `srq` with k levels, lo = min u and the step is s = (max u − lo)/(k − 1);
+    for `vlc`, lo = 0 and the step is s = √2·‖u‖/(k − 1) with k = √d + 1 in the paper.
 
-Unlike in the paper, R rotates blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s, so the length of a `vlc`
-frame hardly depends on x. `srq` rounds lo down and s up before it sends them. Levels of `vlc` are multiples of s, so lo is not sent.
+For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the mean of the
+largest u² over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4, s),
+where s is in units of the root mean square ‖u‖/√d. The paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d (theorem
+4), since most levels are rare.
 
-    body    as in codecs/rotated.py
-    srq     k − 1, one byte; a and b; the codes, ⌈log₂ k⌉ bits each
-    vlc     1, one byte; a; the smallest multiple m (LEB128 of 2m if m ≥ 0, else of −2m − 1), the number of symbols (LEB128), the code of
-            the symbols (kernels/range_coder.py)
+Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s. The length of a
+`vlc` frame therefore hardly depends on x. `srq` rounds lo down and s up before it sends them. The levels of `vlc` are multiples of s, so lo
+is not sent.
+
+The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """
 
 import math
@@ -32,17 +33,18 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-ROUNDING = 1 + 2.0**-16  # bound of the factor by which rounding widens hi − lo, or increases s
-HEAD = 1  # the first byte of vlc
-# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 symbols
+# Rounding increases the step s, or the range max u − min u, by at most this factor.
+ROUNDING = 1 + 2.0**-16
+HEAD = 1  # The first byte of the body for vlc.
+# With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 possible symbols.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 
 @dataclass(frozen=True)
 class SRQ(rotated.RotatedCodec):
-    """A codec that sends every rotated coordinate as one of k evenly spaced levels."""
+    """A codec that quantizes every rotated coordinate to one of k evenly spaced levels."""
 
-    # k: number of levels, from the smallest to the largest value of a block; best a power of two
+    # k, the number of levels between the smallest and the largest value of a block. Powers of two are best.
     levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16
@@ -76,9 +78,9 @@ class SRQ(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class VLC(rotated.RotatedCodec):
-    """A codec that sends every rotated coordinate as a multiple of one step, entropy-coded."""
+    """A codec that quantizes every rotated coordinate to a multiple of one step, and entropy-codes the multiples."""
 
-    # s, in units of the root mean square; half the step = one more bit per coordinate, a quarter of the squared error
+    # The step s, in units of the root mean square. Halving the step costs one bit per coordinate and divides the squared error by four.
     step: float = math.sqrt(2)
     name: ClassVar[str] = "vlc"
     id: ClassVar[int] = 17
@@ -111,15 +113,15 @@ class VLC(rotated.RotatedCodec):
     def unpack_codes(
         self, head: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> rotated.ReadCodes:
-        expect(head == HEAD, "a section of multiples has an unknown first byte")
+        expect(head == HEAD, "a vlc section has an unknown first byte")
         folded, start = read_varint(data)
         size, used = read_varint(data[start:])
         smallest = -(folded + 1) // 2 if folded & 1 else folded // 2
         in_range = abs(smallest) < range_coder.LARGEST and 1 <= size <= range_coder.LARGEST
-        expect(in_range, "multiples are out of range")
+        expect(in_range, "the multiples of the step are out of range")
         symbols = range_coder.decode(data[start + used :], count, max(size, 2))
         both_occur = int(symbols.min()) == 0 and int(symbols.max()) == size - 1
-        expect(both_occur, "the smallest or the largest multiple does not occur")
+        expect(both_occur, "the stated smallest or largest multiple is not used")
         zeros_fit = bool((symbols.reshape(-1, 8)[is_zero] == -smallest).all())
-        expect(zeros_fit, "a block of zeros has multiples that are not zero")
+        expect(zeros_fit, "a block with scale 0 has nonzero codes")
         return lambda start, stop: symbols[start:stop].astype(np.float32) + np.float32(smallest)

@@ -1,13 +1,15 @@
 """STC: sparse ternary compression.
 
-Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019, algorithm 1.
+Sattler et al., "Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019, algorithm 1.
 
-    C(x)_i = μ·sign(x_i) if |x_i| is among the k largest, else 0;  μ = the mean magnitude of those k
+The k coordinates with the largest magnitudes are decoded as μ·sign(x_i), where μ is the mean of these k magnitudes; all other coordinates
+are decoded as 0. Unlike in the paper, a frame never has more than k coordinates: of equal magnitudes, those at lower positions are selected
+first, and zeros are not sent.
 
-Unlike in the paper, a frame never has more than k coordinates: ties at the k-th magnitude go to the lower positions, and zeros are not
-sent.
+Format of the values (for the rest of the body, see codecs/selection.py):
 
-    values   μ as float32; signs, one bit each, 1 = positive, padded to a byte; the rest as in codecs/selection.py
+    μ, as float32;
+    the signs, one bit each (1 = positive), padded to a byte.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from .selection import Unpacked
 
 @dataclass(frozen=True)
 class STC(selection.Largest):
-    """A codec that sends the k largest coordinates as one mean magnitude and a sign each."""
+    """A codec that sends the k largest coordinates as a sign each and one common magnitude."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "stc"
@@ -33,7 +35,7 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # Attained by a constant vector, and in the limit by a vector with one large coordinate.
+        # The bound is attained by a constant vector, and in the limit by a vector with one large coordinate.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

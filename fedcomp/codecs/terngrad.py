@@ -1,15 +1,15 @@
 """TernGrad: ternary gradients.
 
-Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017.
+Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS 2017.
 
-    C(x)_i = s·sign(x_i)·b_i,  P(b_i = 1) = |x_i|/s;  s = max |x_i|, after clipping x to ±2.5σ
+Coordinates are clipped to ±2.5 standard deviations. Let the scale s be the largest magnitude after clipping. A coordinate x_i is then
+decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper uses one scale
+per layer, like the scope @layer. If the server announces `scale` (one float32 per section), the announced scale is used, and larger values
+are clipped to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale.
 
-The codec is unbiased apart from the clipping. The paper uses one scale s per layer, like the scope @layer. If the server announces `scale`
-(one float32 per section), the announced scale replaces s, and larger values are clipped to it. Frames with the same s can be added: the sum
-of m frames consists of integers from −m to m, times s.
-
-The paper measures the deviation σ from the mean. Here σ = ‖x‖₂/√n is the deviation from zero, so that values that are far from zero but
-close to each other are not clipped. A section has the format `multiples` of codecs/levels.py, with s as the unit.
+The paper measures the standard deviation around the mean. Here the deviation is the root mean square ‖x‖₂/√n, so that values that are far
+from zero but close to each other are not clipped. The body contains −1, 0 or 1 for each coordinate, as multiples of the unit s (see
+codecs/levels.py).
 """
 
 import math
@@ -29,18 +29,18 @@ from .base import Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-SCALE = np.dtype("<f4")  # bytes of an announced scale
+SCALE = np.dtype("<f4")  # format of an announced scale
 
 
 @dataclass(frozen=True)
 class TernGrad(Codec):
-    """A codec that sends every coordinate as −s, 0 or s, with one scale s."""
+    """A codec that sends every coordinate as −s, 0 or s, with a common scale s."""
 
-    clip: float = 2.5  # clip values to this many standard deviations; 0 = no clipping
+    clip: float = 2.5  # Clip values to this many standard deviations; 0 disables clipping.
     name: ClassVar[str] = "terngrad"
     id: ClassVar[int] = 14
     source: ClassVar[str] = "Wen et al. 2017"
-    linear: ClassVar[bool] = True  # if frames have the same scale
+    linear: ClassVar[bool] = True  # Frames can be added if they have the same scale.
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class TernGrad(Codec):
         return wire.max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
-        """Return the scale s of x, a float32. Under the strategy `shared-scale`, a client reports its scale to the server."""
+        """Return the scale s of x, a float32 number. Under the strategy `shared-scale`, a client reports its scale to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
@@ -95,7 +95,7 @@ class TernGrad(Codec):
 
 
 def _announced(context: Context, own: float) -> float:
-    """Return the announced scale of this section; `own` if none is announced. Raises ProtocolError for an invalid scale."""
+    """Return the scale that the server announced for this section, or `own` if there is none. Raises ProtocolError for an invalid scale."""
     if "scale" not in context.announced:
         return own
     data, at = context.announced["scale"], context.section

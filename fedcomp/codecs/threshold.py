@@ -1,15 +1,14 @@
-"""Selection of the coordinates that reach a fixed threshold.
+"""Selection of the coordinates whose magnitude reaches a fixed threshold.
 
-Strom: Scalable distributed DNN training using commodity GPU cloud computing. Interspeech 2015, algorithm 1, which combines the codec with
-the memory `residual`.
+Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015, algorithm 1. The algorithm combines this
+codec with the memory `residual`.
 
-    C(x)_i = τ·sign(x_i) if |x_i| ≥ τ, else 0;  with values=fp32 or fp16, C(x)_i = x_i if |x_i| ≥ τ, else 0
+Coordinates with |x_i| ≥ τ are decoded as τ·sign(x_i), or as x_i with values=fp32 or fp16. All other coordinates are decoded as 0. The
+number of selected coordinates depends on the update, from none to all. The error is never larger than ‖x‖, so the contraction factor is δ =
+0. The threshold τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
-The number of selected coordinates depends on the update, from none to all. ‖x − C(x)‖ ≤ ‖x‖ for every x, so the contraction holds with
-δ = 0. τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
-
-    values   flag 2: τ as float32; signs, one bit each, 1 = positive, padded to a byte. Flags 0 and 1: values as in codecs/floats.py. The
-             rest as in codecs/selection.py
+The flag is 2 if the values are ±τ: τ as float32, then the signs, one bit each (1 = positive), padded to a byte. With the flags 0 and 1, the
+values have the format of codecs/floats.py. For the rest of the body, see codecs/selection.py.
 """
 
 from collections.abc import Sequence
@@ -26,16 +25,16 @@ from .base import Context, expect
 from .selection import Unpacked
 
 MIN_TAU, MAX_TAU = 2.0**-149, float(np.finfo(np.float32).max)
-TAU = 2  # flag, besides those of codecs/floats.py
+TAU = 2  # value of the flag for ±τ; the other values are those of codecs/floats.py
 
 
 @dataclass(frozen=True)
 class Threshold(selection.Selective):
     """A codec that sends the coordinates whose magnitude is at least τ, as ±τ or with their values."""
 
-    # Threshold; higher = smaller frames, longer delay until small coordinates are sent
+    # The threshold τ. A higher threshold gives smaller frames, but small coordinates are sent later.
     tau: float = 0.01
-    values: Literal["tau", "fp32", "fp16"] = "tau"  # ±τ, or the values and their precision
+    values: Literal["tau", "fp32", "fp16"] = "tau"  # Send ±τ, or the values in float32 or float16.
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 8
     source: ClassVar[str] = "Strom 2015"

@@ -1,18 +1,16 @@
-"""Top-k sparsification.
+"""Top-k sparsification: only the k coordinates with the largest magnitudes are sent.
 
-Aji, Heafield: Sparse communication for distributed gradient descent. EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
-Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
+Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
+Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018).
 
-    C(x)_i = x_i if |x_i| is among the k largest, else 0
+Values have the format of codecs/floats.py, or that of bins, with flag 2. For the rest of the body, see codecs/selection.py.
 
-    values   as in codecs/floats.py, or bins (flag 2); the rest as in codecs/selection.py
+With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. The same quantizer is used in the public
+implementation of SparseLoCo (Sarfi et al. 2025), which takes it from hivemind. In a chunk with mean m and standard deviation σ, a value v
+belongs to bin (v − m)/(1.5σ) + 2, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to
+bfloat16.
 
-With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. This quantizer is that of the public implementation
-of SparseLoCo (Sarfi et al. 2025), taken from hivemind. In a chunk with mean m and standard deviation σ, a value v belongs to bin
-⌊(v − m)/(1.5σ) + 2⌉, rounded half to even and clipped to 0..3. Unlike in SparseLoCo, the means of the bins are rounded to bfloat16.
-
-    bins     length of the following code (LEB128); the bins of all values, coded by codecs/levels.py; the means of all nonempty bins of
-             each chunk, in order, as bfloat16
+The format of values in bins is specified in docs/reference/frame-format.md.
 """
 
 from collections.abc import Sequence
@@ -28,17 +26,18 @@ from .base import Context, expect
 from .frame import read_varint, varint
 from .selection import Unpacked
 
-BINNED = 2  # flag
-BINS, WIDTH, MIDDLE = 4, 1.5, 2  # number of bins, their width in σ, index of the bin around m
+BINNED = 2  # Flag of values in bins.
+# BINS: number of bins. WIDTH: width of a bin in standard deviations. MIDDLE: index of the bin around the mean.
+BINS, WIDTH, MIDDLE = 4, 1.5, 2
 MEAN = np.dtype("<u2")
 
 
 @dataclass(frozen=True)
 class TopK(selection.Largest):
-    """A codec that sends the k largest coordinates with their values."""
+    """A codec that sends the positions and values of the k largest coordinates."""
 
-    density: float = 1 / 100  # fraction of the coordinates sent
-    # Precision of the values; 2bit: the mean of one of four bins.
+    density: float = 1 / 100  # Fraction of the coordinates sent.
+    # Precision of the values. With 2bit, each value is replaced by the mean of one of four bins.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
     name: ClassVar[str] = "topk"
     id: ClassVar[int] = 3
@@ -46,7 +45,7 @@ class TopK(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
-            return 0.0  # the mean of two values v and −v in one bin is 0
+            return 0.0  # Two values v and −v in one bin are both decoded as their mean, 0.
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 
@@ -90,7 +89,10 @@ class TopK(selection.Largest):
 
 
 def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
-    """Return the values of m chunks, in order, quantized to bins, as bytes. `counts` [m] ≥ 1: number of values of each chunk."""
+    """Quantize the values of m chunks to the means of bins, and return them as bytes.
+
+    `counts` [m]: the number of values of each chunk, at least 1.
+    """
     chunk = np.arange(counts.size).repeat(counts)
     centered = values - kernels.means(values, counts)[chunk]  # float64
     squares = np.bincount(chunk, centered * centered, counts.size)
@@ -106,7 +108,10 @@ def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
 
 
 def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the values of m chunks, float32, and the number of bytes read. `counts`: as in `pack_bins`. Raises FrameError."""
+    """Decode the values of m chunks, and return them as float32 with the number of bytes read.
+
+    `counts`: see `pack_bins`. Raises FrameError.
+    """
     length, start = read_varint(data)
     expect(length <= len(data) - start, "the bins of values are cut short")
     total = int(counts.sum())
@@ -122,6 +127,6 @@ def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def max_bins_bytes(count: int) -> int:
-    """Return the largest size in bytes of `count` values of one chunk."""
+    """Return the largest size in bytes of `count` quantized values of one chunk."""
     size = levels.packed_bytes(count, BINS)
     return len(varint(size)) + size + min(count, BINS) * MEAN.itemsize

@@ -1,4 +1,4 @@
-"""Decoded updates in compact form: nonzeros of sparse updates, bits of signs, views of the frame for dense updates."""
+"""Decoded updates in compact form: nonzeros for sparse updates, bits for signs, and views of the frame for dense updates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,19 +11,22 @@ from torch import Tensor
 
 from .. import kernels
 
-BLOCK = 1 << 16  # coordinates that are processed at a time
+BLOCK = 1 << 16  # number of coordinates that are processed at a time
 
 
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
-    """Add Σ wᵢ·updateᵢ to `into` in place, in the order of the updates. Sketches are added first, and only their sum is decoded."""
+    """Add Σ wᵢ·updateᵢ to `into` in place, in the order of the updates.
+
+    Sketches are added before decoding, so that only their sum is decoded.
+    """
     classes = {type(update) for update in updates}
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Return an update with these parts: Sparse or Dense if all parts have this class, else Sections.
+    """Join parts of a vector into one update: Sparse or Dense if all parts have this class, else Sections.
 
-    The slices cover a vector [numel] in order.
+    The slices of the parts cover a vector [numel] in order.
     """
     dense = [part.values for _, part in parts if isinstance(part, Dense)]
     if parts and len(dense) == len(parts):
@@ -36,27 +39,28 @@ def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
 
 
 class Update(ABC):
-    """A decoded vector [numel]."""
+    """A decoded vector with `numel` elements."""
 
     numel: int
-    positions: np.ndarray | None  # positions of the values, int64, ascending; None = all
+    # positions of the values in the vector, int64, ascending; None = all
+    positions: np.ndarray | None
 
     @property
     def nonzeros(self) -> int:
-        """Number of coordinates in the update."""
+        """Number of coordinates for which the update has a value."""
         return self.numel if self.positions is None else self.positions.size
 
     @abstractmethod
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        """Add weight · update to `into` [numel] in place, in float32."""
+        """Multiply the update by `weight` and add it to `into` [numel] in place, in float32."""
 
     @abstractmethod
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Return the coordinates start..stop-1 of the update, float32. Reading many updates in blocks avoids dense copies."""
+        """Return the coordinates start..stop-1 of the update as float32. Reading many updates in blocks avoids dense copies."""
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
-        """Implement `add_all` for updates of this class."""
+        """The implementation of `add_all` for updates of this class."""
         for update, weight in zip(updates, weights, strict=True):
             update.add_to(into, weight)
 
@@ -67,7 +71,7 @@ class Update(ABC):
             into[start : start + BLOCK].copy_(torch.from_numpy(block))
 
     def dense(self, device: torch.device | str | None = None) -> Tensor:
-        """Return the update as a vector [numel], float32, on `device`, by default the CPU."""
+        """Return the update as a float32 vector [numel] on `device`, by default the CPU."""
         return torch.from_numpy(np.array(self.block(0, self.numel), np.float32)).to(device or "cpu")
 
 
@@ -100,11 +104,11 @@ class Dense(Update):
 
 @dataclass
 class Sparse(Update):
-    """An update with values for some coordinates; the others are 0."""
+    """An update with values for some coordinates; all other coordinates are 0."""
 
     numel: int
     positions: np.ndarray  # int64, ascending
-    values: np.ndarray  # float32, at the positions
+    values: np.ndarray  # float32 values at these positions
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         kernels.add_all_at(into, [self.positions], [self.values], [weight])
@@ -124,12 +128,15 @@ class Sparse(Update):
 
 @dataclass
 class Bits(Update):
-    """An update with one bit per coordinate, and two values for each of c columns. Coordinate i is in column i mod c."""
+    """An update with one bit per coordinate.
+
+    The bit selects one of two values, which depend on the column of the coordinate. With c columns, coordinate i is in column i mod c.
+    """
 
     numel: int
     raw: np.ndarray  # bits, uint8 [⌈numel/8⌉] (kernels/bits.py)
-    high: np.ndarray  # value of a 1 in each column, float32 [c], c ≥ 1
-    low: np.ndarray  # value of a 0 in each column, float32 [c]
+    high: np.ndarray  # value of the coordinates with bit 1 in each column, float32 [c], c ≥ 1
+    low: np.ndarray  # value of the coordinates with bit 0 in each column, float32 [c]
     positions: ClassVar[None] = None
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
@@ -143,10 +150,11 @@ class Bits(Update):
 
 @dataclass
 class Sections(Update):
-    """An update that consists of the updates of consecutive parts of the vector, such as tensors."""
+    """An update that consists of the updates of consecutive parts of a vector, such as tensors."""
 
     numel: int
-    parts: tuple[tuple[slice, Update], ...]  # spans that cover the vector in order
+    # slices that cover the vector in order, each with its update
+    parts: tuple[tuple[slice, Update], ...]
 
     @property
     def positions(self) -> np.ndarray | None:

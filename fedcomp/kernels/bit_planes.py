@@ -1,7 +1,7 @@
 """Small integers as bit planes: the first plane has the lowest bit of every integer, the second plane the next bit, and so on.
 
-A byte of a plane has the bits of eight integers, with the first integer in the most significant bit. The number of packed integers is a
-multiple of 8, so planes have no padding. Integers are counted and compared by logic operations on whole planes, many integers at a time.
+A byte of a plane has the bits of eight integers, with the first integer in the most significant bit. The number of integers is a multiple
+of 8, so planes need no padding. Logic operations on whole planes count and compare many integers at a time.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ import numpy as np
 
 from ..errors import FrameError
 
-PIECE = 1 << 17  # integers that are packed at a time
+PIECE = 1 << 17  # number of integers that are packed at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """Return the bit planes of integers [N], uint8 and below 2^width, as bytes."""
+    """Return the bit planes of integers [N] as bytes. The integers are uint8, below 2^width."""
     planes = np.empty((width, codes.size // 8), np.uint8)
     for start in range(0, codes.size, PIECE):
         piece = codes[start : start + PIECE]
@@ -24,7 +24,7 @@ def pack(codes: np.ndarray, width: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """Return `data` as the bit planes [width, count/8] of `count` integers below `size`, without a copy.
+    """View `data` as the bit planes [width, count/8] of `count` integers below `size`.
 
     Raises FrameError if `data` has another length or an integer is not below `size`.
     """
@@ -40,7 +40,10 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Return table[i] for the integers i at indices start..stop-1. `start` and `stop` are multiples of 8. `table`: float32 [2^width]."""
+    """Return table[i] for each integer i at the indices start..stop-1.
+
+    `start` and `stop` are multiples of 8. `table`: float32 [2^width].
+    """
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
     codes = bits[0]
     for bit, plane in enumerate(bits[1:], 1):
@@ -49,10 +52,12 @@ def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.nda
 
 
 def count(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Count the ones in each column of rows of packed bits. Return the counts as bit planes. Memory holds at most three rows per plane.
+    """Count the ones in each column of several rows of packed bits.
 
-    In five operations, a full adder replaces three rows of a plane by one row of that plane and a carry row of the next plane (Harley &
-    Seal; Warren, Hacker's Delight, 2nd ed. 2013, §5–2).
+    Return the counts as bit planes. Memory for at most three rows per plane is needed.
+
+    A full adder replaces three rows of a plane by one row of this plane and a carry row of the next plane, in five operations (Warren,
+    Hacker's Delight, 2nd ed. 2013, §5–2).
     """
     waiting: list[list[np.ndarray]] = []
     for row in rows:
@@ -85,7 +90,10 @@ def _full_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, 
 
 
 def at_least(planes: list[np.ndarray], number: int) -> np.ndarray:
-    """Return packed flags: 1 for each integer that is at least `number`. Bits are compared from the highest to the lowest."""
+    """Return packed bits, 1 for each integer that is at least `number`.
+
+    The integers are compared bit by bit, from the highest to the lowest bit.
+    """
     above = planes[0] ^ planes[0]
     equal = ~above
     if number <= 0:

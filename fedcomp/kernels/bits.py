@@ -1,4 +1,4 @@
-"""One bit per element, packed from the most significant bit of the first byte. The last byte is padded with zeros."""
+"""Packing of one bit per element, from the most significant bit of the first byte. The last byte is padded with zeros."""
 
 from collections.abc import Sequence
 
@@ -11,38 +11,38 @@ from . import philox
 from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
-ZERO_STREAM = 1  # stream of the random bits for zeros
+ZERO_STREAM = 1  # number of the random stream that replaces the signs of zeros
 SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 
 def pack_signs(positive: np.ndarray | Tensor) -> bytes:
-    """Return the bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
+    """Pack a bool array or tensor [count], on any device, into ceil(count/8) bytes."""
     flags = positive.cpu().numpy() if isinstance(positive, Tensor) else positive
     return np.packbits(flags).tobytes()
 
 
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
-    """Return the bits in `data` as a bool array [count]. Raises FrameError if `data` has the wrong length or padding."""
+    """Unpack the bits in `data` into a bool array [count]. Raises FrameError if the length or the padding of `data` is wrong."""
     return np.unpackbits(read_bits(data, count), count=count).view(np.bool_)
 
 
 def sign_values(raw: np.ndarray, count: int, magnitude: float) -> np.ndarray:
-    """Return `magnitude` for each 1 and −`magnitude` for each 0 in the packed bits `raw`: float32 [count]."""
+    """Return `magnitude` for each 1 and −`magnitude` for each 0 in the packed bits `raw`, as float32 [count]."""
     values = SIGNS.take(raw, axis=0).reshape(-1)[:count]
     values *= np.float32(magnitude)
     return values
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:
-    """Return a bit for each element of a finite x [n], of any float dtype, on any device: 1 if positive, 0 if negative.
+    """Return the packed signs of a finite x [n], of any float dtype, on any device. A bit is 1 for positive, 0 for negative.
 
-    Without a seed, the bit of a zero is 1. With a seed, the bit of a zero at index i is bit i of the seed's random words (philox.py).
+    Without a seed, the bit of a zero is 1. With a seed, the bit of a zero at index i is bit i of the random words of the seed (philox.py).
     """
     return signs_rows([x], None if seed is None else [seed])[0]
 
 
 def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
-    """Return the result of `signs` for each of m ≥ 1 vectors, each with its own seed."""
+    """Return the packed signs of each of m ≥ 1 vectors, as `signs` does, with one seed per vector."""
     row_seeds = [None] * len(rows) if seeds is None else seeds
     X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)
@@ -55,14 +55,16 @@ def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
 
 
 def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return the bits start..stop-1 of packed bits: bool [stop - start]."""
+    """Return the bits start..stop-1 of packed bits, as bool [stop - start]."""
     first = start // 8
     part = raw[first : (stop + 7) // 8]
     return np.unpackbits(part, count=stop - 8 * first)[start - 8 * first :].view(np.bool_)
 
 
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Return the values, float32, of bits start..stop-1. Bit i, in column j = i mod c, means high[j] if it is 1, else low[j].
+    """Return the float32 values that the bits start..stop-1 stand for.
+
+    With c columns, bit i is in column j = i mod c and stands for high[j] if it is 1, else for low[j].
 
     `high`, `low`: float32 [c], c ≥ 1.
     """
@@ -72,7 +74,7 @@ def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.nda
 
 
 def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
-    """Return `data` as a uint8 array, without a copy. Raises FrameError unless `data` has `count` bits and zeros as padding."""
+    """View `data` as a uint8 array. Raises FrameError unless `data` consists of `count` bits and zeros as padding."""
     if count < 0 or len(data) != (count + 7) // 8:
         raise FrameError(
             f"{len(data)} bytes cannot hold {count} signs; the frame is damaged or of another size"
@@ -85,7 +87,7 @@ def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
 
 
 def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return X >= 0 and X == 0 as packed bits for each row of X [m, n]: uint8 [m, ⌈n/8⌉] each."""
+    """Return X >= 0 and X == 0 as packed bits, uint8 [m, ⌈n/8⌉] each, for X [m, n]."""
     if X.device.type == "cpu":
         values = X.to(torch.float32).numpy()
         return np.packbits(values >= 0, axis=1), np.packbits(values == 0, axis=1)
@@ -94,14 +96,14 @@ def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack_torch(flags: Tensor) -> Tensor:
-    """Pack a bool tensor along its last dimension, on its device, as np.packbits does."""
+    """Pack a bool tensor along its last dimension on its device, as np.packbits does."""
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[-1] % 8)).unflatten(-1, (-1, 8))
     weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
     return (padded * weights).sum(-1, dtype=torch.uint8)
 
 
 def random_bits(seed: int, count: int, stream: int) -> np.ndarray:
-    """Return packed random bits: uint8 [⌈count/8⌉]. Bit i is bit i of the random words (philox.py) of the seed and the stream."""
+    """Return packed random bits, uint8 [⌈count/8⌉]. Bit i is bit i of the random words of the seed and the stream (philox.py)."""
     words = philox.words(seed, (count + 31) // 32, stream=stream).astype(WORD, copy=False)
     packed = words.view(np.uint8)[: (count + 7) // 8]
     if count % 8:

@@ -1,6 +1,6 @@
 """Loops of the entropy coder (kernels/range_coder.py), compiled by numba.
 
-Coder states are below 2⁵³, so their quotients in float64 are exact when truncated.
+Coder states are below 2⁵³, so truncated float64 quotients of states are exact.
 """
 
 import numpy as np
@@ -12,8 +12,10 @@ from .range_coder import FLOOR, WORD
 
 @compiled
 def encode(symbols, frequencies, bits, states, words):
-    """Encode `symbols`: fill `words` from its end, and `states` with the coder states from which decoding starts. Return the index of the
-    first filled word."""
+    """Encode `symbols`.
+
+    Fill `words` from its end, and `states` with the coder states from which decoding starts. Return the index of the first filled word.
+    """
     firsts = frequencies.cumsum() - frequencies
     divisors = frequencies.astype(np.float64)
     whole, limit, lanes, at = int64(1) << bits, 53 - bits, uint64(states.size - 1), words.size
@@ -35,7 +37,10 @@ def encode(symbols, frequencies, bits, states, words):
 
 @compiled
 def decode(words, states, table, frequencies, bits, symbols):
-    """Fill `symbols`. `table`: the symbol for each state mod 2^bits. Return the number of words read, or -1 if there are too few."""
+    """Fill `symbols`.
+
+    `table`: the symbol for each value of a state mod 2^bits. Return the number of words read, or -1 if there are too few words.
+    """
     firsts = frequencies.cumsum() - frequencies
     mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0
     for i in range(uint64(symbols.size)):

@@ -1,13 +1,15 @@
-"""Count Sketch: a linear map from vectors to small tables, with estimates of the coordinates.
+"""Count Sketch: a linear map from vectors to small tables, from which the coordinates are estimated.
 
-Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
+Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
 
-    S[r, h_r(i)] += s_r(i)·x_i       estimate of x_i: the median over r of s_r(i)·S[r, h_r(i)]
+Each row r of the table S has a random cell h_r(i), called bucket, and a random sign s_r(i) for every coordinate i:
 
-Row r of the table S adds coordinate i, with the sign s_r(i), to the cell (bucket) h_r(i). Word i of the random stream STREAM + r
-(kernels/philox.py) gives the bucket, ⌊word·columns/2³²⌋, and the sign, which is the word's lowest bit. The number of rows is odd, so the
-median is the value of one row. Vectors are copied to the CPU and summed in float32, in order. Vectors of HALVED or more elements are summed
-in two halves. Sparse vectors are summed in float64.
+    S[r, h_r(i)] += s_r(i)·x_i;
+    estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
+
+Word i of the random stream STREAM + r (kernels/philox.py) determines the bucket, ⌊word·columns/2³²⌋, and the sign, which is the lowest bit
+of the word. The number of rows is odd, so the median is the value of one row. Vectors are copied to the CPU and summed in float32, in
+order. Vectors of at least HALVED elements are summed in two halves. Sparse vectors are summed in float64.
 """
 
 import numpy as np
@@ -17,14 +19,18 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges, pieces, starmap
 
-STREAM = 1 << 16  # stream of row 0; row r uses stream STREAM + r
-HALVED = 1 << 20  # number of elements from which a vector is summed in halves
-UNIT = 1024  # elements whose words are drawn together; halves and ranges start at multiples
+STREAM = 1 << 16  # number of the random stream of row 0; row r uses stream STREAM + r
+HALVED = 1 << 20  # A vector with at least this many elements is summed in two halves.
+# Number of elements whose random words are drawn together; halves and ranges start at multiples of UNIT.
+UNIT = 1024
 LARGEST = np.finfo(np.float32).max
 
 
 def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Return the sketch of a finite x [n], of any float dtype, on any device: float32 [rows, columns], clipped to float32's range."""
+    """Return the sketch of a finite x [n], of any float dtype, on any device.
+
+    The cells are float32 [rows, columns], clipped to the range of float32.
+    """
     x = x.detach().cpu()
     middle = x.numel() // 2 // UNIT * UNIT if x.numel() >= HALVED else 0
     spans = [(0, middle), (middle, x.numel())] if middle else [(0, x.numel())]
@@ -35,14 +41,15 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
         cells = parts[0] if len(spans) == 1 else parts[0] + parts[1]
     if np.isfinite(cells).all():
         return cells
-    values = x.to(torch.float32).numpy()  # sums in float64 cannot overflow
+    # These values are summed in float64, which cannot overflow.
+    values = x.to(torch.float32).numpy()
     return sketch_at(np.arange(values.size), values, rows, columns, seed)
 
 
 def sketch_at(
     positions: np.ndarray, values: np.ndarray, rows: int, columns: int, seed: int
 ) -> np.ndarray:
-    """Return the sketch, float32 [rows, columns], of a sparse vector with `values`, float32, at `positions`, int64."""
+    """Return the sketch, float32 [rows, columns], of a sparse vector with float32 `values` at int64 `positions`."""
     cells = np.zeros((rows, columns), np.float64)
     for r, (buckets, negative) in enumerate(buckets_and_signs(positions, rows, columns, seed)):
         np.add.at(cells[r], buckets, np.where(negative, -values, values))
@@ -50,10 +57,10 @@ def sketch_at(
 
 
 def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the estimates of the coordinates start..stop−1, float32, from a sketch `cells` [rows, columns]."""
+    """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
-    first = start // UNIT * UNIT  # estimates are computed from the start of a block of words
+    first = start // UNIT * UNIT  # Estimates are computed from the start of a unit of random words.
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:
@@ -64,7 +71,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
 
 
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:
-    """Return the estimates, float32 [k], of the coordinates at `positions`, int64 [k]."""
+    """Return float32 estimates [k] of the coordinates at `positions`, int64 [k], from a sketch."""
     from . import sketch_loops
 
     out = np.empty(positions.size, np.float32)
@@ -75,7 +82,7 @@ def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndar
 def buckets_and_signs(
     positions: np.ndarray, rows: int, columns: int, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return, for each row of the sketch, the buckets of `positions`, int64 [k], and whether their signs are negative, bool [k]."""
+    """For each row of the sketch, return the buckets of `positions`, int64 [k], and whether their signs are negative, bool [k]."""
     words = [philox.words_at(seed, positions, STREAM + r) for r in range(rows)]
     buckets = [(own.astype(np.uint64) * np.uint64(columns) >> np.uint64(32)) for own in words]
     return [(at.astype(np.int64), (own & 1).astype(np.bool_)) for at, own in zip(buckets, words)]

@@ -1,19 +1,24 @@
 """Randomized Hadamard rotation: every coordinate of a block becomes a sum, with random signs, of all coordinates of the block.
 
-Ailon, Chazelle, "Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform", STOC 2006.
+Ailon and Chazelle, "Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform", STOC 2006.
 
-    u = W·D·x·2^−e      inverse: x = D·W·u·2^e/d
+A block x of d coordinates is rotated to the block u, and back:
 
-The formulas rotate a block x of d coordinates to u. D is a diagonal matrix of random signs: coordinate i of the vector is negated if bit
-i mod 32 (0 is the lowest) of word ⌊i/32⌋ of the random stream SIGNS (kernels/philox.py) is 1. W is the Walsh–Hadamard matrix of ±1, with
-W·W = d·I. The factor 2^−e scales the block's largest magnitude into [½, 1), so no sum overflows, and subnormal numbers keep their bits.
-W·D/√d is a rotation; the factor 1/√d is left to the scales of the codecs. W is applied in stages (a butterfly), which replace pairs a, b by
-a + b and a − b, with strides d/2, …, 2, 1. Every machine computes the float32 sums of a butterfly in the same order, so the results have
-the same bits. Sums over the coordinates of a block are computed in integers.
+    u = W·D·x·2^−e;
+    x = D·W·u·2^e/d.
 
-A vector is divided into blocks of 2¹⁴ coordinates. The rest of the vector is divided into smaller blocks, the largest first, whose sizes
-are powers of two and at least 8. The last block is padded with at most 32 zeros. Error bounds for a rotation of d coordinates hold for each
-block, with the block's norm and size. Error bounds that decrease with d are weak for the small blocks at the end of a vector.
+D is a diagonal matrix of random signs. A coordinate with index i in the vector is negated if bit i of the random stream SIGNS
+(kernels/philox.py) is 1, counted from the lowest bit of the first 32-bit word. W is the Walsh–Hadamard matrix of ±1, with W·W = d·I. The
+factor 2^−e scales the largest magnitude of the block into [½, 1), so no sum overflows, and subnormal numbers keep their bits. The matrix
+W·D/√d is a rotation; the codecs include the factor 1/√d in their scales.
+
+W is applied in stages (a butterfly) with strides d/2, …, 2, 1, which replace pairs a, b by a + b and a − b. Every machine computes the
+float32 sums of a butterfly in the same order, so the results have the same bits. Sums over the coordinates of a block are computed in
+integers.
+
+A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks, the largest first, whose
+sizes are powers of two and at least 8. The last block is padded with at most 32 zeros. Error bounds for a rotation of d coordinates hold
+for each block, with the norm and size of the block. Error bounds that decrease with d are weak for the small blocks at the end of a vector.
 """
 
 from collections.abc import Callable
@@ -26,10 +31,11 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges
 
-BLOCK, MIN_BLOCK = 1 << 14, 8  # coordinates of a full block, and of the smallest block
-MAX_PADDING = 32  # zeros at the end of the last block
-CHUNK = 8 * BLOCK  # coordinates that a thread rotates at a time, so that they fit in its cache
-SIGNS = 3  # stream of the random signs
+BLOCK, MIN_BLOCK = 1 << 14, 8  # Numbers of coordinates of a full block and of the smallest block.
+MAX_PADDING = 32  # Largest number of zeros at the end of the last block.
+# Number of coordinates that a thread rotates at a time, so that they fit in its cache.
+CHUNK = 8 * BLOCK
+SIGNS = 3  # Number of the random stream of the signs.
 # Sums over a block are integers in units of 1/SQUARES and 1/PRODUCTS, below 2⁶²
 SQUARES, PRODUCTS = 2.0**33, 2.0**38
 LARGEST = float(np.finfo(np.float32).max)
@@ -37,7 +43,10 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @lru_cache(256)
 def edges(numel: int) -> np.ndarray:
-    """Return the start of each block of a vector [numel] and the end of the last block: int64. Do not modify this cached result."""
+    """Return the start of each block of a vector [numel], followed by the end of the last block, as int64.
+
+    The result is cached and must not be modified.
+    """
     whole, rest = divmod(numel, BLOCK)
     sizes = [BLOCK] * whole
     while rest > 0:
@@ -48,9 +57,9 @@ def edges(numel: int) -> np.ndarray:
 
 
 class RotatedBlocks:
-    """The rotated blocks u [N], float32, of a vector x [n] from coordinate `start` on, at most CHUNK coordinates.
+    """The rotated blocks u [N] of at most CHUNK coordinates of a vector x [n], from coordinate `start` on.
 
-    Methods return float64 arrays with one value per block, unless stated otherwise.
+    Unless stated otherwise, methods return float64 arrays with one value per block.
     """
 
     def __init__(self, x: Tensor, seed: int, start: int):
@@ -59,41 +68,45 @@ class RotatedBlocks:
         self.loops, self.seed, block_edges = hadamard_loops, seed, edges(x.numel())
         stop = min(start + CHUNK, block_edges[-1])
         first, last = np.searchsorted(block_edges, [start, stop]).tolist()
-        self.indices = slice(first, last)  # indices of the blocks in the vector
-        self.span = slice(start, int(block_edges[last]))  # the coordinates, including padding
+        self.indices = slice(first, last)  # Indices of the blocks in the vector.
+        # Slice of the coordinates, including padding.
+        self.span = slice(start, int(block_edges[last]))
         self.edges = block_edges[first : last + 1] - start
-        self.sizes = np.diff(self.edges)  # d of each block
-        self.exponents = np.empty(last - first, np.int64)  # e of each block
+        self.sizes = np.diff(self.edges)  # number d of coordinates of each block
+        self.exponents = np.empty(last - first, np.int64)  # exponent e of each block
         self.u = np.empty(self.span.stop - start, np.float32)
         values = np.ascontiguousarray(x[self.span].to(torch.float32).numpy())
         signs = _sign_bytes(seed, start, self.span.stop)
         hadamard_loops.rotate(values, signs, self.edges, self.exponents, self.u)
 
     def squares(self) -> np.ndarray:
-        """Return ‖u‖² of each block, which is d·‖x·2^−e‖²."""
+        """Return the squared norm ‖u‖² of each rotated block u."""
         sums = np.empty(self.sizes.size, np.int64)
         self.loops.squares(self.u, self.edges, sums)
         return sums / SQUARES
 
     def extremes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the smallest and the largest value of u in each block."""
+        """Return the smallest and the largest coordinate of each rotated block."""
         low, high = (f.reduceat(self.u, self.edges[:-1]) for f in (np.minimum, np.maximum))
         return low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0  # no −0
 
     def bins(self, thresholds: np.ndarray) -> np.ndarray:
-        """Return codes [N], uint8: (u > 0) + 2 · (number of thresholds of the block below |u|). `thresholds`: float32 [blocks, t]."""
+        """Return codes [N], uint8, for the rotated coordinates u.
+
+        A code is (u > 0) + 2 · (number of thresholds of the block below |u|). `thresholds`: float32 [blocks, t].
+        """
         codes = np.empty(self.u.size, np.uint8)
         self.loops.bins(self.u, self.edges, thresholds, codes)
         return codes
 
     def products(self, table: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ⟨u, q⟩ and ‖q‖² of each block, where q = table[codes]. `table`: float32, with magnitudes below 4."""
+        """Return ⟨u, q⟩ and ‖q‖² of each rotated block u, where q = table[codes]. `table`: float32, with magnitudes below 4."""
         product, squared = np.empty((2, self.sizes.size), np.int64)
         self.loops.products(self.u, self.edges, table, codes, product, squared)
         return product / PRODUCTS, squared / PRODUCTS
 
     def rounded(self, low: np.ndarray, step: np.ndarray, top: int, dtype: type) -> np.ndarray:
-        """Return (u − low)/step, stochastically rounded to integers [N] of `dtype`, at most `top`; 0 if step = 0.
+        """Return (u − low)/step for the rotated coordinates u, stochastically rounded to integers [N] of at most `top`, or 0 if step = 0.
 
         `low` and `step` are float64 [blocks]; `dtype` is int16 or uint8.
         """
@@ -118,10 +131,10 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Invert the rotation of the blocks of a vector [numel] from block `first` on, given u·2^e/d = scale·values + shift/d.
+    """Rotate the blocks of a vector [numel] back, from block `first` on. A rotated block is given as scale·values + shift/d.
 
-    `values`: complete blocks, float32, which are overwritten. `scale` and `shift`: float64 [blocks]. Returns float32 coordinates, clipped
-    to the range of float32.
+    `values`: complete blocks, float32, which are overwritten. `scale` and `shift`: float64 [blocks]. Returns
+    float32 coordinates, clipped to the range of float32.
     """
     from . import hadamard_loops
 
@@ -132,6 +145,9 @@ def rotate_back(
 
 
 def _sign_bytes(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return the sign bits of coordinates start..stop-1 (multiples of 8). The first coordinate has the lowest bit."""
+    """Return the sign bits of the coordinates start..stop-1, where `start` and `stop` are multiples of 8.
+
+    The bit of the first coordinate is the lowest bit of the first byte.
+    """
     words = philox.words(seed, (stop + 31) // 32 - start // 32, start // 32, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[start % 32 // 8 :][: (stop - start) // 8]

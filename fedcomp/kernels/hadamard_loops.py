@@ -1,6 +1,6 @@
 """Loops of kernels/hadamard.py, compiled by numba.
 
-`edges`: the starts of the blocks and the end of the last one, as indices of `u`; all are multiples of 8.
+`edges`: the start of each block and the end of the last block, as indices of `u`; all are multiples of 8.
 """
 
 import math
@@ -12,12 +12,12 @@ from numpy import float32, float64, int32, int64, uint32, uint64
 from .hadamard import LARGEST, PRODUCTS, SQUARES
 from .loops import compiled, draw
 
-N_WORDS = 1024  # random words that are drawn at a time
+N_WORDS = 1024  # number of random words that are drawn at a time
 
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements, in a function of its own, since numba would not vectorize an inner loop."""
+    """Compute one butterfly stage over 2h elements. This is a separate function, since numba would not vectorize an inner loop."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -25,7 +25,10 @@ def _stage(v, start, h):
 
 @compiled
 def butterfly(v, start, size):
-    """Compute all butterfly stages, with strides size/2, …, 2, 1, over v[start:start+size] in place. `size`: a power of two, at least 8."""
+    """Compute all butterfly stages over v[start:start+size] in place, with the strides size/2, …, 2, 1.
+
+    `size` is a power of two, at least 8.
+    """
     start, size = uint64(start), uint64(size)
     h = size >> uint64(1)
     while h:
@@ -36,7 +39,10 @@ def butterfly(v, start, size):
 
 @compiled
 def rotate(x, signs, edges, exponents, u):
-    """Fill u [N] with the rotated blocks of x [n], float32, padded with zeros. Fill `exponents` with the exponent e of each block."""
+    """Rotate the blocks of x [n], float32, and write them to u [N], padded with zeros.
+
+    Write the exponent e of each block to `exponents`.
+    """
     bits = x.view(np.uint32)
     for block in range(exponents.size):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
@@ -62,7 +68,7 @@ def rotate(x, signs, edges, exponents, u):
 
 @compiled
 def rotate_back(v, signs, edges, scale, shift, out):
-    """Fill out [N] with the inverse rotation of scale·v + shift/d for each block. v is overwritten."""
+    """For each block of d coordinates, write the inverse rotation of scale·v + shift/d to out [N]. v is overwritten."""
     for block in range(scale.size):
         start, stop, factor = uint64(edges[block]), uint64(edges[block + 1]), scale[block]
         butterfly(v, start, stop - start)
@@ -77,7 +83,7 @@ def rotate_back(v, signs, edges, scale, shift, out):
 
 @numba.njit(nogil=True, inline="always")
 def _flip(value, sign):
-    """Return a float32, negated if the lowest bit of `sign` is 1."""
+    """Return a float32, with the opposite sign if the lowest bit of `sign` is 1."""
     bits = uint32(float32(value).view(uint32) ^ sign << uint32(31))
     return bits.view(float32)
 
@@ -91,7 +97,7 @@ def _narrow(value):
 
 @compiled
 def squares(u, edges, sums):
-    """Fill `sums`, int64, with Σu² of each block, in units of 1/SQUARES."""
+    """Write Σu² of each block to `sums`, int64, in units of 1/SQUARES."""
     for block in range(sums.size):
         total = int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -101,7 +107,7 @@ def squares(u, edges, sums):
 
 @compiled
 def bins(u, edges, thresholds, codes):
-    """Fill codes [N], uint8, with (u > 0) + 2 · (number of thresholds of the block below |u|). `thresholds`: [blocks, t]."""
+    """Write (u > 0) + 2 · (number of thresholds of the block below |u|) to codes [N], uint8. `thresholds`: [blocks, t]."""
     for block in range(edges.size - 1):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
         for i in range(start, stop):
@@ -113,7 +119,7 @@ def bins(u, edges, thresholds, codes):
 
 @compiled
 def products(u, edges, table, codes, product, squared):
-    """Fill `product` and `squared`, int64, with Σu·q and Σq² of each block, in units of 1/PRODUCTS, where q = table[code]."""
+    """Write Σu·q and Σq² of each block to `product` and `squared`, int64, in units of 1/PRODUCTS, where q = table[code]."""
     for block in range(product.size):
         first, second = int64(0), int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -125,7 +131,10 @@ def products(u, edges, table, codes, product, squared):
 
 @compiled
 def rounded(u, edges, low, inverse, top, key, start, codes):
-    """Fill codes [N] with (u − low)·inverse, stochastically rounded, at most `top`. `key`: the seed. `start`: coordinate of u[0]."""
+    """Write (u − low)·inverse, stochastically rounded and at most `top`, to codes [N].
+
+    `key`: the seed. `start`: index of u[0] in the vector.
+    """
     words = np.empty(N_WORDS, np.uint32)
     for block in range(edges.size - 1):
         for first in range(edges[block], edges[block + 1], N_WORDS):

@@ -1,7 +1,7 @@
 """The decorator that compiles loops with numba, and loops that several modules share.
 
-Loops release the interpreter lock, so that threads can share a vector. Indices are unsigned, because a test for negative indices would
-prevent vectorization.
+Compiled loops release the interpreter lock, so that several threads can process parts of a vector. Indices are unsigned, because a test for
+negative indices would prevent vectorization.
 """
 
 import functools
@@ -17,7 +17,10 @@ from numpy import uint32, uint64
 
 
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
-    """Compile a function with numba, and cache the result on disk if possible. A decorator; `options` are those of numba.njit."""
+    """Compile a function with numba, and cache the result on disk if possible.
+
+    A decorator; The keyword arguments are passed to numba.njit.
+    """
     if function is None:
         return functools.partial(compiled, **options)
     config: Any = numba.config
@@ -31,9 +34,11 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 
 @functools.cache
 def cache_folder() -> str:
-    """Return the folder for the compiled loops of this version of the code, or "" if none is writable. Delete other versions' folders.
+    """Return a writable folder for the compiled loops of this version of the code, or "" if there is none.
 
-    The folder's name is a digest of all kernel modules, because numba does not detect changes of the modules that a loop imports.
+    Folders of other versions are deleted.
+
+    The name of the folder is a digest of all kernel modules, because numba does not detect changes of the modules that a loop imports.
     """
     package = Path(__file__).parent
     sources = b"".join(file.read_bytes() for file in sorted(package.glob("*.py")))
@@ -52,7 +57,10 @@ def cache_folder() -> str:
 
 @numba.njit(nogil=True, inline="always")
 def add_rows(sums, source, starts, factors, count):
-    """Add Σ_n factors[n] * source[starts[n] + j], n < count, to sums[j] for all j, four n at a time. Arrays are float32, `starts` int64."""
+    """For every n < count and every j, add factors[n] * source[starts[n] + j] to sums[j], four n at a time.
+
+    All arrays are float32, except `starts`, which is int64.
+    """
     size = sums.size
     whole = count - count % 4
     for n in range(0, whole, 4):
@@ -69,7 +77,7 @@ def add_rows(sums, source, starts, factors, count):
 
 @numba.njit(nogil=True, inline="always")
 def philox(low, high, c0, c1, c2, c3):
-    """Return the four random words of the key (low, high) and the counter (c0..c3). All arguments and results are uint32."""
+    """Return the four Philox words for the key (low, high) and the counter (c0..c3). All arguments and results are uint32."""
     for _ in range(10):
         x, y = uint64(c0) * uint64(0xD2511F53), uint64(c2) * uint64(0xCD9E8D57)
         c0 = uint32((y >> uint64(32)) ^ c1 ^ low)
@@ -82,7 +90,7 @@ def philox(low, high, c0, c1, c2, c3):
 
 @numba.njit(nogil=True, inline="always")
 def draw(low, high, stream, start, out):
-    """Fill `out` with random words start..start+out.size-1 of a seed and a stream. `start` and `out.size` are multiples of 4."""
+    """Fill `out` with consecutive random words of a seed and a stream, from word `start` on. `start` and `out.size` are multiples of 4."""
     low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
     for j in range(uint64(out.size >> 2)):
         block, at = first + j, j << uint64(2)

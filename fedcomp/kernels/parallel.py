@@ -1,6 +1,6 @@
-"""Stacks of vectors, and threads that share the work on large vectors on the CPU.
+"""Batches of vectors, and threads that share the work on large vectors on the CPU.
 
-A stack consists of the rows of a tensor [m, n], or of m separate tensors [n] of the same dtype on the same device.
+A batch is either a tensor [m, n] or a sequence of m tensors [n] of the same dtype on the same device.
 """
 
 import functools
@@ -14,35 +14,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 100_000  # elements from which each vector on the CPU has its own thread
-PIECE = 1 << 17  # elements converted to float32 at a time
-UNIT = 128  # ranges start at multiples of it: whole bytes of bits, whole blocks of random words
+# Vectors on the CPU with at least this many elements are each processed on their own thread.
+LARGE = 100_000
+PIECE = 1 << 17  # Number of elements that are converted to float32 at a time.
+# Ranges start at multiples of UNIT, so they contain whole bytes of packed bits and whole blocks of random words.
+UNIT = 128
 
 Rows = Tensor | Sequence[Tensor]
 Result = TypeVar("Result")
 
 
 def stacked(rows: Rows) -> Tensor:
-    """Return m ≥ 1 vectors as a tensor [m, n]. A tensor or a single vector is not copied."""
+    """Return a batch of m ≥ 1 vectors as a tensor [m, n]. A tensor or a batch of one vector is not copied."""
     if isinstance(rows, Tensor):
         return rows
     return torch.stack(tuple(rows)) if len(rows) > 1 else rows[0][None]
 
 
 def are_large(rows: Rows) -> bool:
-    """Return whether m ≥ 1 vectors are so large that each is processed separately, on its own thread."""
+    """Return whether the vectors of a batch are so large that each is processed separately, on its own thread."""
     return rows[0].device.type == "cpu" and rows[0].numel() >= LARGE
 
 
 def split_runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Split values into m consecutive runs (views). `counts` [m]: lengths of the runs. This is several times faster than np.split."""
+    """Split an array into m consecutive views, called runs.
+
+    `counts` [m]: lengths of the runs. This function is several times faster than np.split.
+    """
     return [values[start:stop] for start, stop in pairwise([0, *counts.cumsum().tolist()])]
 
 
 def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> list[Result]:
     """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses. Return the results in order.
 
-    Ranges begin at multiples of `unit`. There are at most four ranges per thread, so that a thread on a busy core delays the others little.
+    Ranges begin at multiples of `unit`. There are at most four ranges per thread, so that one busy core hardly delays the other threads.
     """
     parts = min(4 * torch.get_num_threads(), numel >> 20)
     if parts <= 1:
@@ -54,14 +59,14 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
     """Call work(*call) for each of `calls`, on as many threads as torch uses, including the calling thread. Return the results in order."""
     results: list[Any] = [None] * len(calls)
-    waiting = iter(list(enumerate(calls)))  # each call goes to the next free thread
+    waiting = iter(list(enumerate(calls)))  # The next free thread takes the next call.
 
     def run_calls() -> None:
         try:
             for i, call in waiting:
                 results[i] = work(*call)
         except BaseException:
-            list(waiting)  # no thread starts another call
+            list(waiting)  # Consume all remaining calls, so that no thread starts another one.
             raise
 
     n_others = min(len(calls), torch.get_num_threads()) - 1
@@ -70,22 +75,25 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
         run_calls()
     finally:
         for other in others:
-            if not other.cancel():  # its thread has started
+            if not other.cancel():  # The thread has started, so wait for it.
                 other.result()
     return results
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return a thread pool that is kept, since starting a thread takes as long as processing millions of coordinates."""
+    """Return a thread pool that is reused, since starting a thread takes as long as processing millions of coordinates."""
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_pool.cache_clear)  # Threads do not survive a fork.
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yield x[start:stop] of a CPU tensor as float32, in one piece if x is float32. A contiguous float32 x is not copied."""
+    """Yield x[start:stop] of a CPU tensor as float32 arrays, in one piece if x is float32.
+
+    A contiguous float32 x is not copied.
+    """
     length = max(stop - start, 1) if x.dtype is torch.float32 else PIECE
     for a in range(start, stop, length):
         yield x[a : min(a + length, stop)].to(torch.float32).contiguous().numpy()

@@ -1,19 +1,21 @@
-"""Peeling: recover integers from a count sketch, given their keys.
+"""Peeling recovers integers from a count sketch if the positions of the integers are known.
 
-    S[r, h_r(i)] += s_r(i)·q_i     for each row r and each key i; h and s are those of kernels/count_sketch.py
+Each integer q_i at a known position i, called its key, was added to one cell of each row r of a table (kernels/count_sketch.py):
 
-The keys i are known, the integers q_i are not. A cell that contains a single key determines the integer of this key. Subtracting the
-integer from all cells of the key leaves other cells with a single key, and so on. Recovered integers are exact, mod 2⁶⁴. In the limit of
-many keys, peeling recovers all integers if there are more than 1.222 cells per key with 3 rows, 1.295 with 4, or 1.425 with 5. With fewer
-cells, peeling leaves a large core of keys (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
+    S[r, h_r(i)] += s_r(i)·q_i.
+
+A cell that contains a single key determines the integer of this key. Subtracting the integer from all cells of the key leaves other cells
+with a single key, and so on. Recovered integers are exact, modulo 2⁶⁴. In the limit of many keys, peeling recovers all integers if the
+table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells, peeling leaves a large core
+of keys (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
 The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. The cells
-of unpeeled keys usually outnumber the keys, so the integers are computed by least squares. Conjugate gradients give a solution, which is
-rounded to integers, and then the residual is solved in the same way. To find out which integers the equations determine, the same system
-is solved for known random integers. A key counts as determined if the key's random integer is recovered, and the key's cells are zero
-after subtraction. Undetermined keys get the shortest least-squares solution or an approximation, with at most the squared error of zeros.
+of unpeeled keys usually outnumber these keys, so the integers are computed by least squares. The solution by conjugate gradients is rounded
+to integers, and the residual is solved in the same way. To find out which integers are determined by the equations, the same system is also
+solved for known random integers. A key counts as determined if its random integer is recovered and its cells are zero after subtraction.
+Undetermined keys get the shortest least-squares solution or an approximation, whose squared error is at most that of zeros.
 
-Time is O(keys · rows): the more keys remain, the fewer steps of conjugate gradients are made.
+The time is O(keys · rows), because the number of steps of conjugate gradients decreases with the number of keys.
 """
 
 from typing import NamedTuple
@@ -22,17 +24,17 @@ import numpy as np
 
 from . import count_sketch, philox
 
-BLOCK = 1 << 14  # keys whose cells are computed at a time
+BLOCK = 1 << 14  # number of keys whose cells are computed at a time
 MAX_STEPS = 200  # largest number of steps of conjugate gradients
-MAX_WORK = 1 << 21  # largest product of steps and keys
-ROUNDS = 4  # number of least-squares solutions, each for the residual of the one before
-STREAM = 1 << 18  # stream of the random integers
+MAX_WORK = 1 << 21  # largest product of the number of steps and the number of keys
+ROUNDS = 4  # number of least-squares solutions; each is for the residual of the previous one
+STREAM = 1 << 18  # number of the random stream of the integers
 
 
 class KeyCells(NamedTuple):
     """The cells of k keys in a table of rows · columns cells."""
 
-    cells: np.ndarray  # indices in the flat table, int32 [k, rows]
+    cells: np.ndarray  # indices in the flattened table, int32 [k, rows]
     negative: np.ndarray  # bool [k, rows]
     size: int  # number of cells of the table, below 2³¹
 
@@ -59,14 +61,14 @@ def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyC
 
 
 def sums(where: KeyCells, values: np.ndarray) -> np.ndarray:
-    """Return a table, int64 [size]: each cell is the sum, mod 2⁶⁴, of ±values[i] over the keys i that are hashed to this cell."""
+    """Return a table, int64 [size]. Each cell is the sum of ±values[i], modulo 2⁶⁴, over the keys i in this cell."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table
 
 
 def recover(where: KeyCells, table: np.ndarray) -> Recovered:
-    """Recover the integers of keys from their table, int64 [size]. Subtract the integers from the table in place."""
+    """Recover the integers of keys from a table, int64 [size]. The recovered integers are subtracted from the table in place."""
     values, is_peeled = peel(where, table)
     peeled = int(np.count_nonzero(is_peeled))
     if peeled == is_peeled.size:
@@ -78,7 +80,7 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers of peeled keys (0 for others), int64 [k], and which were peeled, bool [k]. Subtract the integers."""
+    """Return the integers of the keys, int64 [k], 0 for unpeeled keys, and which keys were peeled, bool [k]. Subtract the integers."""
     from . import peeling_loops
 
     values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
@@ -87,11 +89,14 @@ def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute integers [k] by least squares, and which of them are determined, bool [k]. Subtract the integers from the table."""
+    """Compute the integers of keys by least squares, and return them, int64 [k], and which of them are determined, bool [k].
+
+    Subtract the integers from the table.
+    """
     used, cells = np.unique(where.cells, return_inverse=True)
     dense = KeyCells(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)
     rest = table[used]
-    # Random integers of about the same magnitude as the unknown ones.
+    # These random integers have about the same magnitude as the unknown integers.
     bits = min(56, int(np.abs(rest).max()).bit_length())
     random = (philox.words(0, len(dense.cells), 0, STREAM).astype(np.int64) << 24) >> 56 - bits
     values, recovered = _solve(dense, rest), _solve(dense, sums(dense, random))
@@ -100,7 +105,7 @@ def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
-    """Return the least-squares integers [k], and subtract them from the table in place."""
+    """Return the integers of keys [k] by least squares, and subtract them from the table in place."""
     signs, values = np.where(where.negative, -1.0, 1.0), np.zeros(len(where.cells), np.int64)
     for _ in range(ROUNDS):
         step = np.rint(_least_squares(where, signs, table.astype(np.float64))).astype(np.int64)
@@ -110,7 +115,7 @@ def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the shortest least-squares solution x [k] for a table, float64 [size], or an approximation by conjugate gradients (CGLS)."""
+    """Return the shortest least-squares solution [k] for a table, float64 [size], or an approximation by conjugate gradients (CGLS)."""
     x = np.zeros(len(signs))
     slope = _gather(where, signs, table)
     direction, square = slope.copy(), float(slope @ slope)

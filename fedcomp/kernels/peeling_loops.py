@@ -8,9 +8,9 @@ from .loops import compiled
 
 @compiled
 def peel(cells, negative, table, values, is_peeled):
-    """Peel keys with these cells [k, rows]: fill `values` and `is_peeled` [k], and subtract the values from the table.
+    """Peel keys, given their cells [k, rows]. Fill `values` and `is_peeled` [k], and subtract the values from the table.
 
-    Each round peels all keys that are the only key of some cell at the start of the round.
+    A round peels all keys that are the only key in one of their cells at the start of the round.
     """
     keys, rows = uint64(cells.shape[0]), uint64(cells.shape[1])
     count, mixed = np.zeros(table.size, np.int32), np.zeros(table.size, np.int32)
@@ -19,7 +19,7 @@ def peel(cells, negative, table, values, is_peeled):
             j = uint64(cells[i, r])
             count[j] += 1
             mixed[j] ^= i
-    # Queues: cells whose number of keys has become one, and keys in the order of peeling.
+    # `single` lists the cells whose number of keys has become one, `peeled` the keys in the order of peeling.
     single, peeled = np.empty(table.size, np.int32), np.empty(keys, np.int32)
     end = 0
     for j in range(table.size):

@@ -1,22 +1,22 @@
 """Philox: a counter-based random number generator. Each 32-bit word is computed independently, and is the same on every device.
 
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Philox4x32 with ten rounds.
+Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The generator is Philox4x32 with ten rounds.
 
-Word i of a seed and a stream is word i mod 4 of the block with the seed as key, and (low word of ⌊i/4⌋, high word of ⌊i/4⌋, stream, 0) as
+A block consists of four words. Block j of a seed and a stream has the seed as key, and (low word of j, high word of j, stream, 0) as
 counter. Each use of a seed has its own stream: values are rounded with stream 0, and the signs of zeros are drawn with stream 1.
 """
 
 import numpy as np
 
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key after each round
+WEYL = 0x9E3779B9, 0xBB67AE85  # constants that are added to the key after each round
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
-PIECE = 1 << 12  # blocks that are computed at a time, so that they fit in the cache
+PIECE = 1 << 12  # number of blocks that are computed at a time, so that they fit in the cache
 
 
 def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
-    """Return random words start..start+count-1 of a seed (64 bits) and a stream (32 bits): uint32 [count], uniform."""
+    """Return the uniformly distributed random words start..start+count-1, uint32 [count], of a 64-bit seed and a 32-bit stream."""
     first, last = start // 4, (start + count + 3) // 4  # blocks
     out = np.empty((last - first, 4), np.uint32)
     for block in range(first, last, PIECE):
@@ -26,7 +26,7 @@ def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
 
 
 def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Return the random words, uint32 [m], of a seed and a stream at `indices` ≥ 0, int64 [m]."""
+    """Return the random words of a seed and a stream at `indices` ≥ 0, int64 [m]. The words are uint32 [m]."""
     out = np.empty(indices.size, np.uint32)
     for start in range(0, indices.size, PIECE):
         piece = indices[start : start + PIECE]
@@ -36,10 +36,13 @@ def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
 
 
 def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
-    """Draw `count` of numel positions without replacement, 0 ≤ count ≤ numel. Return the positions, int64, ascending.
+    """Draw `count` of the positions 0..numel-1 without replacement, where 0 ≤ count ≤ numel.
 
-    A seed and a stream determine a sequence of positions: each is 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. The first
-    `count` distinct positions of the sequence are the sample. If count > numel/2, the complement of the sample is drawn instead.
+    Return the drawn positions as int64, ascending.
+
+    A seed and a stream determine a sequence of positions. Each position is 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. The
+    sample consists of the first `count` distinct positions of the sequence. If count > numel/2, the positions that are not in the sample
+    are drawn instead.
     """
     drawn, start = min(count, numel - count), 0
     marked = np.zeros(numel, np.bool_)
@@ -51,7 +54,7 @@ def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def halves(seed: int) -> tuple[int, int]:
-    """Return the low and the high 32-bit word of a seed."""
+    """Return the low and the high 32-bit half of a seed."""
     return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
 
 
@@ -62,7 +65,7 @@ def _split(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _blocks(
     low: int, high: int, c0: np.ndarray, c1: np.ndarray, c2: int, c3: int = 0
 ) -> np.ndarray:
-    """Return the random blocks [m, 4] of a key (low, high) and counters (c0 [m], c1 [m], c2, c3). c0 and c1 are 32-bit values in uint64."""
+    """Return the random blocks [m, 4] for a key (low, high) and counters (c0 [m], c1 [m], c2, c3). c0 and c1 are uint64."""
     a, b, c, d = c0, c1, np.full_like(c0, c2), np.full_like(c0, c3)
     shift = np.uint64(32)
     for _ in range(ROUNDS):

@@ -1,7 +1,8 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
 In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. With 2×2
-patches, at most a quarter of the gradients are nonzero. The loops process only nonzero gradients, each with one input patch and one kernel.
+patches, at most a quarter of the gradients are nonzero. The loops process only the nonzero gradients, each with one input patch and one
+kernel.
 """
 
 import numpy as np
@@ -11,10 +12,10 @@ from torch.nn import functional as F
 
 from .parallel import starmap
 
-# Examples that a thread processes at a time. The order in which gradients are added does not depend on the threads.
+# Number of examples that a thread processes at a time. The order in which gradients are added does not depend on the number of threads.
 EXAMPLES = 8
-MIN_ROW = 32  # numbers in a row of a kernel from which the loops are faster
-MIN_WORK = 1 << 22  # products of a dense gradient from which the loops are faster
+MIN_ROW = 32  # For shorter rows of a kernel (columns times channels), dense gradients are faster.
+MIN_WORK = 1 << 22  # With fewer products, dense gradients are faster.
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
@@ -43,7 +44,7 @@ def gradients(
     """Return the gradients of x [b, c, h, w] (None unless `inputs`) and of `weight` [k, c, i, j]: float32 on the CPU, channels last.
 
     `slopes` [b, k, oh, ow]: gradients of the pooled maxima, 0 where the ReLU is inactive. `places`, int64 [b, k, oh, ow]: indices of the
-    maxima in a flat channel of the convolution's output. The convolution's stride and dilation are 1.
+    maxima in a flattened channel of the convolution's output. The convolution has stride 1 and dilation 1.
     """
     from .pooled_loops import add_to_inputs, add_to_weights
 

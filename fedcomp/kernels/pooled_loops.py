@@ -1,7 +1,7 @@
 """Loops of kernels/pooled.py, compiled by numba.
 
-`offsets`, int64: for each output of the convolution, the index at which its input patch starts in a padded example. A `line` is the
-size of one row of the padded inputs with all channels. `places` and `slopes` are those of kernels/pooled.py.
+`offsets`, int64: for each output of the convolution, the index at which its input patch starts in a padded example. `line`: the number of
+elements in one row of the padded inputs, with all channels. `places` and `slopes`: see `gradients` in kernels/pooled.py.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from .loops import add_rows, compiled
 
 @compiled(fastmath={"contract"})
 def add_to_weights(x, slopes, places, offsets, weights):
-    """Add gradients to `weights` [k, i, j·c], given the slopes [b, o, k] of the outputs at `places` and the padded inputs x [b, h, w·c]."""
+    """Add gradients to `weights` [k, i, j·c], given padded inputs x [b, h, w·c] and gradients `slopes` [b, o, k] of outputs at `places`."""
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
     starts = np.empty((kernels, outputs), np.int64)
     factors, counts = np.empty(starts.shape, np.float32), np.empty(kernels, np.int64)
@@ -23,14 +23,15 @@ def add_to_weights(x, slopes, places, offsets, weights):
                 starts[k, n], factors[k, n] = offsets[places[b, o, k]], slopes[b, o, k]
                 counts[k] += slopes[b, o, k] != 0
         flat = x[b].reshape(-1)
-        for i in range(weights.shape[1]):  # the outer loop, so that lines of x stay in the cache
+        # This is the outer loop, so that rows of x stay in the cache.
+        for i in range(weights.shape[1]):
             for k in range(kernels):
                 add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
 
 
 @compiled(fastmath={"contract"})
 def add_to_inputs(weights, slopes, places, offsets, x):
-    """Add the inputs' gradients to x [b, h, w·c], given the slopes [b, o, k] of the outputs at `places` and the weights [k, i, j·c]."""
+    """Add gradients to inputs x [b, h, w·c], given `weights` [k, i, j·c] and gradients `slopes` [b, o, k] of outputs at `places`."""
     examples, outputs, kernels = slopes.shape
     (_, rows, row), line = weights.shape, x.shape[2]
     flat, remaining = weights.reshape(-1), np.empty(kernels, np.int64)
@@ -42,7 +43,7 @@ def add_to_inputs(weights, slopes, places, offsets, x):
             for k in range(kernels):
                 remaining[n_remaining] = k
                 n_remaining += slopes[b, o, k] != 0
-            while n_remaining:  # process all kernels with the same place together
+            while n_remaining:  # Process all kernels that have the same place together.
                 place, count, others = places[b, o, remaining[0]], 0, 0
                 for n in range(n_remaining):
                     k = remaining[n]

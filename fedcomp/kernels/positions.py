@@ -1,21 +1,19 @@
-"""Codes of strictly increasing positions (the indices of a sparse vector). The encoder chooses the shortest of several forms.
+"""Encoding of strictly increasing positions, such as the indices of a sparse vector. The encoder chooses the shortest of several forms.
 
-    Forms 0..40: the Rice code (kernels/rice.py) with the form as parameter. Form 0 is a bitmap up to the last position.
+    Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. Form 0 is a bitmap up to the last position.
     Form 41: the Rice code in blocks, each with its own parameter.
-    Forms 42..62: the Rice code of the complement (the coordinates not sent) with parameter form − 42; empty if all are sent.
+    Forms 42..62: the Rice code of the complement (the coordinates that are not sent) with parameter form − 42; empty if all are sent.
     Form 63: the Rice code of the complement in blocks.
 
-Blocks have different Rice parameters, for a density that changes along the vector. A block is a number of positions, not a range of
-coordinates, so dense ranges of the vector have more blocks. A code in blocks has three parts.
+Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
+coordinates, so dense ranges of the vector have more blocks. A code in blocks is specified in docs/reference/frame-format.md. Its parameters
+are s from 0 to 7 and w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096 positions. Each block has
+an offset of w bits. The last block may have fewer positions. The Rice parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
+where b* is the parameter for a constant density (kernels/rice.py).
 
-    Head: one byte, with s in the three low bits and w − 2 in the next two.
-    Offsets: w bits for each block. A block has u·2^s positions (the last may have fewer), where u is 4, or 16 from 4096 positions on.
-    Code: the unary stream, low stream and padding of all blocks. The parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
-    with b* from kernels/rice.py.
-
-The form is sent separately from the code. Among codes of equal length, the encoder chooses the one with the smallest form, then s, w and
-offsets. Blocks are used from 32 positions on if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
-complement is tried if fewer coordinates are missing than sent. `unpack` accepts every form, not only the shortest.
+The form is sent separately. Of several shortest codes, the encoder chooses the one with the smallest form, then s, w and offsets. From 32
+positions on, blocks are used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The complement is
+tried if it is smaller than the set of positions. `unpack` accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -29,27 +27,29 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2  # forms; COMPLEMENT is the first form of the complement
-COMPLEMENT_BLOCKED = 63  # the form of the complement in blocks
-MIN_BLOCKED_COUNT = 32  # positions from which blocks are tried
-LARGE_COUNT = 4096  # positions from which blocks are larger
-UNITS = 4, 16  # u below LARGE_COUNT, and from it on
+# BLOCKS: the form of codes in blocks. COMPLEMENT: the first form of the complement.
+BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
+COMPLEMENT_BLOCKED = 63  # form of the complement in blocks
+MIN_BLOCKED_COUNT = 32  # Blocks are tried from this number of positions on.
+LARGE_COUNT = 4096  # Blocks are larger from this number of positions on.
+# The number u of positions in the smallest blocks, below LARGE_COUNT positions and from there on.
+UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # number of parameters that are tried for a block
-GAIN = 6  # blocks must save more than 2^−GAIN of the bytes
+GAIN = 6  # Blocks must save more than the fraction 2^−GAIN of the bytes.
 
 
 class Blocks(NamedTuple):
-    """The blocks of all rows of positions, one entry per block: int64 [blocks]."""
+    """The blocks of all rows of positions. Each field is an int64 array with one entry per block."""
 
     row: np.ndarray
     number: np.ndarray  # index of the block within its row
-    start: np.ndarray  # index of its first position
+    start: np.ndarray  # index of the first position of the block
     length: np.ndarray
 
 
 def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
-    """Return the form and the code of positions, int64 [count], strictly increasing and below numel."""
+    """Encode positions, int64 [count], strictly increasing and below numel. Return the form and the code."""
     (form,), (code,) = pack_rows(positions, np.array([positions.size]), numel)
     return form, code
 
@@ -57,11 +57,15 @@ def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, numel: int
 ) -> tuple[list[int], list[bytes]]:
-    """Return a form and a code for each of m rows of positions, one row per vector. `counts` [m]: lengths of the rows in `positions`."""
+    """Encode m rows of positions, one row per vector.
+
+    Return a form and a code for each row. `counts` [m]: number of positions in each row.
+    """
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows = split_runs(positions, counts)
-    packed = [(COMPLEMENT, b"")] * len(counts)  # the form of a row with all positions
+    # the form and the code of a row that contains all positions
+    packed = [(COMPLEMENT, b"")] * len(counts)
     partial = [i for i, row in enumerate(rows) if row.size < numel]
     codes = _pack_list([rows[i] for i in partial], numel, WIDEST)
     for i, form_and_code in zip(partial, codes, strict=True):
@@ -76,9 +80,9 @@ def pack_rows(
 
 
 def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray:
-    """Decode `count` ≥ 1 positions below numel: int64. Time and memory are O(numel).
+    """Decode `count` ≥ 1 positions below numel into int64. Time and memory are O(numel).
 
-    Raises FrameError unless `data` is exactly a code of `count` positions in form `form`.
+    Raises FrameError unless `data` is exactly one code of `count` positions in this form.
     """
     (row,) = unpack_rows([data], [count], [form], numel)
     if isinstance(row, FrameError):
@@ -89,7 +93,7 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: Sequence[int], forms: Sequence[int], numel: int
 ) -> list[np.ndarray | FrameError]:
-    """Return the positions in each of m codes, with a FrameError in place of each invalid code."""
+    """Decode m codes into positions. An invalid code gives a FrameError in the list."""
     if len(codes) == 1 and forms[0] <= WIDEST:
         try:
             return [rice.unpack(codes[0], counts[0], forms[0], numel)]
@@ -118,7 +122,7 @@ def unpack_rows(
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:
-    """Return the number of the shortest form, 0 to 41, and the code in this form, for each row of positions."""
+    """Return the shortest form, from 0 to 41, and the code in this form, for each row of positions."""
     if not rows:
         return []
     counts = np.array([row.size for row in rows])
@@ -126,7 +130,7 @@ def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[in
 
 
 def _complement(positions: np.ndarray, numel: int) -> np.ndarray:
-    """Return the coordinates of a vector [numel] that are not among the positions."""
+    """Return the coordinates of a vector [numel] that are not in `positions`."""
     is_other = np.ones(numel, np.bool_)
     is_other[positions] = False
     return np.flatnonzero(is_other)
@@ -135,7 +139,7 @@ def _complement(positions: np.ndarray, numel: int) -> np.ndarray:
 def _pack(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[list[int], list[bytes]]:
-    """Implement `pack_rows` for forms 0..41, of which 0..`widest` and 41 are used."""
+    """Implement `pack_rows` for the forms 0..`widest` and 41."""
     (form, size, width, each), lead = _plan(positions, counts, numel, widest), None
     blocked = np.flatnonzero(width)
     if blocked.size:
@@ -144,7 +148,7 @@ def _pack(
         values = each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], widths)
         sent = widths > 0
         head = blocked, np.full(blocked.size, 8), size[blocked] | width[blocked] - WIDTHS[0] << 3
-        # The head of each row, followed by its offsets.
+        # `lead` contains the head of each row, followed by the offsets of the row.
         order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")
         pairs = zip(head, (cut.row, widths, values), strict=True)
         lead = rice.Fields(*(np.append(first, rest[sent])[order] for first, rest in pairs))
@@ -154,7 +158,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return whether the length and the head of each code are possible for its count and form 0..41: bool [m]."""
+    """Return for each code whether its length and head are possible for its count and its form 0..41, as bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -167,7 +171,10 @@ def _is_possible(
 def _unpack(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode codes that `_is_possible` accepts. Return the positions, row after row, and whether each code is valid, bool [m]."""
+    """Decode codes for which `_is_possible` is true.
+
+    Return the positions of all rows, concatenated, and whether each code is valid, bool [m].
+    """
     raw, sizes = rice.padded(codes), np.array([len(code) for code in codes], np.int64)
     ends = 8 * sizes.cumsum()
     starts, smallest, blocked = ends - 8 * sizes, forms, forms == BLOCKS
@@ -189,7 +196,7 @@ def _unpack(
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Blocks:
-    """Return the blocks of rows, given s (`size`) and w (`width`) of each row. A row coded without blocks counts as one block."""
+    """Return the blocks of all rows, given s (`size`) and w (`width`) of each row. A row without blocks counts as one block."""
     return _divide(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
 
 
@@ -208,14 +215,17 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 
 
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """Return the Rice parameter of a block with offset 0. Most offsets of `width` bits give a value below b, since most gaps are small."""
+    """Return the Rice parameter of a block with offset 0.
+
+    Most offsets of `width` bits give a parameter below b, since most gaps are small.
+    """
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
 
 def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Plan each row's shortest code: its form 0..41, s and w (0 without blocks), and the Rice parameter of every position."""
+    """Return the form 0..41 of the shortest code of each row, s and w (0 without blocks), and the Rice parameter of every position."""
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
     tried = counts >= MIN_BLOCKED_COUNT
@@ -236,7 +246,7 @@ def _plan(
 def _plan_rows(
     compiled: ModuleType, positions: np.ndarray, counts: np.ndarray, numel: int, widest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Implement `_plan` with compiled loops, row by row."""
+    """Implement `_plan` row by row, with compiled loops."""
     b, rest = rice.parameters(counts, numel), rice.rests(positions, counts)
     each, (low, high) = np.empty_like(rest), rice.near(b, widest)
     form, (size, width) = low.copy(), np.zeros((2, counts.size), np.int64)
@@ -253,9 +263,10 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return s, w and the Rice parameters of rows with the same b* and u.
+    """Return s, w and the Rice parameters for rows with the same b* and u.
 
-    Rows in which blocks save too little get s = w = 0 and their parameters in `each`. `limit` [m]: bytes of each row's code without blocks.
+    Rows in which blocks save too little have s = w = 0 and keep their parameters in `each`. `limit` [m]: size in bytes of the code of each
+    row without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
@@ -263,7 +274,7 @@ def _blocks(
         np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
         for parameter in range(first, first + COLUMNS)
     ]
-    table = np.stack(bits_of)  # bits of each block with each parameter
+    table = np.stack(bits_of)  # number of bits of each block with each parameter
     tables, lengths = [], []
     for s in range(SIZES):
         if s:
@@ -288,6 +299,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the rows of a table [COLUMNS, blocks] for the parameters that offsets of `width` bits can select."""
+    """Return the rows of a table [COLUMNS, blocks] for the parameters that an offset of `width` bits can select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

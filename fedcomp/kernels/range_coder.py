@@ -1,31 +1,21 @@
-"""Entropy coding of symbols by their frequencies: interleaved rANS.
+"""Entropy coding of symbols by their frequencies, with interleaved rANS.
 
 Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman coding with compression rate of arithmetic coding", 2013
-(arXiv:1311.2540), and Giesen, "Interleaved entropy coders", 2014 (arXiv:1402.3392).
+(arXiv:1311.2540). Giesen, "Interleaved entropy coders", 2014 (arXiv:1402.3392).
 
-f_s is the frequency of symbol s, scaled so that all f_s add up to 2^B, and at least 1 for every symbol that occurs; F_s = f_0 + … +
-f_(s−1). A chunk of symbols has one coder state per lane, and symbol i uses state i mod lanes. Encoding goes from the last symbol to the
-first, and starts with all states at 2²¹:
+Let f_s be the frequency of symbol s, scaled so that all frequencies add up to 2^B, and at least 1 for every symbol that occurs. Let F_s be
+the sum of the frequencies of all smaller symbols. Each chunk of symbols has several coder states, called lanes, and symbol i uses state i
+mod lanes. Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two steps:
 
-    output     if state ≥ f_s·2^(53−B): write the low 32 bits of the state as a word, and shift the state right by 32
-    state      ← state // f_s · 2^B + F_s + state mod f_s
+    If state ≥ f_s·2^(53−B), write the low 32 bits of the state as a word, and shift the state right by 32.
+    Replace the state by state // f_s · 2^B + F_s + state mod f_s.
 
-Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read.
+Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
+contains the frequencies, and the states and words of each chunk, as specified in docs/reference/frame-format.md.
 
-    Head: one byte for B, then the number of distinct symbols as uint16, plus 2¹⁵ unless the symbols are 0, 1, 2 and so on.
-    Symbols: the distinct symbols, omitted if they are 0, 1, 2 and so on.
-    Lengths: for each f_s > 0, the change c of the length in bits (from 0 for the first), as 2c if c ≥ 0, else as −2c − 1; coded as the gaps
-    minus one of increasing positions.
-    Low bits: for each f_s, the bits below the leading one, the most significant first, padded with zeros.
-    Sizes: for each chunk of 2²² symbols except the last, its number of words as uint32.
-    Chunks: 8 states of 7 bytes each (1 state for fewer than 2¹⁴ symbols), then words of 4 bytes each.
-
-Symbols and lengths are Rice codes (kernels/rice.py). Each Rice code is preceded by its parameter (one byte) and its length in bytes
-(uint16).
-
-The code of no symbols is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. Numbers are
-little-endian. B and the frequencies are computed in integers, so the bytes are the same on every machine and for any number of threads.
-Existing rANS libraries, such as constriction, use floating-point tables or have no stable format.
+Without symbols, the code is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. The
+frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads. Existing
+rANS libraries, such as constriction, use floating-point tables or have no stable format.
 """
 
 import struct
@@ -36,14 +26,14 @@ from ..errors import FrameError
 from . import rice
 from .parallel import starmap
 
-LARGEST = 4096  # largest size of an alphabet
+LARGEST = 4096  # largest number of possible symbols
 MAX_BITS = 20  # largest B
-CHUNK = 1 << 22  # symbols in a chunk
-# States of a chunk; chunks with fewer symbols than this have one
+CHUNK = 1 << 22  # number of symbols in a chunk
 LANES, MIN_LANE_SYMBOLS = 8, 1 << 14
-FLOOR, WORD = 1 << 21, 32  # the smallest state; bits of a word, so states are below 2⁵³
-STATE = 7  # bytes of a state
-GROUP = 256  # largest alphabet of grouped symbols
+# FLOOR: the smallest state. WORD: bits of a word; states are below FLOOR · 2^WORD = 2⁵³.
+FLOOR, WORD = 1 << 21, 32
+STATE = 7  # bytes of an encoded state
+GROUP = 256  # largest number of values of a combined symbol
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
@@ -62,9 +52,9 @@ def encode(symbols: np.ndarray, size: int) -> bytes:
 
 
 def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
-    """Decode `count` symbols: uint16. Time and memory are O(count + size) for any `data`.
+    """Decode `data` into `count` symbols, uint16. Time and memory are O(count + size) for any `data`.
 
-    Raises FrameError unless `encode` returns exactly `data` for some symbols [count] below `size`.
+    Raises FrameError unless `data` is exactly what `encode` returns for some symbols [count] below `size`.
     """
     from . import coder_loops
 
@@ -93,7 +83,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
 
 def group_width(base: int) -> int:
-    """Return the number of digits below `base`, 2 ≤ base ≤ 256, that are combined into one symbol."""
+    """Return how many digits below `base` are combined into one symbol, for 2 ≤ base ≤ 256."""
     width = 1
     while base ** (width + 1) <= GROUP:
         width += 1
@@ -101,10 +91,10 @@ def group_width(base: int) -> int:
 
 
 def group(digits: np.ndarray, base: int) -> np.ndarray:
-    """Combine digits [n], uint8 below `base`, into symbols of w = group_width(base) digits: uint8 [⌈n / w⌉].
+    """Combine each w = group_width(base) digits [n] into one symbol: uint8 [⌈n / w⌉]. The digits are uint8, below `base`.
 
-    The first of w digits is the lowest digit of a symbol. The last symbol is padded with zeros. Symbols of several digits are
-    faster to code, and the code is shorter if neighbouring digits are correlated.
+    The first digit is the lowest digit of a symbol. The last symbol is padded with zeros. Combined symbols are faster to encode, and the
+    code is shorter if neighboring digits are correlated.
     """
     width = group_width(base)
     symbols = np.zeros(-(-digits.size // width), np.uint8)
@@ -115,7 +105,7 @@ def group(digits: np.ndarray, base: int) -> np.ndarray:
 
 
 def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
-    """Return the digits [count], uint8, of symbols. Raises FrameError unless `group` combines the digits into exactly these symbols."""
+    """Split symbols into their digits [count], uint8. Raises FrameError unless `group` returns exactly these symbols for the digits."""
     width = group_width(base)
     if symbols.size != -(-count // width):
         raise FrameError(
@@ -130,14 +120,15 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
-    """Return the bytes up to and with the low bits, the frequency of each symbol [size], and B. B is 0 if only one symbol occurs."""
+    """Return the start of the code (up to the low bits), the frequency of each symbol [size], and B. B is 0 if all symbols are the same."""
     total, present = int(counts.sum()), np.flatnonzero(counts)
     if present.size == 1:
         return HEAD.pack(0, present[0]), (counts > 0).astype(np.int64), 0
     bits = _bits(total, present.size)
     frequencies = _scale(counts, total, bits)
     used = frequencies[present]
-    lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)  # in bits; frexp is exact here
+    # The length in bits; frexp is exact for these numbers.
+    lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)
     changes = np.diff(lengths, prepend=0)
     owner, shift = _low_bits(lengths)
     low = np.packbits((used[owner] >> shift & 1).astype(np.uint8)).tobytes()
@@ -149,7 +140,10 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 
 
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
-    """Return the frequencies [size], B and the number of bytes read. The caller must check the frequencies of the decoded symbols."""
+    """Parse the start of a code.
+
+    Return the frequencies [size], B and the number of bytes read. The caller must check the frequencies against the decoded symbols.
+    """
     _expect(len(data) >= HEAD.size, "a code is cut short in its head")
     bits, used = HEAD.unpack_from(data)
     frequencies, at = np.zeros(size, np.int64), HEAD.size
@@ -175,14 +169,14 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
 
 
 def _pack_list(positions: np.ndarray) -> bytes:
-    """Return positions as a Rice code, preceded by its parameter and length."""
+    """Encode positions as a Rice code, preceded by its parameter and its length."""
     b = min(range(13), key=lambda b: rice.bits(positions, b))
     code = rice.pack(positions, b)
     return HEAD.pack(b, len(code)) + code
 
 
 def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.ndarray, int]:
-    """Read `count` positions below `limit` from data[at:]. Return the positions and the index of the next byte."""
+    """Decode `count` positions below `limit` from data[at:]. Return the positions and the index of the next byte."""
     _expect(len(data) >= at + HEAD.size, "a code is cut short in its head")
     b, length = HEAD.unpack_from(data, at)
     end = at + HEAD.size + length
@@ -191,7 +185,7 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number's index and the shift for each bit below the leading one, given the lengths of the numbers in bits."""
+    """For each bit below the leading bit of each number, return the index of the number and the shift of the bit."""
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
     return owner, widths.cumsum()[owner] - 1 - np.arange(owner.size)
@@ -203,9 +197,9 @@ def _bits(total: int, present: int) -> int:
 
 
 def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
-    """Return counts·2^B/total as integers with the sum 2^B, at least 1 for nonzero counts.
+    """Scale counts to integers with the sum 2^B. Nonzero counts stay at least 1.
 
-    The numbers with the largest remainders are rounded up; ties go to the lower symbol.
+    The integers with the largest remainders are rounded up; of equal remainders, that of the lower symbol.
     """
     frequencies, remainders = np.divmod(counts << bits, total)
     frequencies = np.where(counts > 0, np.maximum(frequencies, 1), 0)
@@ -229,7 +223,7 @@ def _lanes(count: int) -> int:
 
 
 def _counts(parts: list[np.ndarray], size: int) -> np.ndarray:
-    """Return the number of occurrences of each symbol. Raises ValueError if a symbol is not below `size`."""
+    """Return how often each symbol occurs. Raises ValueError if a symbol is not below `size`."""
     each = [np.bincount(part, minlength=size) for part in parts]
     if max(counts.size for counts in each) > size:
         raise ValueError(f"a symbol is not below the size {size} of its alphabet")
@@ -242,7 +236,7 @@ def _encode_chunk(
     from . import coder_loops
 
     lanes = _lanes(symbols.size)
-    room = symbols.size * (bits + 1) // WORD + lanes + 1  # a symbol adds at most B + 1 bits
+    room = symbols.size * (bits + 1) // WORD + lanes + 1  # Each symbol adds at most B + 1 bits.
     states, words = np.empty(lanes, np.int64), np.empty(room, np.uint32)
     start = coder_loops.encode(symbols, frequencies, bits, states, words)
     return states, words[start:].astype(SIZE, copy=False)
@@ -253,7 +247,7 @@ def _state_bytes(states: np.ndarray) -> bytes:
 
 
 def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the states and the words of each chunk. `counts`: numbers of symbols."""
+    """Return the states and the words of each chunk. `counts`: number of symbols of each chunk."""
     edge = SIZE.itemsize * (len(counts) - 1)
     _expect(len(data) >= edge, "a code is cut short in its lengths")
     ends = [4 * length for length in np.frombuffer(data[:edge], SIZE).tolist()]

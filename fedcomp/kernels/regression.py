@@ -1,9 +1,13 @@
-"""SGD for softmax regression on a stack of client models, each client on one thread.
+"""SGD for softmax regression on a batch of client models, with each client on one thread.
 
-    p_j = softmax(W x_j + b);  W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;  b ← b − η/|B| Σ_j (p_j − onehot(y_j)),  j in batch B
+A step with learning rate η on a batch B of examples (x_j, y_j) computes, with sums over B:
 
-A step reads the examples in place, without copying a batch or storing a gradient, and threads synchronize only after the last step.
-Clients' results do not depend on each other or the number of threads.
+    p_j = softmax(W x_j + b);
+    W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;
+    b ← b − η/|B| Σ_j (p_j − onehot(y_j)).
+
+A step reads the examples in place, without copying a batch or storing a gradient. Threads synchronize only after the last step. The result
+of a client does not depend on other clients or on the number of threads.
 """
 
 from collections.abc import Sequence
@@ -14,13 +18,13 @@ from torch import Tensor
 
 from .parallel import starmap
 
-MIN_WORK = 100_000  # products in the gradient of a batch from which the loops are faster
+MIN_WORK = 100_000  # With fewer products in the gradient of a batch, torch is faster.
 
 
 def is_faster(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
     """Return whether `descend` supports the inputs [N, width] and targets [N], and is faster than torch.
 
-    `examples`: the size of a batch. `outputs`: the number of classes.
+    `examples`: number of examples in a batch. `outputs`: the number of classes.
     """
     return (
         inputs.device.type == "cpu"
@@ -49,11 +53,13 @@ def descend(
     sizes: Sequence[int],
     lr: float,
 ) -> Tensor:
-    """Run s steps of SGD on the mean cross-entropy for m clients, in place. Return each client's loss before each step: [m, s].
+    """Run s steps of SGD on the mean cross-entropy for each of m clients, in place.
 
-    `stack` [m, n], contiguous: row by row, a client's weights [outputs, i] start at column `weights`, and its biases at column `biases`.
-    `positions` [m, Σ sizes]: each client's examples, as indices into inputs [N, i] and targets [N], in batches of `sizes` [s] examples.
-    Targets must be in 0..outputs−1, which is not checked. Raises IndexError for positions out of range.
+    Return the loss of each client before each step: [m, s].
+
+    `stack` [m, n], contiguous: one client per row, with weights [outputs, i] from column `weights` on and biases from column `biases` on.
+    `positions` [m, Σ sizes]: the examples of each client, as indices into inputs [N, i] and targets [N], in batches of `sizes` [s]
+    examples. Targets must be in 0..outputs−1, which is not checked. Raises IndexError for positions out of range.
     """
     from .regression_loops import descend_each
 

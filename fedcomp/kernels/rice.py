@@ -1,16 +1,18 @@
 """Rice codes of strictly increasing positions. A Rice code is a Golomb code (1966) whose parameter is a power of two (Rice 1979).
 
-Positions p_0 < p_1 < … are coded as their gaps g_i = p_i − p_(i−1), where p_(−1) = −1, with parameter b:
+Positions p_0 < p_1 < … are coded as their gaps g_i = p_i − p_(i−1), where p_(−1) = −1. With the parameter b, the code has three parts:
 
     Unary stream: for each i, (g_i − 1) >> b zero bits, then a one bit.
     Low stream: for each i, the b low bits of g_i − 1, the most significant first.
     Padding: zero bits up to a whole byte.
 
-The low stream starts at the bit after the unary stream. Bits are packed from the most significant bit of the first byte. `count`, `b`
-and `numel` are sent separately. In `pack_rows` and `unpack_rows`, each position can have its own b.
+The low stream starts at the bit after the unary stream. Bits are packed from the most significant bit of the first byte. The number of
+positions, the parameter b and the size of the vector are sent separately. In `pack_rows` and `unpack_rows`, each position can have its own
+parameter.
 
-b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, where φ = (√5 + 1)/2 and p = count/numel: 1 + floor(log2(log(φ−1)/log(1−p))), at
-least 0. b* is computed in integers, so that it is the same on every machine.
+The parameter b* suits `count` uniformly distributed positions of a vector [numel]. The parameter b* is the largest b with (1 − p)^(2^(b−1))
+≥ φ − 1, but at least 0, where φ = (√5 + 1)/2 and p = count/numel. The parameter b* is computed in integers, so that it is the same on every
+machine.
 """
 
 from collections.abc import Sequence
@@ -23,16 +25,19 @@ import numpy as np
 
 from ..errors import FrameError
 
-WIDEST = 40  # largest b, so that positions in damaged codes are below 2^63
-SPARE = 8  # additional bytes after the last code, since eight bytes are read at a time
+WIDEST = 40  # largest parameter b; positions in damaged codes are then below 2^63
+SPARE = 8  # number of zero bytes after the last code, since eight bytes are read at a time
 AFTER = bytes(SPARE)
-MANY = 1_000  # number of positions from which importing the compiled loops is worthwhile
-_FRACTION = 128  # fractional bits of fixed-point numbers
+MANY = 1_000  # Importing the compiled loops is worthwhile from this number of positions on.
+_FRACTION = 128  # number of fractional bits of fixed-point numbers
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers of `widths` bits to write before the codes, in the order of the rows: int64 [f] each. A field has at most 40 bits."""
+    """Numbers of `widths` bits that are written before the codes, in the order of the rows.
+
+    Each array is int64 [f]. A number has at most 40 bits.
+    """
 
     rows: np.ndarray
     widths: np.ndarray
@@ -41,7 +46,7 @@ class Fields(NamedTuple):
 
 @lru_cache(4096)
 def parameter(count: int, numel: int) -> int:
-    """Return the parameter b* for `count` uniformly distributed positions of numel, or 0 for no positions."""
+    """Return the parameter b* for `count` uniformly distributed positions of numel, or 0 without positions."""
     if count == 0:
         return 0
     power, b = ((numel - count) << _FRACTION) // numel, 0
@@ -51,25 +56,25 @@ def parameter(count: int, numel: int) -> int:
 
 
 def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
-    """Return the parameter b* for each of `counts` [m]: int64 [m]."""
+    """Return the parameter b* for each of `counts` [m], as int64 [m]."""
     return np.array([parameter(count, numel) for count in counts.tolist()], np.int64)
 
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
-    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code, or the smallest of equally good ones."""
+    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code, and the smallest such parameter in case of a tie."""
     return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
 def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
-    """Return the best parameter up to `widest` for each of m rows: int64 [m]. `counts` [m]: lengths of the rows in `positions`."""
+    """Return the best parameter of at most `widest` for each of m rows, as int64 [m]. `counts` [m]: number of positions in each row."""
     rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
         b = low + i
-        # One more bit b adds a bit per position and halves each unary part, rounded down. The length is convex in b.
+        # Increasing b by one adds a bit per position and halves each unary part, rounded down. The length of the code is convex in b.
         saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
@@ -93,9 +98,9 @@ def pack(positions: np.ndarray, b: int) -> bytes:
 def pack_rows(
     positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None
 ) -> list[bytes]:
-    """Return a Rice code for each of m rows. `counts` [m]: lengths of the rows in `positions`. `each`: Rice parameter b of each position.
+    """Return a Rice code for each of m rows. `counts` [m]: number of positions in each row. `each`: Rice parameter of each position.
 
-    The code of a row starts with the row's numbers in `lead`.
+    The numbers in `lead` are written before the code of their row.
     """
     rest = rests(positions, counts)
     unary = (rest >> each) + 1
@@ -125,9 +130,9 @@ def pack_rows(
 
 
 def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray:
-    """Decode `count` positions below numel: int64. Time and memory are O(numel) for any arguments.
+    """Decode `count` positions below numel into int64. Time and memory are O(numel) for any arguments.
 
-    Raises FrameError unless `data` is exactly the code that `pack` returns for `count` positions below numel.
+    Raises FrameError unless `data` is exactly what `pack` returns for `count` positions below numel.
     """
     if not 0 <= count <= numel:
         raise FrameError(
@@ -160,10 +165,13 @@ def unpack_rows(
     lengths: np.ndarray,
     numel: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of m codes, row after row, and whether each code is valid, bool [m]. Positions of invalid codes are undefined.
+    """Decode m codes.
 
-    `raw`: the bytes from `padded`. Code i consists of the bits starts[i]..ends[i]−1, starts ≤ ends, and has counts[i] ≥ 1 positions. Rows
-    consist of blocks of positions with the same b; `parameters` and `lengths` list b and the length of every block.
+    Return the positions of all rows, concatenated, and whether each code is valid, bool [m]. The positions of an invalid code are
+    undefined.
+
+    `raw`: the bytes that `padded` returns. Code i consists of the bits starts[i]..ends[i]−1 and contains counts[i] ≥ 1 positions. A row
+    consists of blocks of positions with a common parameter b. `parameters` and `lengths`: the parameter and the length of every block.
     """
     total = sum(counts.tolist())
     if compiled := loops(total):
@@ -173,7 +181,7 @@ def unpack_rows(
     each = parameters.repeat(lengths)
     runs, lows = counts.cumsum() - counts, sums(each, counts)
     ones = np.flatnonzero(np.unpackbits(raw).view(np.bool_))
-    index = np.arange(each.size) - runs.repeat(counts)  # of the position within its row
+    index = np.arange(each.size) - runs.repeat(counts)  # index of each position in its row
     stops = np.full(index.size, -1)
     if ones.size:
         at = np.searchsorted(ones, starts).repeat(counts) + index
@@ -194,20 +202,20 @@ def unpack_rows(
 
 
 def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
-    """Return the bytes of all codes, uint8, followed by SPARE zero bytes."""
+    """Concatenate all codes, append SPARE zero bytes, and return the result as uint8."""
     return np.frombuffer(b"".join((*codes, AFTER)), np.uint8)
 
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Read the numbers, int64, of `widths` ≤ 40 bits that start at the bits `at` of `raw`, the result of `padded`."""
+    """Read integers of `widths` ≤ 40 bits from the bit offsets `at` of `raw`, which `padded` returned. Return int64."""
     words = np.ndarray(
         raw.size - SPARE + 1, ">u8", raw, strides=(1,)
-    )  # the eight bytes from each byte on
+    )  # the eight bytes from each byte offset on
     return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 
 def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the gaps minus one, g_i − 1, of all positions of m rows. `counts` [m]: lengths of the rows in `positions`."""
+    """Return the gaps minus one, g_i − 1, of all positions of m rows. `counts` [m]: number of positions in each row."""
     rest = np.diff(positions, prepend=-1) - 1
     first = (counts.cumsum() - counts)[counts > 0]
     rest[first] = positions[first]
@@ -215,7 +223,7 @@ def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the sum of each of m runs of values: int64 [m]. `counts` [m]: lengths of the runs."""
+    """Return the sum of each of m runs of consecutive values, as int64 [m]. `counts` [m]: lengths of the runs."""
     filled, total = counts > 0, np.zeros(counts.size, np.int64)
     if filled.any():
         total[filled] = np.add.reduceat(values, (counts.cumsum() - counts)[filled], dtype=np.int64)
@@ -223,7 +231,7 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def loops(count: int) -> ModuleType | None:
-    """Return the compiled loops, or None if `count` positions are too few to make up for the import."""
+    """Return the compiled loops, or None if importing them takes longer than they save for `count` positions."""
     return _loops() if count >= MANY else None
 
 
@@ -235,7 +243,7 @@ def _loops() -> ModuleType:
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:
-    """Write the lowest `widths` bits of each of `values` into a stream with one element per bit, from the index in `at` on."""
+    """Write the lowest `widths` bits of each value into a stream with one element per bit, from the indices `at` on."""
     for bit in range(widths.max(initial=0)):
         if bit == widths.min():
             has = widths > bit

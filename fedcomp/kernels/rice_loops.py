@@ -20,24 +20,24 @@ def leading_zeros(_, word):
 
 @numba.njit(nogil=True, inline="always")
 def _word(raw, at):
-    """Return eight bytes, from the byte that contains bit `at` on, as a big-endian number."""
+    """Return the eight bytes from the byte that contains bit `at`, as a big-endian number."""
     word = uint64(0)
-    for i in range(8):  # compiled to one load and one byte swap
+    for i in range(8):  # The compiler turns this loop into one load and one byte swap.
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
     return word
 
 
 @numba.njit(nogil=True, inline="always")
 def _bits(raw, at, width):
-    """Return the number that is stored in `width` ≤ 40 bits from bit `at` on."""
+    """Return the number in the `width` ≤ 40 bits from bit `at` on."""
     return int64((_word(raw, at) << uint64(at & 7)) >> uint64(1) >> uint64(63 - width))
 
 
 @numba.njit(nogil=True)
 def _unary(raw, start, end, high):
-    """Fill `high` with the number of 0 bits before each 1 bit, from bit `start` on.
+    """Write the number of 0 bits before each 1 bit to `high`, from bit `start` on.
 
-    Return the index of the bit after the last 1, or end + 1 if there are too few 1 bits.
+    Return the index of the bit after the last 1 bit, or end + 1 if there are too few 1 bits.
     """
     i, before, at = uint64(0), start, start & ~7
     skip = uint64(start & 7)
@@ -59,7 +59,9 @@ def _unary(raw, start, end, high):
 
 @compiled
 def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good):
-    """Decode rows: fill `positions` row after row, and `good` with whether each row is valid. Reads only within `raw`.
+    """Decode rows.
+
+    Write the positions of all rows to `positions`, and whether each row is valid to `good`. No byte outside of `raw` is read.
 
     The positions of a valid row are strictly increasing and below numel.
     """
@@ -79,7 +81,8 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
         last, i = int64(-1), uint64(0)
         for j in range(blocks, block):
             b = parameters[j]
-            most = (numel >> b) + 1  # larger numbers of zeros are invalid and could overflow
+            # `most`: larger numbers of zero bits are invalid and could overflow.
+            most = (numel >> b) + 1
             for _ in range(lengths[j]):
                 last = min(last + (min(row[i], most) << b) + _bits(raw, at, b) + 1, numel)
                 row[i] = last
@@ -90,7 +93,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @numba.njit(nogil=True, inline="always")
 def _put(out, at, width, value):
-    """Write the lowest `width` bits of a number to `out`, which is zero from bit `at` on. Return the index of the next bit."""
+    """Write the lowest `width` bits of a number to `out`, from bit `at` on, where `out` is still zero. Return the index of the next bit."""
     while width > 0:
         room = 8 - (at & 7)
         step = min(room, width)
@@ -105,7 +108,7 @@ def _put(out, at, width, value):
 def pack(rest, each, counts, starts, fields, widths, values, out):
     """Write the codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r], with the next fields[r] numbers of `values`, which have `widths` bits.
+    Row r starts at bit starts[r] with its fields: the next fields[r] numbers of `values`, of `widths` bits each.
     """
     i, f = 0, 0
     for r in range(starts.size):
@@ -124,8 +127,8 @@ def pack(rest, each, counts, starts, fields, widths, values, out):
 
 @compiled
 def best_parameter(rest, low, high):
-    """Return the parameter from low to high that gives a row's shortest code, or the smallest of equally good ones."""
-    for b in range(low, high):  # the length of the code is convex in b
+    """Return the parameter from `low` to `high` that gives the shortest code of a row, and the smallest such parameter in case of a tie."""
+    for b in range(low, high):  # The length of the code is convex in b.
         saved = 0
         for i in range(rest.size):
             saved += ((rest[i] >> b) + 1) >> 1
@@ -136,14 +139,15 @@ def best_parameter(rest, low, high):
 
 @compiled
 def best_blocks(rest, each, begins, unit, sizes, gain):
-    """Return s and w of the shortest code in blocks of a row (kernels/positions.py), and write the blocks' parameters to `each`.
+    """Find the shortest code of a row in blocks (kernels/positions.py). Return s and w, and write the parameters of the blocks to `each`.
 
-    If blocks save no more than 2^-gain of the bytes of the code without blocks, return 0, 0 and leave `each` unchanged. `begins`: the
-    lowest parameter of a block for each width from 2 on. `sizes`: the number of values of s to try.
+    If blocks save at most the fraction 2^-gain of the bytes of the code without blocks, return 0, 0 and leave `each` unchanged. `begins`:
+    the lowest parameter of a block for each width w from 2 on. `sizes`: number of values of s to try.
     """
     first, columns = begins[-1], 1 << (begins.size + 1)
     n_blocks = (rest.size + unit - 1) // unit
-    table, bits = np.zeros((n_blocks, columns), np.int64), 0  # of each block with each parameter
+    # number of bits of each block with each parameter
+    table, bits = np.zeros((n_blocks, columns), np.int64), 0
     for i in range(rest.size):
         bits += (rest[i] >> each[i]) + 1 + each[i]
         own = table[i // unit]

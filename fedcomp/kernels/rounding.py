@@ -1,9 +1,8 @@
-"""Stochastic rounding: a number is rounded up with a probability equal to its fraction. Each coordinate uses one random word.
+"""Stochastic rounding: a number is rounded up with a probability equal to its fraction.
 
-    ⌊t + u⌋   where t ≥ 0 has 32 fractional bits, and u·2³² is the random word of (seed, coordinate) (kernels/philox.py)
-
-The number t is computed in float64 and rounded to fixed point. All further arithmetic is in integers. Vectors can be on any device; results
-are numpy arrays.
+A number t ≥ 0 is rounded to ⌊t + r⌋, where r = word·2⁻³² is uniform in [0, 1). The seed and the coordinate determine the random word
+(kernels/philox.py). The number t is computed in float64 and rounded to 32 fractional bits. All further arithmetic is in integers. Vectors
+can be on any device; results are numpy arrays.
 """
 
 import math
@@ -16,16 +15,17 @@ from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
 ONE = 2.0**32  # the number 1 in fixed point
-FRACTION = 23  # bits of a float32 below its leading one
-MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000  # mask of all bits but the sign; bits of infinity
-BITS = 16  # a histogram has about 2^BITS bins
-MAX_SHIFT = 23  # 2^MAX_SHIFT times any subnormal float32 > 0 is a normal number
+FRACTION = 23  # Number of bits of a float32 below its leading bit.
+# MAGNITUDE: mask of all bits but the sign. INFINITE: the bits of infinity.
+MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
+BITS = 16  # A histogram has about 2^BITS bins.
+MAX_SHIFT = 23  # 2^MAX_SHIFT times any positive subnormal float32 is a normal number.
 
 
 def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
-    """Return x/unit, with |x| clipped to `limit`, stochastically rounded to integers [n], int8 or int16.
+    """Clip |x| to `limit`, divide x by `unit`, and round stochastically to integers [n], int8 or int16.
 
-    Requires unit > 0 and limit/unit ≤ 32767.
+    The arguments must satisfy unit > 0 and limit/unit ≤ 32767.
     """
     small = math.ceil(limit / unit) <= 127
     levels = np.empty(x.numel(), np.int8 if small else np.int16)
@@ -34,9 +34,11 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
 
 
 def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
-    """Return |x| stochastically rounded to powers of two, as codes c [n], uint8. Code c > 0 means 2^(c − 127 − shift), code 0 means 0.
+    """Round |x| stochastically to powers of two.
 
-    `shift` must be at most max_shift(largest(x)). Magnitudes below the smallest power are rounded to it or to 0.
+    Return codes [n], uint8. A code c > 0 stands for 2^(c − 127 − shift), and the code 0 for 0.
+
+    `shift` must be at most max_shift(largest(x)). Magnitudes below the smallest power are rounded to the smallest power or to 0.
     """
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "powers", np.float32(2.0**shift), seed=seed)
@@ -44,7 +46,7 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
 
 
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
-    """Return the powers of two, float32 [n], for the given codes and sign bits. A code of 2^128 gives the largest float32.
+    """Return the powers of two with signs, float32 [n], for the given codes and sign bits. A code for 2^128 gives the largest float32.
 
     Raises FrameError if a zero has a negative sign.
     """
@@ -58,15 +60,15 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
-    """Return the index of the level to which each x is rounded, nearest or stochastically: uint8 [n].
+    """Round each value of x to a level, nearest or stochastically, and return the index of the level: uint8 [n].
 
-    `levels`: at most 256, float32, ascending. Values below the first level or above the last one are rounded to that level.
+    `levels`: at most 256 levels, float32, ascending. Values outside of the range of the levels are rounded to the first or the last level.
     """
     wide = levels.astype(np.float64)
     ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
     edges = ends.astype(np.float32)
     edges = np.where(edges < ends, np.nextafter(edges, np.float32(np.inf)), edges)
-    # Increase of the probability of rounding up per unit above each level, in fixed point.
+    # The slope with which the probability of rounding up increases above each level, in fixed point.
     up = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "levels", edges, wide, up, seed=seed)
@@ -74,7 +76,7 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
 
 
 def max_shift(largest: float) -> int:
-    """Return the largest h ≤ 23 for which `largest`, a magnitude, times 2^h is in the range of float32."""
+    """Return the largest h ≤ 23 for which largest·2^h is in the range of float32."""
     return min(MAX_SHIFT, 128 - math.frexp(largest)[1])
 
 
@@ -107,12 +109,12 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(x: Tensor) -> float:
-    """Return max |x|, or 0 for an empty x."""
+    """Return the largest magnitude in x, or 0 if x is empty."""
     return max(map(abs, extremes(x)))
 
 
 def extremes(x: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest value of x, or zeros for an empty x."""
+    """Return the smallest and the largest value of x, or zeros if x is empty."""
     if not x.numel():
         return 0.0, 0.0
     smallest, largest = x.detach().aminmax()
@@ -120,7 +122,7 @@ def extremes(x: Tensor) -> tuple[float, float]:
 
 
 def count(codes: np.ndarray, size: int) -> np.ndarray:
-    """Return the number of occurrences of each code below `size`."""
+    """Return how often each code below `size` occurs."""
     counts = np.zeros(size, np.int64)
     for start in range(0, codes.size, PIECE):
         counts += np.bincount(codes[start : start + PIECE], minlength=size)
@@ -128,7 +130,7 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
 
 
 def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) -> None:
-    """Fill `out` by calling a compiled loop for each piece of x. `name`: the loop's name in rounding_loops.py."""
+    """Fill `out` by calling a compiled loop for each piece of x. `name`: name of the loop in rounding_loops.py."""
     from . import rounding_loops
 
     loop, x = getattr(rounding_loops, name), x.detach().cpu()
@@ -143,13 +145,13 @@ def _fill(out: np.ndarray, x: Tensor, name: str, *arguments: object, seed: int) 
 
 
 def _keys(x: np.ndarray) -> np.ndarray:
-    """Return integers, int64, that are ordered like the float32 values x: the bits of the magnitude as an integer, with the sign of x."""
+    """Return int64 keys that are ordered like the float32 values x: the bits of the magnitude as an integer, with the sign of x."""
     bits = x.view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & MAGNITUDE), bits)
 
 
 def _values(keys: np.ndarray) -> np.ndarray:
-    """Return the float64 values whose keys (see `_keys`) are given. Keys beyond those of float32 give ±2^128."""
+    """Return the float64 values of these keys (see `_keys`). Keys beyond the range of float32 give ±2^128."""
     sizes = np.abs(keys)
     values = np.minimum(sizes, INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
     return np.copysign(np.where(sizes < INFINITE, values, 2.0**128), keys)

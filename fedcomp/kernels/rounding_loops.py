@@ -1,6 +1,6 @@
 """Loops of kernels/rounding.py, compiled by numba.
 
-`start`: coordinate of x[0], a multiple of 4. `low`, `high`: the two 32-bit words of the seed.
+`start`: index of x[0] in the vector, a multiple of 4. `low`, `high`: the two 32-bit halves of the seed.
 """
 
 import numpy as np
@@ -9,12 +9,12 @@ from numpy import float32, float64, int32, int64, uint8, uint32, uint64
 from .loops import compiled, draw
 from .rounding import FRACTION, MAGNITUDE, ONE
 
-N_WORDS = 1024  # random words that are drawn at a time
+N_WORDS = 1024  # number of random words that are drawn at a time
 
 
 @compiled
 def multiples(x, arguments, low, high, start, out):
-    """Fill `out` with the result of `to_multiples` for x [n]."""
+    """Write the result of `to_multiples` for x [n] to `out`."""
     scale, limit = arguments
     words = np.empty(N_WORDS, np.uint32)
     for first in range(0, x.size, N_WORDS):
@@ -27,7 +27,7 @@ def multiples(x, arguments, low, high, start, out):
 
 @compiled
 def powers(x, arguments, low, high, start, out):
-    """Fill `out` with the result of `to_powers` for x [n]."""
+    """Write the result of `to_powers` for x [n] to `out`."""
     (factor,) = arguments
     words = np.empty(N_WORDS, np.uint32)
     for first in range(0, x.size, N_WORDS):
@@ -40,14 +40,14 @@ def powers(x, arguments, low, high, start, out):
 
 @compiled
 def levels(x, arguments, low, high, start, out):
-    """Fill `out` with the result of `to_levels` for x [n]."""
+    """Write the result of `to_levels` for x [n] to `out`."""
     edges, levels, up = arguments
     words, cells = np.empty(N_WORDS, np.uint32), np.empty(N_WORDS, np.uint8)
     for first in range(0, x.size, N_WORDS):
         draw(low, high, 0, start + first, words)
         count = uint64(min(N_WORDS, x.size - first))
         cells[:] = 0
-        for edge in edges:  # a binary search would not be vectorized
+        for edge in edges:  # A binary search would not be vectorized.
             for i in range(count):
                 cells[i] += uint8(x[uint64(first) + i] >= edge)
         for i in range(count):
@@ -59,7 +59,10 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first, width, table):
-    """Add x·factor to bins: counts to table[0], and the lowest `width` bits of the keys to table[1]. `first` is key >> width of bin 0."""
+    """Add x·factor to a histogram: counts to table[0], and the lowest `width` bits of the keys to table[1].
+
+    `first`: the value of key >> width for bin 0.
+    """
     low_bits = (int64(1) << width) - 1
     for i in range(uint64(x.size)):
         bits = int64(float32(x[i] * factor).view(int32))

@@ -1,8 +1,8 @@
 """Exact selection of coordinates without sorting: the largest magnitudes, the largest of one sign, or those above a threshold.
 
-Functions take m finite vectors [n], of any float dtype and on any device: the rows of a tensor, or separate tensors. The bits of a float32
-without the sign bit, read as an integer, increase with the magnitude. Selection compares such integers, called *keys*. Ties at the k-th
-magnitude go to the lower position. Zeros are never selected, so a result can have fewer than k positions.
+Functions take m finite vectors [n], of any float dtype and on any device: a tensor [m, n] or a sequence of tensors [n]. The bits of a
+float32 without the sign bit, read as an integer, increase with the magnitude. Selection compares such integers, called *keys*. Of equal
+magnitudes, those at lower positions are selected first. Zeros are never selected, so fewer than k positions can be selected.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,32 @@ from torch import Tensor
 
 from .parallel import Rows, map_ranges, split_runs, stacked
 
-MAGNITUDE = 0x7FFFFFFF  # mask of all bits but the sign
+MAGNITUDE = 0x7FFFFFFF  # mask of all bits but the sign bit
 SIGN = -0x80000000  # the sign bit of an int32
-MANY = 100_000  # elements of all vectors from which importing the compiled loops is worthwhile
-LONG = 1 << 10  # elements of a vector from which the loops are faster than numpy on a stack
-SAMPLE = 1 << 14  # smallest size of a sample
-STEP = 251  # largest stride of a sample; a prime, so that all columns of a matrix are sampled
-SAMPLED = 1 << 17  # elements of a vector from which a sample is used to exclude small elements
+MANY = 100_000  # Importing the compiled loops is worthwhile from this total number of elements on.
+# The compiled loops are faster than numpy on a batch if a vector has at least this many elements.
+LONG = 1 << 10
+SAMPLE = 1 << 14  # Smallest number of elements in a sample.
+# Largest stride of a sample; a prime number, so that all columns of a matrix are sampled.
+STEP = 251
+# For a vector with at least this many elements, a sample is used to exclude small elements.
+SAMPLED = 1 << 17
 
-Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
+Array = np.ndarray | Tensor  # numpy arrays on the CPU, torch tensors elsewhere
 
 
 class Chosen(NamedTuple):
-    """Selected positions in m vectors, one vector after the other, ascending within each vector, and their number in each vector."""
+    """The selected positions in m vectors, ascending within each vector and concatenated, and the number of positions in each vector."""
 
-    positions: Tensor  # int64, on the vectors' device
+    positions: Tensor  # int64, on the device of the vectors
     counts: np.ndarray  # int64 [m]
 
 
 class Side(NamedTuple):
-    """The integers (keys) by which values are selected: (bits ^ flip) & mask. Only keys above 0 are selected."""
+    """The definition of the keys by which values are selected: (bits ^ flip) & mask, where `bits` are the bits of a float32.
+
+    Only keys above 0 are selected.
+    """
 
     flip: int
     mask: int
@@ -43,14 +49,14 @@ MAGNITUDES, POSITIVES, NEGATIVES = Side(0, MAGNITUDE), Side(0, -1), Side(SIGN, -
 
 
 def top_k(rows: Rows, k: int) -> Chosen:
-    """Select the k largest magnitudes of each vector."""
+    """Select the k coordinates of each vector with the largest magnitudes."""
     return _top(rows, k, MAGNITUDES)
 
 
 def top_side(rows: Rows, k: int) -> Chosen:
-    """Select the k largest of x or the k largest of −x for each vector x, whichever have the larger mean (`means`).
+    """For each vector x, select the k largest of x or the k largest of −x, whichever have the larger mean.
 
-    Only values above zero are selected. If the means are equal, the k largest of x are selected.
+    Only positive values of x or −x are selected. If the means are equal, the k largest of x are selected.
     """
     sides = [_top(rows, k, side) for side in (POSITIVES, NEGATIVES)]
     means_of = [abs(means(values_at(rows, side), side.counts)) for side in sides]
@@ -64,12 +70,12 @@ def top_side(rows: Rows, k: int) -> Chosen:
 
 
 def at_least(rows: Rows, threshold: float) -> Chosen:
-    """Select the coordinates whose magnitude is at least the threshold, a number above 0 that is rounded to float32."""
+    """Select the coordinates whose magnitude is at least the threshold, a positive number that is rounded to float32."""
     return _split(_bits(rows) & MAGNITUDE >= int(np.float32(threshold).view(np.int32)))
 
 
 def values_at(rows: Rows, chosen: Chosen) -> Tensor:
-    """Return the selected values, float32, on the vectors' device."""
+    """Return the selected values as float32, on the device of the vectors."""
     positions, counts = chosen
     if not len(rows):
         return torch.empty(0, dtype=torch.float32)
@@ -84,7 +90,9 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
 
 
 def means(values: Array, counts: Array) -> np.ndarray:
-    """Return the mean of each of m runs of values, or 0 for an empty run: float64 [m]. `counts` [m]: lengths of the runs.
+    """Return the mean of each of m runs of consecutive values, as float64 [m].
+
+    The mean of an empty run is 0. `counts` [m]: lengths of the runs.
 
     Values are summed in order, in float64 on the CPU, so the result is the same on every device.
     """
@@ -94,7 +102,7 @@ def means(values: Array, counts: Array) -> np.ndarray:
 
 
 def are_finite(rows: Rows) -> list[bool]:
-    """Return for each vector whether it has neither NaN nor infinity."""
+    """Return for each vector whether all its elements are finite."""
     if not len(rows):
         return []
     if _compiles(rows):
@@ -108,7 +116,7 @@ def are_finite(rows: Rows) -> list[bool]:
 def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
     """Add rows[i] to onto[i] in place if the sum is finite. Return the m ≥ 1 sums [n], and whether each sum is finite.
 
-    For large vectors on the CPU, the returned sums are `onto` itself.
+    For large vectors on the CPU, the returned sums are the tensors in `onto` themselves.
     """
     if _compiles(rows):
         fine = [_add_finite(e.numpy(), _floats(x)) for e, x in zip(onto, rows, strict=True)]
@@ -122,7 +130,10 @@ def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
 
 
 def _bits(rows: Rows) -> Array:
-    """Return the float32 bits of vectors [m, n], int32: a numpy array on the CPU, since numpy partitions faster than torch."""
+    """Return the bits of the float32 elements of vectors [m, n] as int32.
+
+    On the CPU, the result is a numpy array, since numpy partitions faster than torch.
+    """
     if not len(rows):
         return np.empty((0, 0), np.int32)
     stack = stacked(rows)
@@ -136,7 +147,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 def _compiles(rows: Rows) -> bool:
-    """Return whether vectors are processed by the compiled loops, one by one."""
+    """Return whether the compiled loops process the vectors, one by one."""
     if not len(rows) or not _on_cpu(rows[0]):
         return False
     numel = rows[0].numel()
@@ -144,7 +155,7 @@ def _compiles(rows: Rows) -> bool:
 
 
 def keep_largest(keys: Array, k: int) -> Array:
-    """Return flags [m, n] of the k largest keys above 0 in each row."""
+    """Return flags [m, n]: whether each key is positive and one of the k largest keys in its row."""
     n = keys.shape[1]
     k = min(k, n)
     if k == 0:
@@ -162,7 +173,7 @@ def keep_largest(keys: Array, k: int) -> Array:
 
 
 def _top(rows: Rows, k: int, side: Side) -> Chosen:
-    """Select the k largest keys above 0 of each vector."""
+    """Select the k largest positive keys of each vector."""
     if not _compiles(rows):
         return _split(keep_largest((_bits(rows) ^ side.flip) & side.mask, k))
     found = [_largest(np.ascontiguousarray(_floats(row)).view(np.int32), k, side) for row in rows]
@@ -171,9 +182,9 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 
 
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
-    """Return the positions, ascending, of the k largest keys above 0, given a vector's bits [n].
+    """Return the positions of the k largest positive keys, ascending, given the bits [n] of a vector.
 
-    For a large vector, a sample excludes most elements from the search. If the sample is misleading, all elements are searched.
+    In a large vector, a sample excludes most elements from the search. If the sample is misleading, all elements are searched.
     """
     from . import select_loops
 
@@ -188,15 +199,15 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions of the k largest keys and a few more, ascending: those above a threshold that a sample determines.
+    """Return the positions of the k largest keys and a few more, ascending: all keys that reach a threshold determined from a sample.
 
-    Return None if fewer than k keys, or far more than k, pass the threshold.
+    Return None if fewer than k keys, or far more than k, reach the threshold.
     """
     from . import select_loops
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    # 4 standard deviations more than expected, so that almost certainly at least k keys pass the threshold.
+    # The rank is 4 standard deviations above the expected rank, so that almost certainly at least k keys reach the threshold.
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)
@@ -213,7 +224,7 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
 
 
 def _add_finite(onto: np.ndarray, x: np.ndarray) -> bool:
-    """Add x [n] to `onto` in place if the sum is finite. Return whether it is."""
+    """Add x [n] to `onto` in place if the sum is finite. Return whether the sum is finite."""
 
     def add(start: int, stop: int) -> None:
         onto[start:stop] += x[start:stop]
@@ -235,7 +246,7 @@ def _sum_is_finite(onto: np.ndarray | None, x: np.ndarray) -> bool:
 
 
 def _split(keep: Array) -> Chosen:
-    """Return the positions of the set flags [m, n]."""
+    """Return the positions of the true flags [m, n]."""
     if isinstance(keep, Tensor):
         return Chosen(keep.nonzero(as_tuple=True)[1], _count(keep).cpu().numpy())
     rows, positions = np.divmod(np.flatnonzero(keep), max(keep.shape[1], 1))
@@ -245,7 +256,7 @@ def _split(keep: Array) -> Chosen:
 def _count(keep: Array) -> Array:
     if isinstance(keep, Tensor):
         return keep.count_nonzero(1)
-    # This is three times as fast as count_nonzero.
+    # This expression is three times as fast as count_nonzero.
     return np.bincount(np.flatnonzero(keep) // max(keep.shape[1], 1), minlength=len(keep))
 
 

@@ -1,7 +1,7 @@
 """Loops of kernels/select.py, compiled by numba.
 
-A key is `(bits ^ flip) & mask` of the bits of a float32. Only keys above 0 are selected. Most blocks of elements have no key
-that is large enough, and cost only one vectorized maximum.
+The key of a float32 is the integer `(bits ^ flip) & mask`, computed from its bits. Only keys above 0 are selected. Most blocks of elements
+have no key that is large enough, and cost only one vectorized maximum.
 """
 
 import numba
@@ -11,7 +11,7 @@ from numpy import int32, uint64
 from .loops import compiled
 
 BLOCK = 64
-DIGITS = (11, 10, 10)  # bits of a key that are counted in one pass
+DIGITS = (11, 10, 10)  # numbers of bits of a key that are counted in each pass
 
 
 @numba.njit(nogil=True, inline="always")
@@ -24,9 +24,9 @@ def _largest(bits, start, stop, flip, mask):
 
 @compiled
 def kth_largest(bits, flip, mask, k):
-    """Return the k-th largest key of int32 bits [n], and the number of larger keys.
+    """Return the k-th largest key, given int32 bits [n], and the number of larger keys.
 
-    If fewer than k keys are above 0, return 0 and the number of keys above 0.
+    If fewer than k keys are positive, return 0 and the number of positive keys.
     """
     flip, mask, base, above, shift = int32(flip), int32(mask), int32(0), 0, 31
     for width in DIGITS:
@@ -54,7 +54,9 @@ def kth_largest(bits, flip, mask, k):
 
 @compiled
 def collect(bits, flip, mask, threshold, ties, first, out):
-    """Fill `out` with the positions of the keys above the threshold and of the first `ties` keys equal to it. Add `first` to each position.
+    """Write the positions of the keys above the threshold, and of the first `ties` keys equal to the threshold, to `out`.
+
+    `first` is added to each position.
 
     Return the number of positions, or a number above the size of `out` if they do not fit.
     """
@@ -77,7 +79,7 @@ def collect(bits, flip, mask, threshold, ties, first, out):
 
 @compiled
 def sum_is_finite(onto, x):
-    """Return whether onto + x [n], or x if onto is None, has neither NaN nor infinity. Both are float32."""
+    """Return whether all elements of onto + x [n], or of x if onto is None, are finite. Both are float32."""
     largest = int32(0)
     for i in range(uint64(x.size)):
         total = x[i] if onto is None else onto[i] + x[i]

@@ -1,6 +1,6 @@
 """Loops of kernels/count_sketch.py, compiled by numba.
 
-The lowest bit of a random word flips the sign bit of a float32. Ranges of coordinates start at `first`, a multiple of 4.
+The lowest bit of a random word decides whether the sign bit of a float32 is flipped. `first`: first coordinate of a range, a multiple of 4.
 """
 
 import numba
@@ -13,7 +13,7 @@ from .loops import compiled, draw, word_at
 
 @numba.njit(nogil=True, inline="always")
 def _draw(positions, first, count, low, high, stream, words):
-    """Fill `words` with the random words of `count` ≤ UNIT coordinates."""
+    """Write the random words of `count` ≤ UNIT coordinates to `words`."""
     if positions is None:
         draw(low, high, stream, first, words)
     else:
@@ -23,7 +23,7 @@ def _draw(positions, first, count, low, high, stream, words):
 
 @compiled
 def add(x, first, low, high, stream, cells):
-    """Add x [n], float32, the values of coordinates first..first+n-1, to the cells [columns] of one row of a sketch."""
+    """Add x [n], float32, to the cells [columns] of one row of a sketch. x holds the coordinates from `first` on."""
     low, high, stream, columns = uint32(low), uint32(high), uint32(stream), uint64(cells.size)
     bits, words = x.view(np.uint32), np.empty(UNIT, np.uint32)
     for start in range(uint64(0), uint64(x.size), uint64(UNIT)):
@@ -37,9 +37,9 @@ def add(x, first, low, high, stream, cells):
 
 @compiled
 def estimate(cells, positions, first, low, high, stream, out):
-    """Fill `out` with estimates of coordinates: medians over the rows of the sketch `cells`, float32 [rows, columns].
+    """Write estimates of coordinates to `out`. An estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
 
-    The coordinates are positions[first:], int64, or a range from `first` on if `positions` is None.
+    The coordinates are positions[first:], int64, or those from `first` on if `positions` is None.
     """
     rows, columns = cells.shape[0], uint64(cells.shape[1])
     low, high, bits = uint32(low), uint32(high), cells.view(np.uint32)
@@ -53,7 +53,7 @@ def estimate(cells, positions, first, low, high, stream, out):
                 word = words[i]
                 cell = bits[r, uint64(word) * columns >> uint64(32)]
                 estimate_bits[r, i] = cell ^ word << uint32(31)
-        for last in range(rows - 1, 0, -1):  # bubble sort, which is vectorized over coordinates
+        for last in range(rows - 1, 0, -1):  # This bubble sort is vectorized over the coordinates.
             for r in range(uint64(last)):
                 below, above = estimates[r], estimates[r + uint64(1)]
                 for i in range(uint64(UNIT)):

@@ -1,9 +1,8 @@
-"""Sums over vectors. The sums are the same on every device and for any number of threads.
+"""Sums over vectors, which are the same on every device and for any number of threads.
 
-Norms are computed exactly and rounded once. Vectors are finite, float32, float16 or bfloat16, on any device. Norms are Python floats, since
-they may exceed the range of float32.
-
-Rump, Ogita, Oishi, "Accurate floating-point summation, part I: faithful rounding", SIAM Journal on Scientific Computing 2008.
+Norms are computed exactly and rounded once, by a method of Rump, Ogita and Oishi, "Accurate floating-point summation, part I: faithful
+rounding", SIAM Journal on Scientific Computing 2008. Vectors are finite, float32, float16 or bfloat16, on any device. Norms are Python
+floats, since they may exceed the range of float32.
 """
 
 import math
@@ -16,39 +15,44 @@ from torch import Tensor
 
 from .parallel import map_ranges
 
-UNIT = 149  # a float32 is an integer times 2^-UNIT
-ROOT_BITS = 65  # fractional bits of a square root, more than float64 has
-PIECE, DEVICE_PIECE = 1 << 16, 1 << 20  # elements that are summed at a time on CPUs and GPUs
-BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64  # elements and rows of a block in a column sum
-LANES = 64  # columns into which a single column is divided
-TILE = 4096  # columns that are sorted at a time, so that they fit in the cache
+UNIT = 149  # A float32 is an integer times 2^-UNIT.
+ROOT_BITS = 65  # Number of fractional bits of a square root, more than in float64.
+# Numbers of elements that are summed at a time on CPUs and GPUs.
+PIECE, DEVICE_PIECE = 1 << 16, 1 << 20
+# number of elements, and smallest number of rows, of a block in a column sum
+BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64
+LANES = 64  # number of columns into which a single column is divided
+TILE = 4096  # number of columns that are sorted at a time, so that they fit in the cache
 LARGEST = float(np.finfo(np.float32).max)
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def norm1(x: Tensor) -> float:
-    """Return ‖x‖₁ of x [n], correctly rounded."""
+    """Return the L1 norm of x [n], correctly rounded."""
     return float(norm1_rows(x[None])[0])
 
 
 def norm2(x: Tensor) -> float:
-    """Return ‖x‖₂ of x [n], correctly rounded."""
+    """Return the L2 norm of x [n], correctly rounded."""
     return _root(_sums(x[None], 2)[0]) / (1 << UNIT + ROOT_BITS)
 
 
 def sum_squares(x: Tensor) -> float:
-    """Return ‖x‖₂² of x [n], correctly rounded."""
+    """Return the squared L2 norm of x [n], correctly rounded."""
     return _sums(x[None], 2)[0] / (1 << 2 * UNIT)
 
 
 def norm1_rows(X: Tensor) -> np.ndarray:
-    """Return ‖x‖₁, correctly rounded, of every row x of X [m, n]: float64 [m]."""
+    """Return the L1 norm of every row of X [m, n], correctly rounded, as float64 [m]."""
     return np.array([total / (1 << UNIT) for total in _sums(X, 1)], np.float64)
 
 
 def _root(total: int) -> int:
-    """Return √total · 2^ROOT_BITS, truncated. An inexact root gets the last bit set, so it rounds to the same float64 as the exact one."""
+    """Return √total · 2^ROOT_BITS, truncated.
+
+    If the root is not exact, its last bit is set, so that it rounds to the same float64 as the exact root.
+    """
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
     return root | (root * root != scaled)
@@ -74,7 +78,7 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield float64 parts [m] that add up to the row sums of v [m, n], n ≥ 1. Each part is exact. v is overwritten.
+    """Yield float64 arrays [m] whose sum is the row sums of v [m, n], n ≥ 1. Each array is exact. v is overwritten.
 
     Every step splits off the leading bits of all elements, as many as float64 can add exactly in any order.
     """
@@ -85,7 +89,8 @@ def _exact_sums(v: Array) -> Iterator[Array]:
         largest = library.maximum(next(ends), -next(ends))
         if not largest.any():
             return
-        above = room * largest / library.frexp(largest)[0].clip(0.5)  # a power of two
+        # `above` is a power of two.
+        above = room * largest / library.frexp(largest)[0].clip(0.5)
         leading = v + above
         leading -= above
         yield leading.sum(1)
@@ -93,11 +98,12 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum and the number of the entries ≥ 0, and of those < 0, in each column: float64 and int64 [2, columns].
+    """Return the sums and numbers of the entries ≥ 0 and of the negative entries in each column, as float64 and int64 [2, columns].
 
-    x [rows · columns] must be finite, nonempty and row-major. Sums are not exact, but computed in the same order everywhere: on the CPU, in
-    float64, row after row within a block, and then block after block. A block has BLOCK elements, and at least MIN_BLOCK_ROWS rows. A
-    single column is summed as LANES columns and a remainder, whose sums are then added in order.
+    x [rows · columns] must be finite, nonempty and row-major.
+    Sums are not exact, but computed in the same order everywhere: on the CPU, in float64, row after row within a block, and then block
+    after block. A block has BLOCK elements, and at least MIN_BLOCK_ROWS rows. A single column is summed as LANES columns and a remainder,
+    whose sums are then added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)
@@ -121,9 +127,11 @@ def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return the mean of ranks first..last-1 in each column of a finite float32 stack [m, n]: float32 [n]. Rank 0 is the smallest value.
+    """Return the mean of the ranks first..last-1 in each column of a finite float32 array [m, n], as float32 [n].
 
-    The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows. The stack is not
+    Rank 0 is the smallest value.
+
+    The sum is computed in float64 from the smallest to the largest value, so it does not depend on the order of the rows. The array is not
     modified.
     """
     out = np.empty(stack.shape[1], np.float32)

@@ -1,13 +1,11 @@
 """Tallies of packed one-bit votes.
 
-A vote is ±1 in each of n coordinates, packed as bits (kernels/bits.py): 1 for positive. Of m votes, ones_i are positive in coordinate i.
+A vote is ±1 in each of n coordinates, packed as bits (kernels/bits.py): 1 for positive. The majority of m votes in a coordinate is 1 if
+more than m/2 votes are positive, a random bit if exactly m/2 are positive, and otherwise 0. If m is even, random bits that depend on the
+seed are counted as one more vote, which breaks ties.
 
-    majority_i = 1 if 2·ones_i > m, a random bit of (seed, i) if 2·ones_i = m, else 0
-
-If m is even, the random bits of the seed are counted as one more vote, which breaks ties.
-
-m ≥ 1 votes are a sequence of buffers (bytes, memoryviews, arrays) of ⌈n/8⌉ bytes each. Padding bits are zero in votes and in results.
-Functions raise FrameError for a vote of another size or with other padding, and ValueError if there are no votes.
+Each vote is a buffer (bytes, memoryview or array) of ⌈n/8⌉ bytes. Padding bits are zero in votes and in results. Functions raise FrameError
+for a vote of another size or with other padding, and ValueError if there are no votes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,15 +16,19 @@ from torch import Tensor
 from . import bit_planes, bits
 from .parallel import map_ranges
 
-TIE_STREAM = 4  # stream of the random bits for ties
-BLOCK = 1 << 17  # bytes of each vote that are tallied at a time, so that they fit in the cache
+TIE_STREAM = 4  # Number of the random stream that breaks ties.
+# Number of bytes of each vote that are tallied at a time, so that they fit in the cache.
+BLOCK = 1 << 17
 
 Vote = bytes | memoryview | np.ndarray
 Votes = Sequence[Vote]
 
 
 def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
-    """Return the majority in each coordinate, packed: uint8 [⌈numel/8⌉]. Ties are broken by a random bit of (seed, coordinate)."""
+    """Return the majority in each coordinate as packed bits, uint8 [⌈numel/8⌉].
+
+    A tie is broken by a random bit that depends on the seed and the coordinate.
+    """
     arrays = _as_arrays(votes, numel)
     if len(arrays) % 2 == 0:
         arrays.append(bits.random_bits(seed, numel, TIE_STREAM))
@@ -44,9 +46,9 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: Vote, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many coordinates each voter lost, and how many by a margin of at least `margin` ≥ 1: int64 [m] each.
+    """Return how many coordinates each voter lost, and how many it lost by a margin of at least `margin` ≥ 1, as int64 [m] each.
 
-    A voter loses a coordinate if its bit differs from the packed `result`. The margin of a coordinate with `ones` ones is |2·ones − m|.
+    A voter loses a coordinate if its bit differs from the packed `result`. If `ones` of m votes are positive, the margin is |2·ones − m|.
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)
@@ -68,7 +70,7 @@ def disagreement(
 
 
 def pack(votes: np.ndarray | Tensor) -> np.ndarray:
-    """Return votes [m, n], an array or tensor of numbers, as packed bits, 1 for positive: uint8 [m, ⌈n/8⌉]."""
+    """Pack votes [m, n], an array or tensor of numbers, into bits, 1 for positive: uint8 [m, ⌈n/8⌉]."""
     if isinstance(votes, Tensor):
         return bits.pack_torch(votes > 0).cpu().numpy()
     return np.packbits(votes > 0, axis=1)
@@ -88,6 +90,6 @@ def _ones(packed: np.ndarray) -> int:
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Return ranges of at most BLOCK bytes that together contain the coordinates start..stop-1."""
+    """Return ranges of at most BLOCK bytes that together contain the packed coordinates start..stop-1."""
     first, last = start // 8, (stop + 7) // 8
     return ((a, min(a + BLOCK, last)) for a in range(first, last, BLOCK))

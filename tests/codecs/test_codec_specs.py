@@ -109,17 +109,17 @@ def test_a_name_without_options_has_the_default_options_of_a_run(option):
         ),
         (
             "fp16+topk",
-            "a product starts with a codec that selects coordinates, and 'fp16' does not; give topk+fp16",
+            "a product starts with a codec that selects coordinates, but 'fp16' does not; give topk+fp16",
         ),
         (
             "fp16+identity",
-            "a product starts with a codec that selects coordinates, and 'fp16' does not; give topk:density=1%+identity",
+            "a product starts with a codec that selects coordinates, but 'fp16' does not; give topk:density=1%+identity",
         ),
         (
             "topk+stc",
-            "the second codec of a product encodes the selected values, and 'stc' selects coordinates again; give another one, such as",
+            "the second codec of a product encodes the selected values, but 'stc' selects coordinates again; give another codec, such as",
         ),
-        ("topk+powersgd", "'powersgd' needs matrices; give another one, such as topk+fp16"),
+        ("topk+powersgd", "'powersgd' needs matrices; give another codec, such as topk+fp16"),
     ],
 )
 def test_an_invalid_spec_is_refused_in_one_sentence_with_the_fix(spec, sentence):

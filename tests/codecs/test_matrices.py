@@ -230,7 +230,7 @@ def test_invalid_flags_and_entries_are_rejected():
     for flag in (2, 3):
         changed = bytearray(frame)
         changed[SECTIONS + 1] = changed[SECTIONS + 1] & 0x3F | flag << 6
-        with pytest.raises(FrameError, match="unknown kind"):
+        with pytest.raises(FrameError, match="unknown flag"):
             codec("atomo").open(reseal(bytes(changed), LAYOUT.numel), LAYOUT.numel, LAYOUT)
     for value, sentence in [(0.0, "zero"), (-0.0, "zero"), (np.nan, "NaN"), (np.inf, "NaN")]:
         changed = frame[: SECTIONS + 2] + struct.pack("<f", value) + frame[SECTIONS + 6 :]

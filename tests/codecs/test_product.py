@@ -318,7 +318,7 @@ def test_the_first_codec_must_select_coordinates(first, second):
 def test_the_second_codec_must_encode_every_value(first, second):
     why = "(selects coordinates again|needs matrices|needs the same coordinates of all clients)"
     with pytest.raises(
-        SpecError, match=f"'{second}' {why}; give another one, such as {first}.fp16"
+        SpecError, match=f"'{second}' {why}; give another codec, such as {first}.fp16"
     ):
         codec(f"{first}+{second}")
 
