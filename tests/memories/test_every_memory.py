@@ -257,7 +257,7 @@ def test_an_empty_stack_returns_no_frames(name):
 
 @every_memory
 def test_a_layout_of_another_model_is_refused(name):
-    with pytest.raises(ConfigError, match="layout has 400 elements and the memory 401"):
+    with pytest.raises(ConfigError, match="layout has 400 elements, but numel is 401"):
         memory(name, codec("stc"), 401, layout_of(400))
 
 

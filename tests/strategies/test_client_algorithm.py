@@ -107,7 +107,7 @@ def test_a_memory_with_one_frame_refuses_a_second_phase():
     (refused,) = TWO.encode([m], None, [{}], [1], Context(phase="second"))
     assert isinstance(
         refused, ConfigError
-    ) and "memory 'none' has no frame for a phase 'second'" in str(refused)
+    ) and "memory 'none' cannot make a frame for the phase 'second'" in str(refused)
 
 
 def test_virtual_clients_answer_like_real_ones_to_different_assignments():
