@@ -316,7 +316,7 @@ def test_the_notice_mentions_many_cards():
         made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice
         for clients in (1000, 1001)
     )
-    assert "cards" not in few and "1001 cards a round" in many
+    assert "cards" not in few and "1001 cards (one-time keys) a round" in many
 
 
 def test_the_notice_says_what_each_form_guarantees():
