@@ -66,7 +66,7 @@ def allocation_matrix(
         raise ConfigError(f"an election code needs at least 1 voter, not {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
-            f"byzantine={byzantine} is out of range: {n} voters can outvote at most {(n - 1) // 2} Byzantine voters; give at most this number"
+            f"byzantine={byzantine} is out of range: {n} voters can outvote 0 to {(n - 1) // 2} Byzantine voters"
         )
     if redundancy is not None and code != "bernoulli":
         raise ConfigError(

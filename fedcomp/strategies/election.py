@@ -9,9 +9,10 @@ codes.py defines the allocation matrix G. Each row i of G is a seat with one or 
 with G_ij = 1. The option `form` selects what voters count:
 
 `data`      Voters train on every data partition of their seat and send one vote. Batches, dropout and random signs depend only on the seed,
-            the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up to f Byzantine clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its partitions. BatchNorm
-            statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to different
-            signs; an honest vote at this coordinate can then be as wrong as a Byzantine vote.
+            the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up to f Byzantine
+            clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its partitions.
+            BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to
+            different signs; an honest vote at this coordinate can then be as wrong as a Byzantine vote.
 `ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards the ballots to the voters
             that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
             the ballots: the ballot of a Byzantine client counts like any other ballot.
@@ -261,7 +262,7 @@ class Election(Vote):
             o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS
         ):
             raise ConfigError(
-                f"--strategy election with sealed=true: every voter must count every ballot, since a vote on few ballots would reveal them, "
+                f"--strategy election with sealed=true: every voter must count every ballot, since votes on few ballots reveal them, "
                 f"but with code={o.code}, {n} seats and byzantine={o.byzantine} some voters do not; give code=deterministic, an odd "
                 f"number of 'seats', at least {MIN_PARTITIONS}, and byzantine=(seats - 1)/2"
             )
