@@ -342,7 +342,7 @@ def test_a_bernoulli_code_reports_its_redundancy_as_drawn():
 
 
 def test_the_notice_advises_against_even_cohorts():
-    advice = "a cohort of 10 clients is even"
+    advice = "the number of clients in a round is 10, which is even"
     assert advice in made("vote", 10).notice and not made("vote", 9).notice
     assert advice in made("election:code=uncoded,byzantine=2", 10).notice
     assert "is even" not in made("election:byzantine=2", 10).notice, (
