@@ -33,7 +33,7 @@ _MEMORIES: PluginRegistry[type[Memory]] = PluginRegistry(
 
 
 def available_memories() -> dict[str, type[Memory]]:
-    """Return a dict from name to memory class, including the memories that other packages provide."""
+    """Return a dict from name to memory class, including those of other packages."""
     return _MEMORIES.available()
 
 
@@ -73,10 +73,7 @@ def _suited(codec: Codec, numel: int) -> str:
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> tuple[type[Memory], Any]:
-    """Return the memory class and the options that a spec string selects.
-
-    Results are cached, since a simulation creates a memory for every client.
-    """
+    """Parse a spec string into memory class and options. Results are cached, since a simulation creates a memory for every client."""
     with spec.error_context(text):
         return spec.choose(spec.parse_part(text, "memory"), _MEMORIES, "memory")
 

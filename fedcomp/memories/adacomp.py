@@ -35,7 +35,7 @@ class AdaCompOptions:
 
 
 class AdaComp(VectorMemory):
-    """Error feedback that adapts the number of sent coordinates to the values. `residual` is e, or G while a proposal is pending."""
+    """Error feedback that adapts the number of sent coordinates. While a proposal is pending, `residual` includes the update."""
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"
@@ -51,9 +51,9 @@ class AdaComp(VectorMemory):
 
 
 def select(g: Tensor, x: Tensor, size: int) -> Tensor:
-    """Return the vector to send.
+    """Return the vector to send, for the residual with the update added, `g`, and the update, `x`, each [n].
 
-    `g`: update plus residual; `x`: the update; both [n] with n ≥ 1. A bin has `size` coordinates, the last bin at most `size`.
+    A bin has `size` coordinates.
     """
     n = g.numel()
     size = min(size, n)

@@ -24,11 +24,11 @@ from ..kernels import Rows
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
-Vectors = Mapping[str, Tensor]  # from the name of a state vector to the vector [numel]
+Vectors = Mapping[str, Tensor]  # state vectors [numel] by name
 Updated = tuple[Vectors, Tensor]  # the state vectors after an update, and the vector to encode.
 # Entries to write to a checkpoint, by name: a dict of vectors [numel], and a dict of bytes, where None deletes an entry.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
-# Functions that read the checkpoint entry of a given name. They return None if the checkpoint has no such entry.
+# Functions that return the checkpoint entry of a given name, or None if there is none.
 ReadVector = Callable[[str], Tensor | None]
 ReadValue = Callable[[str], bytes | None]
 
@@ -48,18 +48,18 @@ class MomentumOptions:
 
 
 class Memory(ABC):
-    """A codec, with the error-feedback state that one client keeps for it between rounds. Updates are vectors [numel]."""
+    """A codec, with the error-feedback state that one client keeps between rounds, for updates [numel]."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # the memory's state on the server
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # server part of the memory
     required_strategy: ClassVar[str] = ""  # the only strategy with this memory; "" = any
     # Whether the memory itself selects the coordinates to send. Its codec then has density 1.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # --uplink by default; "" = as without a memory
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
-    residual: Tensor | None = None  # what was not sent yet, [numel]; None = zero
+    residual: Tensor | None = None  # unsent part of the updates, [numel]; None = zero
     # Largest possible ratio of the residual's norm to the sum of the norms of all updates.
     gain: float = 1.0
 
@@ -81,10 +81,9 @@ class Memory(ABC):
         self._check_codec()
 
     def set_density(self, density: float) -> None:
-        """Set the density of the codec (the fraction of coordinates that it sends).
+        """Set the density of the codec (the fraction of coordinates that it sends). 0 restores the codec's original density.
 
-        Density 0 restores the density given to the constructor. Raises ConfigError if the codec has no option `density`, or if error
-        feedback would diverge with the new density.
+        Raises ConfigError if the codec has no option `density`, or if error feedback would diverge with the new density.
         """
         if density or self.codec is not self._configured_codec:
             configured = self._configured_codec
@@ -115,7 +114,7 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Encode the updates of m memories that have the same class and codec.
 
-        `x`: the updates, as a tensor [m, numel] or as m vectors [numel]. `context.moments`: None or two tensors [m, numel]. If an update
+        `x`: the updates, as a tensor [m, numel] or as m vectors [numel]. `context.moments`: two tensors [m, numel], or None. If an update
         holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and the memory of this update is unchanged.
         """
         if not memories:
@@ -191,7 +190,7 @@ class Memory(ABC):
     def state_dict(self, *, copy: bool = True) -> State:
         """Return the whole state as a dict of float32 vectors [numel] and bytes.
 
-        With `copy=False` the vectors share storage with the memory: do not modify them, and read them before the next call of a method.
+        With `copy=False` the vectors share storage with the memory: do not modify them, and read them before the memory's next use.
         """
         state = self._state()
         return _copied(state) if copy else state
@@ -216,10 +215,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned.
-
-        The caller has checked its vectors. Subclasses first call `super()._load_state(state)`.
-        """
+        """Restore a state that `_state` returned, with checked vectors. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
     # Methods for subclasses to implement.
@@ -238,7 +234,7 @@ class Memory(ABC):
         """
 
     def _pending_part(self, frame: bytes) -> bytes:
-        """Return the bytes to store in `pending` for a proposed frame. By default, this is the whole frame."""
+        """Return the bytes to store in `pending` for a proposed frame, by default the whole frame."""
         return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
@@ -247,9 +243,9 @@ class Memory(ABC):
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
-        """Change the state after the receiver accepted a frame.
+        """Change the state after a frame was accepted.
 
-        `update`: the decoded frame; `dropped`: the part that the receiver did not use.
+        `update`: the decoded frame; `dropped`: the part of it that the receiver did not use.
         """
 
     @classmethod
@@ -296,10 +292,10 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel], on the device of the last update. None stands for a vector of zeros.
+    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector None stands for zeros.
 
-    A subclass lists the names of its state vectors in `vectors`, and implements `_update_vectors`, which computes their new values. The
-    subclass also overrides `_on_accepted` if an accepted frame changes vectors other than `residual`.
+    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. They override
+    `_on_accepted` if an accepted frame changes vectors other than `residual`.
     """
 
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # attributes with state vectors
@@ -307,7 +303,7 @@ class VectorMemory(Memory):
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         """Return the new state vectors after the update x [numel], and the vector to encode. Do not modify the arguments.
 
-        The new state must be valid even if no frame is ever accepted. `context.moments`: None or two vectors [numel].
+        The new state must be valid even if no frame is ever accepted. `context.moments`: two vectors [numel], or None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement _update_vectors or _propose"
@@ -366,12 +362,12 @@ class Counterpart(ABC):
     """The part of a memory that runs on the server and estimates each client's update.
 
     Server and client have the same state, because the server applies exactly the updates that the client commits, with the same operations.
-    If a client starts without state (`fresh`), the server deletes what it stored for this client. `memory`: a memory with the class and
-    options of the clients' memories.
+    If a client starts without state (`fresh`), the server deletes what it stored for this client. `memory`: a memory like those of the
+    clients.
     """
 
     rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run
-    rates: Mapping[int, float] = {}  # for each client, the `rate` with which it computed its update
+    rates: Mapping[int, float] = {}  # the `rate` of each client's update.
     # Whether the counterpart compares the norms of model steps and of client updates.
     compares_model_steps: ClassVar[bool] = False
 
@@ -394,9 +390,9 @@ class Counterpart(ABC):
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        """Return the estimate of a client's update, which is valid until the next `settle`. The state does not change.
+        """Return the estimate of a client's update, valid until the next `settle`, without changing the state.
 
-        `update`: the decoded frame of the client; None if the client sent no frame.
+        `update`: the decoded frame of the client, or None if the client sent no frame.
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
@@ -408,8 +404,8 @@ class Counterpart(ABC):
     ) -> Update | None:
         """Return a vector to add to the mean estimate of the clients in this round, or None if there is nothing to add.
 
-        `weights`: for each client of the run, its weight, normalized over all clients. `present`: for each client in this round, its
-        weight, normalized over this round. Clients that start without state are in neither dict.
+        `weights`: the weights of all clients of the run, normalized. `present`: the weights of the clients in this round, normalized.
+        Clients that start without state are in neither dict.
         """
         return None
 
@@ -429,10 +425,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint.
-
-        `vector` and `value` read a checkpoint entry by name. Raises ValueError or TypeError for invalid data.
-        """
+        """Restore the state from the checkpoint that `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -442,8 +435,8 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
     """Set `vectors` [numel] to zero, in place, at the coordinates that the receiver accepted.
 
-    This is momentum factor masking (Lin et al. 2018): momentum of an accepted coordinate is stale. `sent`: indices of the sent coordinates;
-    None = all. `dropped`: the part of the update that the receiver did not use.
+    This is momentum factor masking (Lin et al. 2018): momentum of an accepted coordinate is stale. `sent`: indices of the sent coordinates,
+    or None for all. `dropped`: the part of the update that the receiver did not use.
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent

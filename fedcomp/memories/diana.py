@@ -1,4 +1,4 @@
-"""DIANA: for unbiased codecs. A client sends the compressed difference between its update and a learned shift.
+"""DIANA, for unbiased codecs: a client sends the compressed difference between its update and a learned shift.
 
 Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed gradient differences. 2019, algorithm 1.
 
@@ -26,12 +26,12 @@ from .shift import ShiftCounterpart, ShiftMemory
 
 @dataclass(frozen=True)
 class DianaOptions:
-    # α: step size of the shift, above 0 and at most 1/(1 + ω) with the codec's variance bound ω; None = 1/(1 + ω)
+    # α: step size of the shift, above 0, at most 1/(1 + ω) for the codec's variance bound ω; None = 1/(1 + ω)
     alpha: float | None = None
 
 
 class DianaCounterpart(ShiftCounterpart):
-    """The server's copy of all shifts h. Its update is the mean of all h plus the mean of C(x − h) over the clients in the round."""
+    """The server's copy of the clients' shifts, which adds the mean of all shifts to the mean of the decoded differences."""
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]

@@ -6,9 +6,9 @@ Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to
 
 Here x is the update, h the accumulated error, and C the codec. γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A
 contractive codec with contraction δ has γ = 1 − δ. An unbiased codec with variance bound ω has γ = ω. Since x − C(y) = (y − C(y)) − α·h,
-the contribution of the old error h shrinks if α²γ + (β − α)² < 1. Other values of α and β are an error. With biased codecs, β > 1 is also
-an error: coordinates that the codec never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory
-`residual`.
+the contribution of the old error h shrinks if α²γ + (β − α)² < 1. Values with α²γ + (β − α)² ≥ 1 are an error. With biased codecs, β > 1 is
+also an error: coordinates that the codec never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the
+memory `residual`.
 
 The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, the codec would not
 select old errors, because they are too small. The default α and β are stable with every contractive codec, and with unbiased codecs whose
@@ -25,7 +25,7 @@ from ..codecs import Context
 from ..errors import MismatchError
 from .base import Updated, VectorMemory, Vectors
 
-SAFE = 0.9  # value of α√γ for the α that an error message suggests, if γ > 1
+SAFE = 0.9  # safety factor for the α that an error message suggests
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ECQOptions:
 
 
 class ECQ(VectorMemory):
-    """Error feedback that weights the accumulated error and lets it decay. `residual` is h, the accumulated error."""
+    """Error feedback that weights the accumulated error (`residual`) and lets it decay."""
 
     name: ClassVar[str] = "ecq"
     source: ClassVar[str] = "Wu et al. 2018"

@@ -18,7 +18,7 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
 class EF21Counterpart(ShiftCounterpart):
-    """The server's estimate of every client's update. The mean of a round includes all clients that have an estimate."""
+    """The server's estimates of the clients' updates, all of which count in every round."""
 
     counts_absent: ClassVar[bool] = True
 

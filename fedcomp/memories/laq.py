@@ -10,9 +10,9 @@ rate. ε = x − q − δQ is the codec's error in this round, and ε̂ the code
 the threshold covers D = 10 model steps with the weights ξ_d = 0.8/D, and a client skips at most t̄ = 100 rounds in a row. The paper has
 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits
 corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their error is small. With a large
-error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so the client skips as many rounds as it may. With the option `errors=0`, this memory is LAG
-(Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works with any contractive codec. A client that is not in the round counts with its
-estimate q, like a client that skips the round.
+error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip rounds. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and
+Yin, NeurIPS 2018) and works with any contractive codec. A client that is not in the round counts with its estimate q, like a client that
+skips the round.
 """
 
 import json
@@ -34,7 +34,7 @@ from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, ReadValue, ReadVector, State
 from .shift import ShiftCounterpart, ShiftMemory, contraction
 
-THRESHOLD = "threshold"  # name under which the server announces Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
+THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping
 NUMBER = struct.Struct("<d")
 NEVER = 2**62  # value of `age` before the first accepted proposal
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
@@ -53,10 +53,7 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """The server's estimates of the clients' updates, and the norms of the last model steps.
-
-    The estimates of all clients count in every round.
-    """
+    """The server's estimates of the clients' updates, all of which count in every round, and the norms of the last model steps."""
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True
@@ -64,7 +61,7 @@ class LAQCounterpart(ShiftCounterpart):
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
         self.weight: float = memory.options.weight / memory.options.window
-        # Squared norms of the last model steps, the most recent norm at the end.
+        # Squared norms of the last model steps, the newest last.
         self.steps: deque[float] = deque(maxlen=memory.options.window)
 
     def announce(self) -> Mapping[str, bytes]:
@@ -94,8 +91,8 @@ class LAQ(ShiftMemory):
     Options: ClassVar[type] = LAQOptions
     counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
-    error: float = 0.0  # ‖ε̂‖² at the run's learning rate
-    pending_error: float = 0.0  # ‖ε‖² of the pending proposal, at the run's learning rate
+    error: float = 0.0  # squared norm of the last codec error, scaled to the run's lr
+    pending_error: float = 0.0  # the same for the pending proposal
 
     def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
@@ -111,7 +108,7 @@ class LAQ(ShiftMemory):
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
         sent = self.codec.open(frame, self.numel, self.layout).dense(difference.device)
-        error = sum_squares(torch.nan_to_num(difference - sent))  # finite even after overflow
+        error = sum_squares(torch.nan_to_num(difference - sent))  # finite despite overflow
         previous_error = self.error * context.rate * context.rate
         threshold = _threshold(context) + self.options.errors * (error + previous_error)
         if self.age < self.options.patience and sum_squares(sent) <= threshold:

@@ -4,11 +4,11 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
 
     e ← e + x;  P = M Q for each matrix M of e;  P̂ is an orthonormal basis of P;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted.
 
-Here e is the residual and x the update. With the strategy `powersgd`, a client sends two frames for an update: P in the phase `left`, and
-Q' in the phase `right`. Before the phase `left`, the server announces Q, the mean of the clients' last Q'. Before the phase `right`, the
-server announces P̂, which it computes from the mean of the clients' P. The second frame also contains the tensors that are not matrices, so
-P̂ and this frame determine the whole accepted update. With any other strategy, a client sends an update as one frame of the codec
-`powersgd`, and uses the Q' of its last accepted update as the Q of the next update.
+Here e is the residual and x the update. With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a
+round. Before the phase `left`, the server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂,
+which it computes from the mean of the clients' P. The second frame also contains the tensors that are not matrices, so P̂ and this frame
+determine the accepted update. With any other strategy, a client sends an update as one frame of the codec `powersgd`, and uses the Q' of
+its last accepted update as the Q of the next update.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # next Q of each matrix, by `start_name` of its tensor
+        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by `start_name` of its tensor
         self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
         self.basis = b""  # P̂ of the pending update in the phase `right`, else b""
 
@@ -150,7 +150,7 @@ class LowRank(VectorMemory):
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:
-    """Encode the numbers in the tensors `parts` as one frame, rounded to float32 and clamped to the range of float32."""
+    """Encode the numbers in the tensors `parts` as one frame, clamped to the range of float32."""
     numbers = [part.clamp(-LARGEST, LARGEST).to(torch.float32).reshape(-1) for part in parts]
     return NUMBERS.encode(torch.cat(numbers) if numbers else torch.empty(0, dtype=torch.float32))
 

@@ -6,7 +6,7 @@ NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. 
     a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a.
 
 Here x is the update, e the residual, and C the codec. After every round, the residual plus the sum of all accepted C(a) equals the sum of
-all updates x, up to rounding. `commit` subtracts C(a). Until then, the attribute `residual` is a, so `rollback` changes nothing.
+all updates x, up to rounding. Until `commit` subtracts C(a), the attribute `residual` is a, so `rollback` changes nothing.
 
 With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of a in `residual`.
 

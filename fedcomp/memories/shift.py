@@ -3,9 +3,9 @@
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift).
 
 Here x is the update, C the codec, and η the learning rate of the round divided by the run's learning rate, the option --lr. Updates grow
-with η, but shifts estimate gradients, which do not depend on η. Shifts are therefore stored for η = 1. Every shift, also of a client that
-is not in the round, then stays valid when a schedule or a warm-up changes the learning rate. Schedules of the local steps or of the batch
-size also change the size of updates, but shifts are not rescaled; clients send the difference in later rounds.
+with η, but shifts estimate gradients, which do not depend on η. Shifts are therefore stored for η = 1. So every shift stays valid when a
+schedule or a warm-up changes the learning rate, also for clients that are not in the round. If a schedule changes the local steps or the
+batch size, shifts are not rescaled; clients send the difference in later rounds.
 
 The shift changes only when a proposal is committed. Client and server therefore have the same shift while a proposal is pending, and after
 a rollback.
@@ -86,10 +86,7 @@ class ShiftMemory(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """The server's estimate of a client's update: rate · shift, plus the difference that the client sent, if any.
-
-    Valid until the shift changes.
-    """
+    """A client's estimated update, valid until the shift changes: rate · shift, plus the difference that the client sent, if any."""
 
     shift: Tensor  # [numel], on the CPU
     update: Update | None
@@ -112,7 +109,7 @@ class Estimate(Update):
 
 
 class ShiftCounterpart(Counterpart):
-    """The server's shifts, one float32 vector [numel] on the CPU for every client that ever had an accepted update, also in checkpoints."""
+    """The server's shifts: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
 
     # Whether a client without an accepted update in the round counts, with its shift as update
     counts_absent: ClassVar[bool] = False

@@ -18,7 +18,7 @@ from .base import MomentumOptions, Updated, VectorMemory, Vectors
 
 
 class Signum(VectorMemory):
-    """A memory that sends the momentum of the client's updates. `velocity` is u, the momentum."""
+    """A memory that sends the momentum of the client's updates, the attribute `velocity`."""
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"

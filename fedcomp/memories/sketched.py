@@ -32,7 +32,7 @@ MARKS = codec("sbc:density=1")  # codec for sets of positions
 
 
 class Sketched(VectorMemory):
-    """Momentum and error feedback for sketches. `residual` is v, the vector that the client sketches."""
+    """Momentum and error feedback for sketches. The client sketches the vector `residual`."""
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
@@ -50,7 +50,7 @@ class Sketched(VectorMemory):
         if not isinstance(self.codec.unscoped, Sketch):
             raise MismatchError(
                 f"{{memory}} {self.name} needs --strategy {self.required_strategy} and {{uplink}} sketch, not {self.codec}; "
-                "give these two, or {memory} dgc"
+                "give both, or {memory} dgc"
             )
 
     @property

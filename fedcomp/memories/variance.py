@@ -35,10 +35,7 @@ class VarianceOptions:
 
 
 class Variance(VectorMemory):
-    """Error feedback that sends a coordinate when its gradient is large compared to its variance.
-
-    `residual` is e, the accumulated update.
-    """
+    """Error feedback that sends a coordinate when its gradient is large compared to its variance. `residual` is the accumulated update."""
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"

@@ -13,7 +13,7 @@ docs/explanation/elections.md specifies the protocol, and strategies/sealed_elec
     slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
 
 Every key encrypts only one text, so the nonce is a constant. If a voter cannot open (decrypt) a ballot, it proves this by revealing the
-private key of its card. This key belongs to this ballot and to no other.
+private key of its card, which cannot open any other ballot.
 """
 
 import os
@@ -116,7 +116,7 @@ def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePubl
 
 
 def refuse_low_order(public: bytes) -> None:
-    """Raise ProtocolError for an X25519 public key of low order. It gives no shared secret, so no ballot can be encrypted for it."""
+    """Raise ProtocolError for an X25519 public key of low order, which gives no shared secret and so cannot encrypt a ballot."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
@@ -132,9 +132,9 @@ def seal(
     signer: ec.EllipticCurvePrivateKey,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """Encrypt bits in a ballot of len(bits) + 210 + 84 · len(voters) bytes.
+    """Encrypt bits in a ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
 
-    `voters`: from voter to the public key R on the voter's card. Raises ProtocolError if such a public key is not valid.
+    `voters`: from voter to the public key R on the voter's card.
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()
@@ -232,7 +232,7 @@ def _commitment(slot: Slot, salt: bytes, bits: bytes) -> bytes:
 
 
 def signed_text(slot: Slot, commitment: bytes, point: bytes, wraps: bytes, content: bytes) -> bytes:
-    """Return the bytes that the sender of a ballot signs: a digest of the ballot for this slot."""
+    """Return the bytes that the sender of a ballot signs."""
     return slot.bytes("sealed", commitment, sha256(slot.bytes(point, wraps, content)).digest())
 
 

@@ -45,15 +45,14 @@ SPEC_READERS = {
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
-    """Return a dict from name to strategy class, including the strategies that other packages provide."""
+    """Return a dict from name to strategy class, including those of other packages."""
     return _STRATEGIES.available()
 
 
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Create the server half of a strategy from a spec string such as `powersgd:rank=2`.
+    """Create the server half of a strategy from a spec string such as `powersgd:rank=2`, for models of this layout.
 
-    `layout`: names and shapes of the model's tensors. Raises SpecError for an invalid spec string, and ConfigError for settings that do not
-    suit the strategy.
+    Raises SpecError for an invalid spec string, and ConfigError for settings that do not suit the strategy.
     """
     cls, options = _chosen(text)
     return cls(config, layout, options=options, **settings)

@@ -3,7 +3,8 @@
 In AsyLPG (Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization, NeurIPS 2019), workers compute gradients
 at a low-precision copy of the model and send them in low precision; the model moves before they arrive. In "Asynchronous federated
 optimization" (Xie, Koyejo, Gupta, 2019), an update of staleness s has the weight (1 + s)^−a. In "Federated learning with buffered
-asynchronous aggregation" (Nguyen et al., AISTATS 2022), the model moves when K updates have arrived. This strategy combines the three:
+asynchronous aggregation" (Nguyen et al., AISTATS 2022), the model moves when K updates have arrived. This strategy combines these three
+ideas:
 
     θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  with the sum over the first K updates to arrive; then K other clients start from θ.
 

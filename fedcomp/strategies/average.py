@@ -61,7 +61,7 @@ class Average(RoundStrategy):
     def discount(self, accepted: AcceptedUpdate) -> float:
         """Return a factor 0..1 for an update.
 
-        The mean is a sum of updates times weights times factors, divided by the sum of weights alone.
+        Updates are multiplied by weight and factor, and their sum is divided by the sum of weights.
         """
         return 1.0
 
@@ -99,7 +99,7 @@ class Average(RoundStrategy):
             correction.add_to(into)
 
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
-        """Return pairs of update and normalized weight. The sum for the normalization includes clients that sent no update."""
+        """Return pairs of update and normalized weight. The normalization includes clients that sent no update."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))
@@ -115,7 +115,7 @@ class Average(RoundStrategy):
         return mean
 
     def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
-        """Return the aggregation weight of each accepted client. The weights are not normalized."""
+        """Return the aggregation weights of the accepted clients, not normalized."""
         by_examples = self.config.weights == "examples"
         weights = [float(a.examples) if by_examples else 1.0 for a in accepted]
         if not self.config.weight_cap:

@@ -1,8 +1,8 @@
 """The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
 
 A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges of messages between server and cohort). In
-each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements to an assignment, which are named
-byte strings. At the end of a round, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the
+each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements (named byte strings) to an
+assignment. At the end of a round, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the
 rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
 """
 
@@ -30,7 +30,7 @@ DEADLINE = "deadline"  # reported for clients that missed the deadline
 QUORUM = "quorum"  # reported for clients that had not answered when the quorum was reached
 
 Frame = bytes | None | FedcompError  # None: the client sends nothing; an error: the client failed
-Values = dict[str, Any]  # what a ClientAlgorithm stores for a client during a round
+Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StrategyConfig:
 
 @dataclass
 class RoundState:
-    """What a client stores during a round, from its first phase on."""
+    """State of a client during a round, from its first phase on."""
 
     round: int
     loss: float  # of local training
@@ -99,22 +99,21 @@ class DataPartition:
 
 @dataclass(frozen=True)
 class ClientAlgorithm:
-    """The client half of a strategy. This base class trains in the first phase of a round, and sends the update that its memory encodes.
+    """The client half of a strategy.
 
     In the first phase of a round, a client commits or rolls back the update that its memory encoded last, downloads the broadcasts, and
     trains. In each later phase, the client sends the memory's next frame (encoded message) for the same update. Subclasses store no state
     in attributes: lasting state is in the memory or in the client state (a dict of tensors), and state of one round is in
     `RoundState.values`.
 
-    The vector that the server updates and broadcasts is the *global state* [numel]. In most strategies, the global state is the vector of
-    model weights.
+    The *global state* [numel] is the vector that the server updates and broadcasts; in most strategies, it holds the model weights.
     """
 
     phases: tuple[str, ...] = (TRAIN,)
 
     # Whether clients train on `partitions` instead of their own data
     trains_on_partitions: ClassVar[bool] = False
-    # Whether `encode` calls `encode_one` for each client, also in a phase with updates
+    # Whether `encode` calls `encode_one` for each client even in a phase with updates
     one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
@@ -150,29 +149,23 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the data partitions to train on, or () to train on the client's own data.
-
-        Training on each partition starts from the same weights.
-        """
+        """Return the data partitions to train on, each from the same initial weights, or () to train on the client's own data."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
-        """Return what `combine` needs of the update [numel] that was trained on a data partition. `seed`: the seed of the run."""
+        """Return the part that `combine` needs of an update [numel] trained on a data partition. `seed`: the run's seed."""
         return update
 
     def combine(
         self, assignment: Assignment, summaries: Sequence[Any], numel: int, seed: int
     ) -> Tensor:
-        """Combine the results of `summarize` for all partitions of a client into the update [numel] to send, on the CPU.
-
-        `seed`: the run's seed.
-        """
+        """Combine the results of `summarize` for all partitions of a client into its update [numel], on the CPU. `seed`: the run's seed."""
         raise NotImplementedError
 
     # The global state.
 
     def global_layout(self, layout: Layout) -> Layout:
-        """Return the layout (tensor names and shapes) of the global state, given the layout of the model."""
+        """Return the layout (tensor names and shapes) of the global state, given the model's layout."""
         return layout
 
     def initial_global_state(self, weights: Tensor) -> Tensor:
@@ -180,7 +173,7 @@ class ClientAlgorithm:
         return weights
 
     def model_weights(self, global_state: Tensor) -> Tensor:
-        """Return the part of the global state that holds the model's weights, as a view."""
+        """Return a view of the model's weights in the global state."""
         return global_state
 
     # Local training and its result.
@@ -242,7 +235,7 @@ class ClientAlgorithm:
     ) -> bytes | None:
         """Return the frame of one client, or None if the client has nothing to send.
 
-        If this method raises FedcompError, only this client fails.
+        If this raises FedcompError, only this client fails.
         """
         return memory.proceed(seed=seed, context=context)
 
@@ -279,7 +272,7 @@ class RoundCompletion:
     deadline_s: float | None = None  # None: no deadline
 
     def check(self, progress: Progress) -> PhaseEnd | None:
-        """Return a PhaseEnd if the phase ends now, or None if it goes on."""
+        """Return how the phase ends, or None if the phase goes on."""
         if progress.answered >= progress.asked:
             return PhaseEnd()
         if progress.accepted >= (quorum := quorum_size(self.quorum, progress.asked)):
@@ -320,7 +313,7 @@ class AcceptedUpdate:
     loss: float
     ticket: str  # hash that identifies the update (`fedcomp.messages.ticket`)
     frame: bytes = b""
-    fresh: bool = True  # whether the client's memory has never committed an update
+    fresh: bool = True  # whether the client's memory never committed an update
     rate: float = 1.0  # learning rate of the client, divided by the learning rate of the run
     staleness: int = 0  # rounds from the start of the client's training to this round
     metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
@@ -341,7 +334,7 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """The input of `aggregate`: the accepted updates of a round, by phase and sorted by client id, and the server's state."""
+    """The input of `aggregate`: the accepted updates of each phase, sorted by client id, and the server's state."""
 
     round: int
     phases: AcceptedByPhase
@@ -361,7 +354,7 @@ class Aggregation:
     """The return value of `aggregate`, which also writes the combined update to a tensor."""
 
     clipped: int = 0  # number of clipped updates.
-    # Factor (a float32 number) by which the model's weights are multiplied before the update is added
+    # Factor (in float32) by which the model's weights are multiplied before the update is added
     decay: float = 1.0
 
 
@@ -417,9 +410,9 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
-        # A memory like those of the clients. The server reads only its properties.
+        # A memory like those of the clients, of which the server reads only properties.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
-        # The part of the clients' memories on the server, or None if these memories have no such part.
+        # Server part of the clients' memories, or None if there is none.
         self.counterpart = self._counterpart()
         self.schedule = self._schedule()
 
@@ -432,25 +425,25 @@ class RoundStrategy(ABC):
 
     @classmethod
     def client_for(cls, options: Any) -> ClientAlgorithm:
-        """Return the client half of the algorithm for the given options of the strategy."""
+        """Return the client half of the algorithm, for given options of the strategy."""
         return cls.client_algorithm
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return the defaults that this strategy sets for run options: a dict from a field of `fedcomp.config.RunConfig` to its default.
+        """Return the defaults that this strategy sets for run options, by field of `fedcomp.config.RunConfig`.
 
-        If the dict has no entry for `memory`, the default of `memory` is `required_memory`.
+        Without an entry for `memory`, the default of `memory` is `required_memory`.
         """
         return {}
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        """Combine the accepted updates of a round, and write the result to the tensor `into` [numel], which holds zeros before the call."""
+        """Combine the accepted updates of a round, and write the result to the tensor `into` [numel], which holds zeros at first."""
 
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
         """Return the cohort of a round (the clients that take part).
 
-        `clients`: all connected clients; `fingerprint`: a hash of the model.
+        `clients`: all connected clients; `fingerprint`: a digest of the model.
         """
         count = cohort_size(self.config.participation, len(clients))
         return draw_cohort(clients, count, self.config.seed, round)
@@ -467,10 +460,7 @@ class RoundStrategy(ABC):
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
-        """Decode the frames of a phase.
-
-        The result for a frame is an update, None if the frame contains no update, or a FrameError if it is invalid.
-        """
+        """Decode the frames of a phase: each to an update, to None if the frame contains no update, or to a FrameError if it is invalid."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
@@ -481,16 +471,13 @@ class RoundStrategy(ABC):
         return {}
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
-        """Return a dict from client to reason, for clients whose updates in the last phase are not aggregated.
-
-        The memories of these clients roll back.
-        """
+        """Return a dict from client to reason, for clients whose updates of the last phase are not aggregated, but rolled back."""
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
-        """Encode the part of an accepted update that `aggregate` did not use, as a frame for the client. Return b"" if there is none.
+        """Encode the part of an accepted update that `aggregate` did not use, to return it to the client; b"" if all was used.
 
-        The uplink codec encodes the frame, unless the clients' memory reads another format. The bytes of the frame are counted as traffic.
+        The uplink codec encodes this frame, unless the clients' memory reads another format. Its bytes are counted as traffic.
         """
         return b""
 
@@ -503,7 +490,7 @@ class RoundStrategy(ABC):
         """Store the state that `aggregate` computed in this round. If `broadcast` is None, the model has not moved: discard this state."""
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """Set the name of the run, the public key (P-384 point) of each client, and the options of the run. Signed messages need them."""
+        """Set the name of the run, the clients' public keys (P-384 points), and the options of the run, which signed messages need."""
 
     # Checkpoints.
 
@@ -512,7 +499,7 @@ class RoundStrategy(ABC):
         return {}, {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector(name)` and `value(name)` read an entry that `take_changes` returned before."""
+        """Restore the state from a checkpoint. `vector(name)` and `value(name)` read entries that `take_changes` returned."""
 
     # Settings.
 
@@ -581,12 +568,12 @@ class RoundStrategy(ABC):
         return counterpart
 
     def _schedule(self) -> Schedule:
-        """Return the schedule of client settings, such as the density. Raises ConfigError if a schedule does not suit the run's options."""
+        """Return the schedule of client settings, such as the density. Raises ConfigError for a schedule that does not suit the run."""
         config, layout = self.config, self.layout
         if (config.density_warmup or config.density_schedule) and self.memory.selects_coordinates:
             option = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE
             raise ConfigError(
-                f"{option} has no effect with memory '{self.memory.name}', which itself selects the coordinates to send; leave {option} out"
+                f"{option} has no effect with memory '{self.memory.name}', which itself selects the coordinates; leave {option} out"
             )
         schedule = Schedule(config, self.uplink, layout)
         if schedule.density is not None:

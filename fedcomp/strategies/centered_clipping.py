@@ -38,7 +38,7 @@ class CenteredClippingOptions(RobustOptions):
 
 
 class CenteredClipping(ByDistance):
-    """The previous aggregate v plus the mean of the clipped differences between the updates and v."""
+    """The previous aggregate plus the mean of clipped differences to it."""
 
     name: ClassVar[str] = "centered-clipping"
     options: CenteredClippingOptions

@@ -11,18 +11,18 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions
 
-A correct vote is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at least 2b+1.
-The last 2b+1 seats count all partitions, so they always vote correctly. Of the two seats i and s+i, at least one votes correctly: seat s+i
-can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A Byzantine vote
-reduces the lead of the correct votes by two, and an absent seat by one. So the result stays correct with f Byzantine votes and `a` absent
-seats while 2f + a ≤ 2b. Every seat counts an odd number of partitions, so it never has a tie. The redundancy (mean number of partitions per
-seat) is (n+2b+1)/2 − s/n.
+A vote is correct if it is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at
+least 2b+1. The last 2b+1 seats count all partitions, so they always vote correctly. Of the two seats i and s+i, at least one votes
+correctly: seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A
+Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So the result stays correct with f Byzantine votes
+and `a` absent seats while 2f + a ≤ 2b. Every seat counts an odd number of partitions, so it never has a tie. The redundancy (mean number of
+partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
-failed draws, a 1 is added to each empty row, and then to each empty column, of the last draw. Drawing again raises the mean number of
-partitions per seat, for example to about 2.4 for redundancy=2 and n = 15. The code `bernoulli` is cheaper than `deterministic`. With
-Byzantine voters in random seats, its result is correct more often than that of `uncoded`. But `bernoulli` has no guarantee: with Byzantine
-voters in the seats with the most partitions, its result may be worse than that of `uncoded` (benchmarks/codes.py).
+failed draws, a 1 is added to each empty row and column of the last draw. Drawing again raises the redundancy, for example from 2 to about
+2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, its result is correct more
+often than that of `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, its result may
+be worse than that of `uncoded` (benchmarks/codes.py).
 
 The code `uncoded` has G = I (each seat counts one partition), which is an ordinary majority vote.
 
@@ -56,9 +56,9 @@ def allocation_matrix(
 ) -> np.ndarray:
     """Return the allocation matrix G of an election, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
 
-    `byzantine`: number of Byzantine voters to tolerate, used by the code `deterministic` only. `redundancy`: mean number of partitions per
-    seat, in (0, n], √(n·ln n) by default. The code `bernoulli` alone uses `redundancy` and `seed`. Raises SpecError for an unknown code,
-    and ConfigError for numbers out of range.
+    `byzantine`: number of Byzantine voters to tolerate, for the code `deterministic`. `redundancy`: mean number of partitions per seat, in
+    (0, n], √(n·ln n) by default; `redundancy` and `seed` are for the code `bernoulli`. Raises SpecError for an unknown code, and
+    ConfigError for numbers out of range.
     """
     if code not in CODES:
         raise SpecError(f"unknown election code '{code}'; {nearest(code, CODES)}")
@@ -85,13 +85,13 @@ def mean_redundancy(matrix: np.ndarray) -> float:
 
 
 def default_redundancy(n: int) -> float:
-    """Return the default of the mean number of partitions per seat for the code `bernoulli` with n seats: √(n·ln n), at least 1."""
+    """Return the default mean number of partitions per seat for the code `bernoulli`: √(n·ln n), at least 1."""
     return max(1.0, math.sqrt(n * math.log(n)))
 
 
 @dataclass(frozen=True)
 class Seats:
-    """The seats and partitions of a round's election: the clients that vote in each seat, and the data sets in each partition."""
+    """An election's seats, with their voters, and its partitions, with their data sets."""
 
     members: tuple[tuple[int, ...], ...]  # for each seat, its voters (client ids, ascending)
     groups: tuple[tuple[int, ...], ...]  # for each partition, its data sets, ascending
@@ -120,14 +120,14 @@ def assign_seats(
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
     Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The m − n·g remaining
-    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join in pairs, in the
-    seats i and s+i of the deterministic code; a client without a partner joins a seat that counts all partitions. So the correct votes lead
-    by at least
+    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join in pairs the seats i
+    and s+i of the deterministic code; a client without a partner joins a seat that counts all partitions. So the correct votes lead by at
+    least
 
         margin = g·(2b+1) + the number of remaining clients in seats that count all partitions.
 
-    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. This is guaranteed for the
-    deterministic code only; for other codes, `margin` is the same number but guarantees nothing.
+    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. Only the deterministic code
+    guarantees this; for other codes, `margin` is the same number.
 
     A partition of several data sets still has *one* sign per coordinate: that of a gradient over all its data, or the majority of the signs
     of its data sets. A sum of these signs would give partitions different weights.
@@ -158,15 +158,15 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether an election with n seats, `clients` voters and f Byzantine voters has a correct result.
+    """Return whether an election with n seats and `clients` voters, f of them Byzantine, is certainly correct.
 
-    Empty seats count as absent voters.
+    Empty seats count as absent.
     """
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
 def _extra_seats(n: int, byzantine: int, n_extra: int) -> list[int]:
-    """Return the seats for the `n_extra` clients that remain after all n seats have the same number of clients."""
+    """Return the seats for the `n_extra` clients that remain when all n seats have equally many clients."""
     full = list(range(n - 1, n - 2 * byzantine - 2, -1))
     if n_extra <= len(full):
         return full[:n_extra]
@@ -210,14 +210,14 @@ def _bernoulli(n: int, redundancy: float, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CodeRow:
-    """The row of the allocation matrix that a voter counts: the voter's client id, its seat, and the partitions of this seat."""
+    """A voter's row of the allocation matrix: the voter's client id, its seat, and the partitions of this seat."""
 
     client: int
     seat: int
     partitions: tuple[DataPartition, ...]
 
     def pack(self) -> bytes:
-        """Return the row as a JSON list of client, seat and partitions. A partition is a list of its number and its clients."""
+        """Return the row as JSON: client, seat, and a list of number and clients for each partition."""
         listed = [[part.number, *part.clients] for part in self.partitions]
         return json.dumps([self.client, self.seat, listed], separators=(",", ":")).encode()
 
@@ -249,7 +249,7 @@ class CodeRow:
 
 
 def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the row of the allocation matrix that the server announced to a voter. Raises ProtocolError if it is missing or damaged."""
+    """Return the row of the allocation matrix that the server announced to a voter. Raises ProtocolError for a missing or damaged row."""
     return CodeRow.unpack(announced.get(ROW, b""))
 
 

@@ -89,7 +89,7 @@ MAX_SEATS = 15  # largest default of the option `seats`, which limits the work o
 STATE = "election"  # name of the checkpoint entry with all known clients
 MANY_CARDS = 1000  # if clients need more cards (one-time keys) in a round, the notice says so
 NO_SEATS = codes.Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of an encrypted update
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of an update that is encrypted
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class ElectionOptions:
     # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the option `seats`
     redundancy: float | None = None
     seats: int = 0  # n: number of seats and of data partitions; 0 = cohort size, at most 15.
-    # What voters count: the data of several clients, or the signs that these clients send (ballots). Only `data` protects the whole update
+    # What voters count: data of several clients, or signs that these clients send (ballots), which can be wrong
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
     momentum: float = 0.0  # β: factor of the momentum on the server
@@ -144,9 +144,9 @@ class DataElectionClient(ClientAlgorithm):
         numel: int,
         seed: int,
     ) -> Tensor:
-        """Return the vote of a client: the majority of the ballots of the partitions that its seat counts.
+        """Return the vote of a client: the majority of the ballots of its partitions.
 
-        Raises NonFiniteError if the seat counts several partitions, and most of their updates hold NaN or infinity.
+        Raises NonFiniteError if there are several partitions, and most of their updates hold NaN or infinity.
         """
         errors = [error for _, error in summaries if error is not None]
         if len(summaries) > 1 and 2 * len(errors) > len(summaries):
@@ -279,10 +279,7 @@ class Election(Vote):
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Return a text that says what the run guarantees against Byzantine clients.
-
-        `clients`: number of clients in a round, or 0 if unknown.
-        """
+        """Return a text on what the run guarantees against Byzantine clients. `clients`: number of clients in a round, 0 if unknown."""
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [
@@ -372,10 +369,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The run's rule for the end of a phase, with a larger quorum if the result could otherwise be wrong.
-
-        Fast Byzantine clients could fill a smaller quorum before honest clients answer.
-        """
+        """The run's rule for the end of a phase, with a larger quorum if needed: fast Byzantine clients could fill a smaller quorum."""
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked

@@ -10,10 +10,10 @@ ICML 2020, algorithm 1.
     error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ))
     error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0.
 
-Here x_i is the update of client i, w_i its weight, and S(x) the count sketch of x. The server stores two sketches: S_u of the momentum and
-S_e of the accumulated error. λ is the learning rate of the round divided by the learning rate of the run. Updates are proportional to λ,
-but S_u and S_e are not, so they never mix the learning rates of different rounds. As in the authors' code, the step Δ is multiplied by the
-λ of its round.
+Here x_i is the update of client i, w_i its weight, and S(x) the count sketch of x. The server stores the sketch S_u of the momentum and the
+sketch S_e of the accumulated error. λ is the learning rate of the round divided by the learning rate of the run. Updates are proportional
+to λ, but S_u and S_e are not, so they never mix the learning rates of different rounds. As in the authors' code, the step Δ is multiplied
+by the λ of its round.
 
 C is the downlink codec, which has no error-feedback memory. With error=subtract, the error of C stays in S_e. The paper subtracts
 gradients; in fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, η
@@ -76,7 +76,7 @@ class FetchSGDClient(ClientAlgorithm):
 
 
 class FetchSGD(Average):
-    """Aggregate sketches of updates, and take the k largest coordinates that the sketch of the accumulated error contains."""
+    """The k largest estimates from a sketch of the accumulated error of the mean update."""
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = FetchSGDOptions
@@ -185,7 +185,7 @@ class FetchSGD(Average):
         return update
 
     def _without(self, cells: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return the cells of a sketch minus the sketch of the sparse vector with these positions and values."""
+        """Return the cells of a sketch minus the sketch of a sparse vector."""
         with np.errstate(over="ignore"):
             rest = cells - count_sketch.sketch_at(positions, values, *self.shape, self.seed)
         return rest.clip(-count_sketch.LARGEST, count_sketch.LARGEST)

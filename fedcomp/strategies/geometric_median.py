@@ -9,7 +9,7 @@ The x_i are the n updates of a round, at most f of them Byzantine, with n > 2f. 
 needs only their inner products and takes n² operations. The paper starts from a point in the convex hull of the updates; in fedcomp, z is
 in the convex hull after the first iteration. The paper stops when the sum of distances hardly changes, but with distant Byzantine updates
 this sum hardly changes from the first iteration on. fedcomp therefore stops when the norm of the gradient is small. Each update contributes
-at most 1 to this norm.
+at most 1 to the norm of the gradient.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Krum aggregates updates by choosing the update with the closest neighbours. Multi-Krum averages several such updates.
+"""Krum chooses the update with the closest neighbours. Multi-Krum averages several updates with the closest neighbours.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017.
 
@@ -35,7 +35,7 @@ class Krum(ByDistance):
         return weights
 
     def keep(self, vectors: int) -> int:
-        """Return the number of updates to average, given the number of all updates (`vectors`)."""
+        """Return the number of updates to average, out of `vectors` updates."""
         return 1
 
 
@@ -63,10 +63,7 @@ class MultiKrum(Krum):
 
 
 def scores(products: np.ndarray, f: int) -> np.ndarray:
-    """Return the Krum scores of n vectors, float64 [n], given their inner products [n, n].
-
-    A score is a sum of distances to near vectors.
-    """
+    """Return the Krum scores of n updates, float64 [n], given their inner products [n, n]."""
     n = len(products)
     distances = squared_distances(products)
     np.fill_diagonal(distances, np.inf)

@@ -52,7 +52,7 @@ class AdaptiveOptions:
 
 
 class Optimizer(ABC):
-    """A server optimizer. Its state consists of float32 vectors [numel] on the CPU."""
+    """A server optimizer, whose state consists of float32 vectors [numel] on the CPU."""
 
     name: ClassVar[str]
     Options: ClassVar[type]
@@ -74,7 +74,7 @@ class Optimizer(ABC):
         """Return the step for the averaged update [numel] of a round. May modify `update` in place. `commit` stores the new state."""
 
     def commit(self) -> None:
-        """Store the state that the last `step` computed. Called after the model has moved."""
+        """Store the state that the last `step` computed, after the model has moved."""
         if self._next:
             self.state, self._next = self._next, {}
 
@@ -130,7 +130,7 @@ class Adam(Optimizer):
         return m / v.sqrt().add_(o.tau)
 
     def second(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the next second moment, given the last second moment `v` and the squares of the averaged update."""
+        """Return the next second moment from the last one and the squared update."""
         return v * self.options.beta2 + squares * (1 - self.options.beta2)
 
 
@@ -147,7 +147,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, Y
 
 
 def optimizer(text: str) -> Optimizer:
-    """Create the server optimizer that a spec string such as `sgd:momentum=0.9,nesterov=true` describes. Raises SpecError."""
+    """Create a server optimizer from a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
     with spec.error_context(text):
         cls, options = spec.choose(spec.parse_part(text, "optimizer"), OPTIMIZERS, "optimizer")
     return cls(options)

@@ -1,19 +1,19 @@
 """Base classes of robust aggregation rules, which replace the mean of updates and tolerate f Byzantine clients in a round.
 
-A robust rule works with updates of any codec, and reads them in blocks of coordinates. All clients have the same weight. The update of a
-client that sent no update is zero. If a rule ignores an update, the update still counts as accepted, so the client does not send it again.
-The input vectors of a rule are the updates accepted in a round. With a memory that counts absent clients (`ef21`, `laq`), the server's
-estimates of their updates are input vectors, too. At most f input vectors are from Byzantine clients.
+A robust rule works with updates of any codec, and reads them in blocks of coordinates. All clients have the same weight. A client that sent
+no update counts as a zero update. An update that a rule ignores still counts as accepted, so the client does not send it again. The input
+vectors of a rule are the updates accepted in a round and, with the memories `ef21` and `laq`, the server's estimates of the updates of
+absent clients. At most f input vectors are from Byzantine clients.
 
 If the rounds of a run have too few clients for the rule, the run ends with an error before round 1. A client whose frame (encoded update)
 cannot be read is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted
 updates does not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and a part of this block (CHUNK coordinates) in
-float64. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed. Updates of `qsgd`, `terngrad`,
-`natural`, `adaptive` and `fp16` are dense from the start. A sketch that is decoded at density 1 becomes dense when it is first read.
-Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend on
-BLOCK. The error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
+In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and CHUNK coordinates of this block in float64.
+The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed. Updates of `qsgd`, `terngrad`, `natural`,
+`adaptive` and `fp16` are dense from the start. A sketch that is decoded at density 1 becomes dense when it is first read. Distances are
+computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend on BLOCK. The
+error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
 
 With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than single updates do.
 
@@ -111,9 +111,9 @@ class Robust(RoundStrategy):
         return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return the matrix A, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None to leave them unchanged.
+        """Return the matrix, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None without both options.
 
-        `products`: the inner products of the vectors, [vectors, vectors], which only mixing needs.
+        `products`: the inner products of the vectors, which only mixing needs.
         """
         mixed = None
         if self.options.buckets > 1:
@@ -153,17 +153,14 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that computes a weighted sum of the vectors, with weights that depend on the distances between vectors.
-
-    It reads vectors twice.
-    """
+    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances. It reads the vectors twice."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
         """Return the weight of every vector, float64 [k], given their inner products [k, k]. The vectors of `server_vectors` come last."""
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return vectors that the server adds to the clients' vectors. The added vectors are not mixed."""
+        """Return vectors that the server adds, without mixing, to the clients' vectors."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -181,7 +178,7 @@ class ByDistance(Robust):
 
 
 def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the product of the matrix `mixture` [k, m] and a block of values [m, width], as float32 [k, width]. Sums are in float64."""
+    """Return the matrix product of `mixture` [k, m] and a block of values [m, width], float32 [k, width], summed in float64."""
     out = np.empty((len(mixture), values.shape[1]), np.float32)
     for start in range(0, values.shape[1], CHUNK):
         part = slice(start, start + CHUNK)
@@ -200,10 +197,7 @@ def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
 
 
 def nearest(distances: np.ndarray, f: int) -> np.ndarray:
-    """Return the matrix [m, m] by which mixing multiplies m vectors.
-
-    Row i averages the m − f vectors nearest to vector i. `distances`: distances or squared distances between the vectors, [m, m].
-    """
+    """Return the matrix [m, m] by which mixing multiplies vectors. Row i averages the m − f vectors nearest to vector i."""
     m = len(distances)
     matrix = np.zeros((m, m))
     for i, row in enumerate(distances):
@@ -242,7 +236,7 @@ class UpdateMatrix:
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
                 part = values[:, start : start + CHUNK]
-                # With sparse updates, most columns are zero and need not be multiplied.
+                # With sparse updates, most columns are zero: skip them.
                 part = part[:, part.any(axis=0)].astype(np.float64)
                 total += part @ part.T
         return (total + total.T) / 2
@@ -273,6 +267,6 @@ def squared_distances(products: np.ndarray) -> np.ndarray:
 
 
 def distances_to_mean(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the distance ‖xᵢ − Σ wⱼ xⱼ‖ of every vector to the weighted mean, float64 [m], given the inner products of m vectors."""
+    """Return the distances ‖xᵢ − Σ wⱼ xⱼ‖ of m vectors to their weighted mean, float64 [m], given their inner products [m, m]."""
     projections = products @ weights
     return np.sqrt((products.diagonal() - 2 * projections + weights @ projections).clip(0))

@@ -9,7 +9,7 @@ Here c_i is the control variate of client i, c the control variate of the server
 clients S of the round. The server broadcasts the vector [w; v], and a client sends [Δw; Δv_i], where w are the model's weights. v = u·c and
 v_i = u·c_i are scaled control variates, with u = the run's learning rate times its local steps. So both halves of these vectors have values
 of similar size, and use the same codec and memory. Unsent parts of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus
-these residuals. The client state is v_i. The traffic is that of a model twice as large.
+these residuals. Each client stores its v_i. The traffic is that of a model twice as large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ OWN = "scaffold/control"  # name of the scaled control variate v_i in a client's
 
 
 class ScaffoldClient(ClientAlgorithm):
-    """Client half: train with corrected gradients, and send the changes of the weights and of the client's control variate."""
+    """Client half: train with corrected gradients, and send the changes of weights and control variate."""
 
     def global_layout(self, layout: Layout) -> Layout:
         return layout.doubled("control of ")

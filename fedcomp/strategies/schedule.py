@@ -28,9 +28,9 @@ DENSITY_SCHEDULE = "--density-schedule"
 
 
 class Schedule:
-    """Computes the settings (ClientRoundConfig) of each client in each round.
+    """The settings (ClientRoundConfig) of each client in each round.
 
-    Raises SpecError or ConfigError for an invalid schedule, or for a density schedule of a codec without the option `density`.
+    Raises SpecError or ConfigError for an invalid schedule, and for a density schedule if the codec has no density.
     """
 
     def __init__(self, config: "StrategyConfig", codec: Codec, layout: Layout):
@@ -91,10 +91,7 @@ class Schedule:
         return grown * scheduled.at(round) / scheduled.default if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
-        """Return the scheduled number of local steps or batch size in a round; 0 without a schedule.
-
-        `name`: "local_steps" or "batch_size".
-        """
+        """Return the scheduled value of "local_steps" or "batch_size" (`name`) in a round; 0 without a schedule."""
         return int(self.local[name].at(round)) if name in self.local else 0
 
     def _density(self, round: int) -> float:
@@ -125,10 +122,7 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return the number of bytes that each client can send in `budget_s` seconds.
-
-        Raises ConfigError if the smallest frame is too large.
-        """
+        """Return the number of bytes that each client can send in `budget_s`. Raises ConfigError if the smallest frame is too large."""
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)

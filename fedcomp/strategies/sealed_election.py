@@ -63,7 +63,7 @@ MIN_PARTITIONS = 3
 NO_CARD = bytes(CARD)  # sent instead of a card for a sender whose key is unknown
 MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts in a run; bytes of an attempt
 COUNT = struct.Struct("<H")  # number of complaints at the start of a vote
-COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private key of the voter's card.
+COMPLAINT = struct.Struct(f"<q{KEY}s")  # a complaint: sender, private key of the voter's card.
 # The head of a proof, before the ballot: the voter, the voter's card, and the card's private key
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
 ROUND = struct.Struct("<q")  # round number at the start of what `pack_signed` returns
@@ -91,7 +91,7 @@ def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_si
 
 
 def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
-    """Return the reason why a row has too few ballots for a vote if only these senders have valid ballots, or "" if there are enough."""
+    """Return the reason why the ballots of these senders are too few for a vote on the row, or "" if there are enough."""
     partitions = sum(not set(part.clients).isdisjoint(senders) for part in row.partitions)
     if partitions >= MIN_PARTITIONS:
         return ""
@@ -123,8 +123,7 @@ class Proof:
     ) -> bool:
         """Return whether the proof is valid: whether the ballot does not open (decrypt) with the private key of the card.
 
-        `voter` and `sender`: the public keys of voter and sender. Raises ProtocolError if the voter did not sign the card, or if the sender
-        did not sign the ballot.
+        `voter` and `sender`: their public keys. Raises ProtocolError if the voter did not sign the card, or the sender the ballot.
         """
         public = card_key(self.card, slot, self.voter, voter)
         return SealedBallot.read(self.ballot, slot, sender).proven_bad(
@@ -133,20 +132,14 @@ class Proof:
 
 
 def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
-    """Return a voter's complaints about ballots as bytes, which precede its vote.
-
-    `complaints`: from the sender of a ballot to the private key of the voter's card for this ballot.
-    """
+    """Pack a voter's complaints about ballots. `complaints`: from the sender of a ballot to the private key of the voter's card."""
     return COUNT.pack(len(complaints)) + b"".join(
         COMPLAINT.pack(sender, private) for sender, private in complaints.items()
     )
 
 
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
-    """Split a voter's answer into complaints and vote. Raises FrameError.
-
-    A complaint is a pair of a sender and the private key of the voter's card. The vote is a frame of the uplink codec.
-    """
+    """Split a voter's answer into its complaints, pairs of sender and private key of the voter's card, and its vote. Raises FrameError."""
     if len(frame) < COUNT.size:
         raise FrameError("a vote is cut off before its complaints")
     (count,) = COUNT.unpack_from(frame)
@@ -168,7 +161,7 @@ def attempt_of(announced: Mapping[str, bytes]) -> bytes:
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client id that follows `prefix` in the name of an announcement. Raises ProtocolError if it is no decimal number."""
+    """Return the client id (a decimal number) after `prefix` in the name of an announcement. Raises ProtocolError for other names."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
             f"the server's announcement has the name {ascii(name)[:60]}, which does not end with a client id (a decimal number)"
@@ -179,8 +172,8 @@ def client_number(name: str, prefix: str = "") -> int:
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     """Return the announced row (the data partitions to count). Raises ProtocolError if a vote on this row could reveal ballots.
 
-    The row must contain this client and an odd number of partitions, at least three. The sizes of the partitions must differ by at most one
-    client, since a sender in a smaller partition would have a larger weight.
+    The row must contain this client and an odd number of partitions, at least three. Partition sizes must differ by at most one client,
+    since senders in small partitions would have a larger weight.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
@@ -292,7 +285,7 @@ class SealedElectionClient(ClientAlgorithm):
     def _start_phase(self, values: Values, context: Context) -> None:
         """Record that the client answers a phase after the first.
 
-        If the server repeats an assignment, the session sends the stored answer without calling this method.
+        If the server repeats an assignment, the session sends the stored answer instead.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
@@ -374,7 +367,7 @@ class SealedElectionClient(ClientAlgorithm):
         values[COMPLAINTS] = pack_complaints(complaints)
 
     def _remove_excluded(self, values: Values, context: Context) -> None:
-        """Remove the ballots of senders that the server excludes. Raises ProtocolError for an invalid proof against a sender."""
+        """Remove the ballots of senders that the server excludes. Raises ProtocolError for an invalid proof."""
         for name, data in context.announced.items():
             if not name.startswith(PROOF_OF):
                 continue
@@ -412,12 +405,12 @@ def pack_signed(state: RoundState | None) -> bytes:
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return the state of a client that returns to a run. It holds only the round and the attempts that `pack_signed` stored."""
+    """Return the state of a client that returns to a run, with only the round and the attempts that `pack_signed` stored."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
-    """Return the bits of a ballot (one per coordinate), with the padding set to zero. Raises UnopenableBallot for another size."""
+    """Return the bits of a ballot, with the padding set to zero. Raises UnopenableBallot for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
         raise UnopenableBallot(f"a ballot of {len(packed)} bytes does not fit {numel} coordinates")
     mask = 0xFF << -numel % 8
@@ -446,7 +439,7 @@ def _verifier(
 
 
 class SealedRound:
-    """The server's state in a round of a sealed election: the cards and ballots that it forwards, and the proofs against clients."""
+    """The server's state in a round: the cards and ballots that it forwards, and the proofs against clients."""
 
     def __init__(self, ring: Keyring):
         self.ring, self.attempt = ring, secrets.token_hex(ATTEMPT_BYTES)
@@ -487,13 +480,13 @@ class SealedRound:
         return common | keys | {f"{PROOF_OF}{s}": proof.pack() for s, proof in proofs.items()}
 
     def key(self, client: int) -> bytes:
-        """Return a client's public key. The key stays the same throughout a round."""
+        """Return a client's public key, which stays the same throughout a round."""
         if client not in self._keys:
             self._keys[client] = self.ring.key(client)
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return a dict from client to reason, for clients to exclude because some voters do not know a sender's announced key.
+        """Return a dict from client to reason, for clients to exclude if some voters do not know a sender's announced key.
 
         If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. Otherwise,
         the voters that do not know the key are excluded.
@@ -514,10 +507,7 @@ class SealedRound:
         return excluded
 
     def check_frame(self, phase: str, client: int, frame: bytes) -> None:
-        """Check a client's frame (message), and store its cards or its ballot.
-
-        Raises FrameError if no honest client would send the frame.
-        """
+        """Check a client's frame, and store its cards or ballot. Raises FrameError if no honest client would send this frame."""
         try:
             if phase == CARDS:
                 self._store_cards(client, frame)
@@ -529,25 +519,25 @@ class SealedRound:
             raise FrameError(str(error)) from error
 
     def judge(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Return a dict from client to reason, for senders of ballots that do not open, and for voters that complained without cause."""
+        """Return a dict from convicted client to reason: senders of ballots that do not open, and voters that complained without cause."""
         convicted: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]
             if len(complaints) > (n_senders := len(self.rows[voter].senders)):
                 convicted[voter] = (
-                    f"it sent {len(complaints)} complaints about only {n_senders} ballots; it is excluded"
+                    f"the client sent {len(complaints)} complaints about only {n_senders} ballots, so it is excluded"
                 )
                 continue
             for sender, private in complaints:
                 if proof := self._proof(voter, sender, private):
                     convicted.setdefault(
                         sender,
-                        f"its ballot does not open for voter {voter}, which sent a valid proof; the client is excluded",
+                        f"the client's ballot does not open for voter {voter}, as a proof shows; the client is excluded",
                     )
                     self.proofs.setdefault(sender, proof)
                 else:
                     convicted[voter] = (
-                        f"it complained about the ballot of client {sender}, but this ballot opens; it is excluded"
+                        f"the client complained about the ballot of client {sender}, but this ballot opens; the client is excluded"
                     )
         return convicted
 
@@ -572,7 +562,7 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(
-                f"a frame of {len(frame)} bytes does not have the size of {len(senders)} cards, one card for each sender"
+                f"a frame of {len(frame)} bytes does not have the size of {len(senders)} cards"
             )
         parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
         cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}

@@ -9,8 +9,8 @@ the weighted mean as the update; all other coordinates of the update are 0.
 
 The momentum and the unsent part of vᵢ stay in the clients' memory `sketched`. After the round, the server sends clients the positions of
 the dropped candidates (`returned_frame`). This frame is the same for all clients, and takes about 3.3 bits per kept coordinate for P = 4.
-Clients cannot learn the dropped candidates from the broadcast: the downlink codec may drop coordinates, and a client that was absent may
-download the model without the broadcast of this round.
+The broadcast does not tell clients which candidates were dropped: the downlink codec may drop coordinates, and an absent client may
+download the model without the broadcast.
 
 The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
 tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends
@@ -100,7 +100,7 @@ class SketchedSGD(Average):
             mean = torch.zeros(self.layout.numel, dtype=torch.float32)
             weighted = self.weighted_updates(result.accepted)
             updates = [update for update, _ in weighted]
-            # Halve the weights so that the sum cannot overflow; the largest coordinates stay the same.
+            # Halve the weights so that the sum cannot overflow.
             add_all(updates, [weight / 2 for _, weight in weighted], mean)
             self.candidates = kernels.top_k([mean], self.max_candidates).positions.numpy()
             self._announced = _marks(self.candidates, self.layout.numel)

@@ -55,7 +55,7 @@ class VoteOptions:
 
 
 class Vote(RoundStrategy):
-    """A majority vote: the model moves by a step of the same length in every coordinate, in the direction of most clients."""
+    """A majority vote: a step of the same length in every coordinate, in the direction of most clients."""
 
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = VoteOptions
@@ -113,9 +113,9 @@ class Vote(RoundStrategy):
         return Aggregation(decay=float(np.float32(max(0.0, 1.0 - step * config.weight_decay))))
 
     def _tally(self, ballots: Mapping[int, kernel.Vote], updates: RoundUpdates) -> np.ndarray:
-        """Return the packed signs of the majority, and count the votes of each client that lost by a wide margin.
+        """Return the packed signs of the majority, and count each client's votes that lost by a wide margin.
 
-        `ballots`: from client to its packed signs.
+        `ballots`: client → packed signs.
         """
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
@@ -128,7 +128,7 @@ class Vote(RoundStrategy):
         return result
 
     def _is_judged(self, client: int) -> bool:
-        """Return whether the votes of this client count for its suspicion, the fraction of its votes that lost by a wide margin."""
+        """Return whether the votes of this client count for its suspicion (fraction of lost votes)."""
         return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
@@ -173,8 +173,7 @@ class Vote(RoundStrategy):
 def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
     """Return the majority [n] of votes [voters, n], each +1 or −1, as a tensor or an array like `votes`.
 
-    Ties are broken at random; the result depends only on `seed` and the coordinate. Raises ConfigError for votes of another shape, and for
-    values other than +1 and −1.
+    Ties are broken at random, with a seed from `seed` and the coordinate. Raises ConfigError for another shape or other values.
     """
     cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
     if cast.ndim != 2 or len(cast) == 0:

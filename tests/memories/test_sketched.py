@@ -240,7 +240,7 @@ def test_a_phase_in_the_wrong_order_is_refused():
 
 @for_each("spec", ["stc", "identity", "topk@layer", "topk+fp16"])
 def test_other_codecs_are_refused(spec):
-    sentence = "--memory sketched needs --strategy sketched-sgd and --uplink sketch, not .*; give these two, or --memory dgc"
+    sentence = "--memory sketched needs --strategy sketched-sgd and --uplink sketch, not .*; give both, or --memory dgc"
     with pytest.raises(ConfigError, match=sentence):
         memory("sketched", codec(spec), NUMEL, LAYOUT)
 
