@@ -60,7 +60,7 @@ class Memory(ABC):
     default_uplink: ClassVar[str] = ""  # --uplink by default; "" = as without a memory
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
     residual: Tensor | None = None  # unsent part of the updates, [numel]; None = zero
-    # Largest possible ratio of the residual's norm to the sum of the norms of all updates.
+    # Largest possible ratio of the residual's norm to the sum of all updates' norms.
     gain: float = 1.0
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
@@ -96,7 +96,7 @@ class Memory(ABC):
         return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Encode the update x [numel] as a frame. Return None if there is nothing to send. The tensor x is not modified.
+        """Encode the update x [numel] as a frame, without modifying x. Return None if there is nothing to send.
 
         Raises ConfigError if the previous proposal is still pending. Raises NonFiniteError if the update or the new state holds NaN or
         infinity; the memory then stays unchanged.
@@ -112,7 +112,7 @@ class Memory(ABC):
         seeds: Sequence[int],
         context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
-        """Encode the updates of m memories that have the same class and codec.
+        """Encode the updates of m memories with the same class and codec.
 
         `x`: the updates, as a tensor [m, numel] or as m vectors [numel]. `context.moments`: two tensors [m, numel], or None. If an update
         holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and the memory of this update is unchanged.
@@ -139,7 +139,7 @@ class Memory(ABC):
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return the next frame of the pending proposal, in a round in which clients send several frames.
+        """Return the next frame of the pending proposal, if a round has several frames.
 
         Raises ConfigError, with the memory unchanged, if no proposal is pending, or if this memory sends only one frame per proposal.
         """
@@ -169,10 +169,7 @@ class Memory(ABC):
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame.
-
-        A memory with a residual keeps the content of this frame in the residual.
-        """
+        """Record that the receiver did not accept the pending frame. A memory with a residual keeps the frame's content in the residual."""
         self._settle()
         self._rollback()
 
@@ -228,10 +225,7 @@ class Memory(ABC):
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Implement `propose_stack` for one or more memories without modifying x.
-
-        The new state must be valid even if no frame is accepted.
-        """
+        """Implement `propose_stack` without modifying x. The new state must be valid even if no frame is accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
         """Return the bytes to store in `pending` for a proposed frame, by default the whole frame."""
@@ -243,10 +237,7 @@ class Memory(ABC):
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
-        """Change the state after a frame was accepted.
-
-        `update`: the decoded frame; `dropped`: the part of it that the receiver did not use.
-        """
+        """Change the state after a frame was accepted. `update`: the decoded frame; `dropped`: its part that the receiver did not use."""
 
     @classmethod
     def _commit(
@@ -361,9 +352,8 @@ class VectorMemory(Memory):
 class Counterpart(ABC):
     """The part of a memory that runs on the server and estimates each client's update.
 
-    Server and client have the same state, because the server applies exactly the updates that the client commits, with the same operations.
-    If a client starts without state (`fresh`), the server deletes what it stored for this client. `memory`: a memory like those of the
-    clients.
+    Server and client have the same state, because they apply the same updates with the same operations. If a client starts without state
+    (`fresh`), the server deletes what it stored for this client. `memory`: a memory like those of the clients.
     """
 
     rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run
@@ -375,17 +365,11 @@ class Counterpart(ABC):
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return a dict from name to bytes that the server sends to clients before they encode updates.
-
-        These bytes are counted as traffic.
-        """
+        """Return a dict from name to bytes, which the server sends to clients before they encode updates, and counts as traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set `rate`, the learning rate of a round, and `rates`, the learning rates of the clients' updates.
-
-        Called at the end of the round.
-        """
+        """Set the learning rate of a round, `rate`, and those of the clients' updates, `rates`. Called at the end of a round."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod

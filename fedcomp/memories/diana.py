@@ -7,8 +7,8 @@ Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed 
 
 Here x is the update, h the client's shift, and C the codec. ω is the variance bound of the codec (`Codec.variance`). With `@layer`, ω is
 the largest variance bound among the tensors. The server stores the shift of each client, not the mean shift, so that a single client can
-start again without state. If the server never accepted an update of a client, the client's shift is h = 0. With a robust strategy or
-`--clip-update`, the server instead aggregates h + C(x − h) of the clients in the round only, which bounds the influence of each client.
+start again without state. Before the first accepted update of a client, h = 0. With a robust strategy or `--clip-update`, the server
+instead aggregates h + C(x − h) of the clients in the round only, which bounds the influence of each client.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class DianaOptions:
 
 
 class DianaCounterpart(ShiftCounterpart):
-    """The server's copy of the clients' shifts, which adds the mean of all shifts to the mean of the decoded differences."""
+    """The server's part of DIANA: the shifts of all clients."""
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
@@ -45,7 +45,7 @@ class DianaCounterpart(ShiftCounterpart):
 
 
 class Diana(ShiftMemory):
-    """A memory that sends the difference between an update and a shift, a vector that follows the client's updates."""
+    """The client's part of DIANA."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"

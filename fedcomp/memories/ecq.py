@@ -10,9 +10,9 @@ the contribution of the old error h shrinks if α²γ + (β − α)² < 1. Value
 also an error: coordinates that the codec never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the
 memory `residual`.
 
-The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, the codec would not
-select old errors, because they are too small. The default α and β are stable with every contractive codec, and with unbiased codecs whose
-variance bound ω is at most 1.1.
+For quantizers that send every coordinate, the paper uses α far below β. For sparse codecs use α = β: with a smaller α, old errors would be
+too small to be selected. The default α and β are stable with every contractive codec, and with unbiased codecs whose variance bound ω is at
+most 1.1.
 """
 
 import math

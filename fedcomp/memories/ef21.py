@@ -24,7 +24,7 @@ class EF21Counterpart(ShiftCounterpart):
 
 
 class EF21(ShiftMemory):
-    """A memory that sends the difference between an update and the server's estimate of it."""
+    """The client's part of EF21."""
 
     name: ClassVar[str] = "ef21"
     source: ClassVar[str] = "Richtárik et al. 2021"

@@ -53,7 +53,7 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """The server's estimates of the clients' updates, all of which count in every round, and the norms of the last model steps."""
+    """The server's part of LAQ: the estimates of all clients' updates, and the norms of the last model steps."""
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True
@@ -84,7 +84,7 @@ class LAQCounterpart(ShiftCounterpart):
 
 
 class LAQ(ShiftMemory):
-    """A memory that sends the difference between an update and the server's estimate, or skips the round if this difference is small."""
+    """The client's part of LAQ."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"

@@ -7,8 +7,8 @@ Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression fo
 Here e is the residual and x the update. With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a
 round. Before the phase `left`, the server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂,
 which it computes from the mean of the clients' P. The second frame also contains the tensors that are not matrices, so P̂ and this frame
-determine the accepted update. With any other strategy, a client sends an update as one frame of the codec `powersgd`, and uses the Q' of
-its last accepted update as the Q of the next update.
+determine the accepted update. With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last
+accepted update as the next Q.
 """
 
 from collections.abc import Iterable, Sequence

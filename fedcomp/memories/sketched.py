@@ -5,10 +5,10 @@ Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distr
     u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  set u and v to zero where accepted.
 
 Here x is the update, u the momentum, m its factor, and v the residual. The candidates are coordinates that the server expects to be large.
-A client sends two frames for an update, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second frame contains exact
-values, so if m = 0, the sum of all accepted values plus the residual equals the sum of all updates. The server sends back only the
-positions of the candidates that it did not use, since the client knows their values. The memory works only with the strategy
-`sketched-sgd`: with any other strategy, a client would not know which part of its sketch was used.
+The memory works only with the strategy `sketched-sgd`, in which a client sends two frames for an update, in the phases `sketch` and
+`values`. The second frame contains exact values, so if m = 0, the sum of all accepted values plus the residual equals the sum of all
+updates. The server sends back only the positions of the candidates that it did not use, since the client knows their values. With any other
+strategy, a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence

@@ -7,8 +7,8 @@ docs/explanation/elections.md specifies the protocol, and strategies/sealed_elec
              E is a one-time X25519 public key of the sender, with the private key e.
              c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
              h = SHA-256(slot, salt, bits) is the commitment of the sender.
-             The wrap for v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). It includes the R of
-             v's card.
+             The wrap for v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
+             also includes the R of v's card.
              σ is the sender's signature over (slot, h, SHA-256 of E, the wraps and c).
     slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
 

@@ -1,4 +1,4 @@
-"""Asynchronous averaging: the server moves the model whenever enough updates have arrived, and does not wait for slow clients.
+"""Asynchronous averaging: the server moves the model whenever enough updates have arrived.
 
 In AsyLPG (Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization, NeurIPS 2019), workers compute gradients
 at a low-precision copy of the model and send them in low precision; the model moves before they arrive. In "Asynchronous federated

@@ -2,8 +2,8 @@
 
 A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges of messages between server and cohort). In
 each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements (named byte strings) to an
-assignment. At the end of a round, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the
-rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
+assignment. At last, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the rounds.
+Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
 """
 
 import math
@@ -81,7 +81,7 @@ class RoundState:
     round: int
     loss: float  # of local training
     values: Values = field(default_factory=dict)
-    # Number of examples by which the server weights the update; 0 = the number of examples in the client's data
+    # Number of examples by which the update is weighted; 0 = the size of the client's data
     examples: int = 0
     metrics: bytes = b""  # the client's metrics, packed
 
@@ -101,9 +101,9 @@ class DataPartition:
 class ClientAlgorithm:
     """The client half of a strategy.
 
-    In the first phase of a round, a client commits or rolls back the update that its memory encoded last, downloads the broadcasts, and
-    trains. In each later phase, the client sends the memory's next frame (encoded message) for the same update. Subclasses store no state
-    in attributes: lasting state is in the memory or in the client state (a dict of tensors), and state of one round is in
+    In the first phase of a round, a client commits or rolls back the update that its memory encoded last, downloads the broadcasts, trains,
+    and sends a frame (an encoded update). In each later phase, the client sends its memory's next frame of this update. Subclasses store no
+    state in attributes: lasting state is in the memory or in the client state (a dict of tensors), and state of one round is in
     `RoundState.values`.
 
     The *global state* [numel] is the vector that the server updates and broadcasts; in most strategies, it holds the model weights.
@@ -138,10 +138,7 @@ class ClientAlgorithm:
         return {}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        """Return the seed for encoding a frame.
-
-        If `codec.shares_seed`, all clients of a round have the same seed; otherwise, each has its own.
-        """
+        """Return the seed for encoding a frame. If `codec.shares_seed`, all clients of a round share one seed."""
         return seeds.key(
             run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
         )
@@ -263,7 +260,7 @@ class PhaseEnd:
 
 @dataclass(frozen=True)
 class RoundCompletion:
-    """The rule that ends a phase: when all clients have answered, when enough answers (a quorum) were accepted, or at a deadline.
+    """The rule that ends a phase: when all clients have answered, when a quorum of answers was accepted, or at a deadline.
 
     The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
@@ -364,7 +361,7 @@ def cohort_size(participation: float, clients: int) -> int:
 
 
 def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> list[int]:
-    """Draw `count` client ids without replacement, and return them in ascending order."""
+    """Draw `count` client ids without replacement, in ascending order."""
     ordered = clients if isinstance(clients, range) and clients.step > 0 else sorted(clients)
     chosen = seeds.generator(seed, "cohort", round).choice(len(ordered), count, replace=False)
     return sorted(ordered[i] for i in chosen)
@@ -373,8 +370,8 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 class RoundStrategy(ABC):
     """The server half of a federated algorithm: its decisions in a round, and its state between rounds.
 
-    The strategy calls `warn(sentence, kind)` to warn the user. A run shows only the first warning of each kind, but every warning of the
-    kind "". Raises ConfigError for settings that do not suit the algorithm.
+    The strategy calls `warn(sentence, kind)` to warn the user. A run shows the first warning of each kind, but every warning of the kind
+    "". Raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
@@ -394,7 +391,7 @@ class RoundStrategy(ABC):
     # Whether the server applies weight decay in its step, instead of clients in local SGD.
     decays_in_server_step: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # whether a round ends with the first updates to arrive.
-    # Array [clients of the cohort, data partitions] of 0 and 1: 1 if the client uses the partition. None for strategies without partitions.
+    # 0/1 array [clients in the round, data partitions]: 1 if the client uses the partition. None for strategies without partitions.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -453,9 +450,9 @@ class RoundStrategy(ABC):
         return [Phase(name) for name in self.client_algorithm.phases]
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
-        """Return a dict from name to bytes that the server sends to a client at the start of a phase. These bytes are counted as traffic.
+        """Return a dict from name to bytes, which the server sends to a client at the start of a phase, and counts as traffic.
 
-        `before`: the accepted updates of the earlier phases of this round, by the name of the phase.
+        `before`: the accepted updates of earlier phases of this round, by the name of the phase.
         """
         return {}
 

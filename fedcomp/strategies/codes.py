@@ -12,17 +12,17 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
     the other 2b+1 rows    all partitions
 
 A vote is correct if it is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at
-least 2b+1. The last 2b+1 seats count all partitions, so they always vote correctly. Of the two seats i and s+i, at least one votes
-correctly: seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A
-Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So the result stays correct with f Byzantine votes
-and `a` absent seats while 2f + a ≤ 2b. Every seat counts an odd number of partitions, so it never has a tie. The redundancy (mean number of
+least 2b+1. The last 2b+1 seats count all partitions, so they always vote correctly. Of the seats i and s+i, at least one votes correctly:
+seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A Byzantine
+vote reduces the lead of the correct votes by two, and an absent seat by one. So the result stays correct with f Byzantine votes and `a`
+absent seats while 2f + a ≤ 2b. Every seat counts an odd number of partitions, so it never has a tie. The redundancy (mean number of
 partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
 failed draws, a 1 is added to each empty row and column of the last draw. Drawing again raises the redundancy, for example from 2 to about
-2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, its result is correct more
-often than that of `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, its result may
-be worse than that of `uncoded` (benchmarks/codes.py).
+2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, `bernoulli` is correct more
+often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse than
+`uncoded` (benchmarks/codes.py).
 
 The code `uncoded` has G = I (each seat counts one partition), which is an ordinary majority vote.
 
@@ -85,7 +85,7 @@ def mean_redundancy(matrix: np.ndarray) -> float:
 
 
 def default_redundancy(n: int) -> float:
-    """Return the default mean number of partitions per seat for the code `bernoulli`: √(n·ln n), at least 1."""
+    """Return the default redundancy (mean partitions per seat) of the code `bernoulli`: √(n·ln n), at least 1."""
     return max(1.0, math.sqrt(n * math.log(n)))
 
 
@@ -129,8 +129,8 @@ def assign_seats(
     The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. Only the deterministic code
     guarantees this; for other codes, `margin` is the same number.
 
-    A partition of several data sets still has *one* sign per coordinate: that of a gradient over all its data, or the majority of the signs
-    of its data sets. A sum of these signs would give partitions different weights.
+    A partition of several data sets still has *one* sign per coordinate: that of a gradient over all its data, or the majority of its data
+    sets' signs. A sum of signs would give partitions different weights.
 
     The assignment depends only on the seed, the round, n, `byzantine`, and the sorted client ids. Raises ConfigError for fewer than n
     clients or data sets.
@@ -223,10 +223,7 @@ class CodeRow:
 
     @classmethod
     def unpack(cls, data: bytes) -> "CodeRow":
-        """Parse the JSON that `pack` returns.
-
-        Raises ProtocolError for an empty row or partition, and for a repeated partition or client.
-        """
+        """Parse the JSON that `pack` returns. Raises ProtocolError for empty rows or partitions, and for repeated partitions or clients."""
         try:
             client, seat, listed = json.loads(data)
             parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
@@ -269,10 +266,10 @@ def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
 def vote_on_ballots(
     row: CodeRow, sent: Mapping[int, votes.Vote], numel: int, seed: int, round: int
 ) -> Tensor:
-    """Return a voter's vote, +1 or −1 per coordinate [numel], on the ballots that its row counts.
+    """Return a voter's vote, +1 or −1 per coordinate [numel], on the ballots that its row counts. `sent`: client → ballot (packed signs).
 
-    `sent`: from a client to the ballot (packed signs) received from it. The ballot of a partition is the majority of its clients' ballots.
-    For a partition without ballots, all voters draw the same random signs, so that honest voters still agree.
+    The ballot of a partition is the majority of its clients' ballots. For a partition without ballots, all voters draw the same random
+    signs, so that honest voters still agree.
     """
     ballots: list[votes.Vote] = []
     for part in row.partitions:

@@ -5,27 +5,27 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
     local election    vote of seat i = majority of the signs of the partitions j with G_ij = 1.
     global election   θ ← θ + η·(majority of the votes), as in the strategy `vote`.
 
-codes.py defines the allocation matrix G. Each row i of G is a seat with one or more clients as voters; they count the data partitions j
-with G_ij = 1. The option `form` selects what voters count:
+codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects what voters
+count:
 
 `data`      Voters train on every data partition of their seat and send one vote. Batches, dropout and random signs depend only on the seed,
             the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up to f Byzantine
             clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its partitions.
             BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to
-            different signs; an honest vote at this coordinate can then be as wrong as a Byzantine vote.
+            different signs, so that an honest vote at this coordinate is as wrong as a Byzantine vote.
 `ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards the ballots to the voters
             that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
             the ballots: the ballot of a Byzantine client counts like any other ballot.
 
-If a partition has several clients, its signs are those of an update on all of its data (`form=data`), or the majority of its clients'
-ballots (`form=ballots`). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
+If a partition has several clients, its signs are those of an update on all of its data (`data`), or the majority of its clients' ballots
+(`ballots`). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
 A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. Here f (an option) is the
 largest number of Byzantine clients in a round, m the number of clients that are proven Byzantine, and a the number of absent voters. An
-invalid frame, or a ballot that cannot be opened, proves that a client is Byzantine; the server then excludes the client. A Byzantine vote
-reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If m > f, the option `f` is too small:
-the run warns once, and the result is correct only if no other client is Byzantine. If the result could be wrong, the round ends early: the
-server rejects its votes with the reason, and the next round draws a new cohort.
+invalid frame, or a ballot that cannot be opened, proves that a client is Byzantine and excludes it. A Byzantine vote reduces the lead of
+the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If m > f, the option `f` is too small: the run warns once,
+and the result is correct only if no other client is Byzantine. If the result could be wrong, the round ends early: the server rejects its
+votes with the reason, and the next round draws a new cohort.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """
@@ -87,7 +87,7 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`, which limits the work of a voter
 STATE = "election"  # name of the checkpoint entry with all known clients
-MANY_CARDS = 1000  # if clients need more cards (one-time keys) in a round, the notice says so
+MANY_CARDS = 1000  # the notice mentions a larger number of cards (one-time keys)
 NO_SEATS = codes.Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of an update that is encrypted
 

@@ -12,8 +12,8 @@ ICML 2020, algorithm 1.
 
 Here x_i is the update of client i, w_i its weight, and S(x) the count sketch of x. The server stores the sketch S_u of the momentum and the
 sketch S_e of the accumulated error. λ is the learning rate of the round divided by the learning rate of the run. Updates are proportional
-to λ, but S_u and S_e are not, so they never mix the learning rates of different rounds. As in the authors' code, the step Δ is multiplied
-by the λ of its round.
+to λ, but S_u and S_e are not, so they never mix the learning rates of different rounds. As in the authors' code, the λ of the round
+multiplies the step Δ.
 
 C is the downlink codec, which has no error-feedback memory. With error=subtract, the error of C stays in S_e. The paper subtracts
 gradients; in fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, η

@@ -7,9 +7,9 @@ Weiszfeld).
 
 The x_i are the n updates of a round, at most f of them Byzantine, with n > 2f. Since z is a weighted mean of the updates, an iteration
 needs only their inner products and takes n² operations. The paper starts from a point in the convex hull of the updates; in fedcomp, z is
-in the convex hull after the first iteration. The paper stops when the sum of distances hardly changes, but with distant Byzantine updates
-this sum hardly changes from the first iteration on. fedcomp therefore stops when the norm of the gradient is small. Each update contributes
-at most 1 to the norm of the gradient.
+there after the first iteration. The paper stops when the sum of distances hardly changes, but with distant Byzantine updates this sum
+hardly changes from the first iteration on. fedcomp therefore stops when the norm of the gradient is small. Each update contributes at most
+1 to the norm of the gradient.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from .robust import ByDistance, RobustOptions, distances_to_mean
 @dataclass(frozen=True)
 class GeometricMedianOptions(RobustOptions):
     iterations: int = 1000  # largest number of iterations.
-    # Stop when the norm of the mean gradient of the sum of distances, from 0 to 1, is at most this number
+    # Stop when the norm (0..1) of the mean gradient of the distances is at most this number
     tolerance: float = 1e-6
     smoothing: float = 1e-6  # ν: smaller distances between vectors count as ν
 

@@ -7,8 +7,8 @@ networks. ICDCS 2019.
 
 C(a_i) is the decoded update of client i, and w_i its weight as in the strategy `average`. The density of the uplink codec determines k. If
 a schedule makes updates denser, k is the number of coordinates of the densest update in the round. In the paper, pairs of workers select
-coordinates in a tree; in fedcomp, the server sees the whole sum and selects once. The returned values are a frame (encoded vector) that the
-client adds to its memory, and count as traffic.
+coordinates in a tree; in fedcomp, the server sees the whole sum and selects once. The returned values are encoded as a frame, whose bytes
+count as traffic.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """

@@ -44,7 +44,7 @@ class SGDOptions:
 class AdaptiveOptions:
     beta1: float = 0.9  # β₁: decay of the first moment
     beta2: float = 0.99  # β₂: decay of the second moment
-    tau: float = 1e-3  # τ: added to √v, so that small updates make small steps
+    tau: float = 1e-3  # τ: added to √v, so that steps stay finite
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "beta1", "beta2")
@@ -89,7 +89,7 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """A step equal to the averaged update, with or without momentum."""
+    """The averaged update as the step, with or without momentum."""
 
     name: ClassVar[str] = "sgd"
     Options: ClassVar[type] = SGDOptions
@@ -109,7 +109,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam on the server: steps of about the same length in every coordinate."""
+    """Adam: steps of about the same length in every coordinate."""
 
     name: ClassVar[str] = "adam"
     Options: ClassVar[type] = AdaptiveOptions

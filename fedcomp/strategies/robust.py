@@ -5,9 +5,9 @@ no update counts as a zero update. An update that a rule ignores still counts as
 vectors of a rule are the updates accepted in a round and, with the memories `ef21` and `laq`, the server's estimates of the updates of
 absent clients. At most f input vectors are from Byzantine clients.
 
-If the rounds of a run have too few clients for the rule, the run ends with an error before round 1. A client whose frame (encoded update)
-cannot be read is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted
-updates does not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+If rounds have too few clients for the rule, the run ends with an error before round 1. A client whose frame (encoded update) cannot be read
+is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does
+not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
 In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and CHUNK coordinates of this block in float64.
 The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed. Updates of `qsgd`, `terngrad`, `natural`,
@@ -15,7 +15,7 @@ The codec determines the size of an update in RAM. Sparse and low-bit updates st
 computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend on BLOCK. The
 error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
 
-With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than single updates do.
+With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than updates do.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
 heterogeneity. AISTATS 2023, algorithm 2.
@@ -27,8 +27,8 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
     y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer.
 
 Here the xᵢ are the m input vectors of a rule. Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect
-at most f buckets. If two vectors are equally near, the vector of the smaller client id counts as nearer. If `mix` and `buckets` are both
-given, buckets are averaged first, and then these averages are mixed.
+at most f buckets. If two vectors are equally near, the vector of the smaller client id counts as nearer. With both options, buckets are
+averaged first, and then these averages are mixed.
 """
 
 import math
@@ -133,14 +133,14 @@ class Robust(RoundStrategy):
 
 
 class ByCoordinate(Robust):
-    """A rule that sorts the values of each coordinate, and averages the values in a range of ranks.
+    """A rule that sorts the values of each coordinate, and averages a range of ranks.
 
-    The result does not depend on the block size or the order of the vectors, except for rounding errors when vectors are mixed.
+    The result does not depend on the block size or the order of the vectors, except for rounding when vectors are mixed.
     """
 
     @abstractmethod
     def ranks(self, vectors: int) -> tuple[int, int]:
-        """Return the range of ranks (start, stop) to average for this number of vectors; rank 0 is the smallest value."""
+        """Return the range of ranks (start, stop) to average; rank 0 is the smallest value."""
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         rows, out = UpdateMatrix([a.update for a in updates.accepted], into.numel()), into.numpy()
@@ -207,7 +207,7 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
 
 
 class UpdateMatrix:
-    """Updates as the rows of a matrix [m, numel]. If an update is None, its row is zero. Infinite values become the largest float32."""
+    """Updates as the rows of a matrix [m, numel]. An update None is a row of zeros. Infinite values become the largest float32."""
 
     block: ClassVar[int] = BLOCK
 

@@ -5,10 +5,10 @@ option II. Client i takes K local steps y ← y − η(g − c_i + c) from the m
 
     Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i.
 
-Here c_i is the control variate of client i, c the control variate of the server, and N the number of all clients. The sums are over the
-clients S of the round. The server broadcasts the vector [w; v], and a client sends [Δw; Δv_i], where w are the model's weights. v = u·c and
-v_i = u·c_i are scaled control variates, with u = the run's learning rate times its local steps. So both halves of these vectors have values
-of similar size, and use the same codec and memory. Unsent parts of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus
+Here c_i and c are the control variates of client i and of the server. The sums are over the clients S of the round, and N is the number of
+all clients. The server broadcasts the vector [w; v], and a client sends [Δw; Δv_i], where w are the model's weights. v = u·c and v_i =
+u·c_i are scaled control variates, with u = the run's learning rate times its local steps. So both halves of these vectors have values of
+similar size, and use the same codec and memory. Unsent parts of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus
 these residuals. Each client stores its v_i. The traffic is that of a model twice as large.
 """
 

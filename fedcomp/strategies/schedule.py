@@ -1,10 +1,10 @@
 """The settings of clients in each round: density, learning rate, local steps and batch size.
 
 The density warm-up is that of Lin, Han, Mao, Wang, Dally (Deep gradient compression, ICLR 2018): the density falls geometrically from 25 %
-to its final value. With a warm-up of four rounds and a final density of 0.1 %, the densities are 25, 6.25, 1.56, 0.39 and 0.1 %, as in the
-paper. The learning rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the
-warm-up, schedules.py determines density and learning rate. A byte budget limits every update: a client's density is the largest density
-whose longest possible frame (encoded update) fits into the client's part of the budget.
+to its final value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.25, 1.56, 0.39 and 0.1 %, as in the paper. The learning
+rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up,
+schedules.py takes over. A byte budget limits every update: a client's density is the largest density whose longest possible frame (encoded
+update) fits into the client's part of the budget.
 """
 
 import math
@@ -105,7 +105,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Divide `budget_bytes` among clients: each gets the smallest frame, plus a part of the rest in proportion to its bandwidth."""
+        """Divide `budget_bytes`: each client gets the smallest frame, plus a part of the rest in proportion to its bandwidth."""
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:

@@ -56,7 +56,7 @@ from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
 CARDS, RECOUNT = "cards", "recount"  # names of the other two phases
 ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase.
-# Prefixes of the names under which the server announces a client's public key, and the proof that a client is Byzantine
+# Prefixes of the names of two announcements: a client's public key, and the proof that a client is Byzantine
 KEY_OF, PROOF_OF = "key/", "proof/"
 # Smallest number of partitions with valid ballots for a vote: a vote on fewer ballots would reveal them
 MIN_PARTITIONS = 3
@@ -100,7 +100,7 @@ def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
 
 @dataclass(frozen=True)
 class Proof:
-    """Evidence that a sender is Byzantine: its ballot, and the card and private key of a voter that cannot open (decrypt) the ballot."""
+    """Evidence against a sender: its ballot, and the card and private key of a voter that cannot open (decrypt) the ballot."""
 
     voter: int
     card: bytes
@@ -305,10 +305,7 @@ class SealedElectionClient(ClientAlgorithm):
     def _cards(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
-        """Store this client's signs and the private keys of its cards.
-
-        Return a card (one-time key) for each sender that it counts, ascending.
-        """
+        """Store this client's signs and the private keys of its cards. Return a card (one-time key) for each sender, ascending."""
         assert update is not None  # in the first phase, there is an update
         (error,) = nonfinite_errors(update[None], memory.layout, "the update")
         if error is not None:
@@ -393,13 +390,13 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 
 
 def signed_attempts(state: RoundState | None) -> list[bytes]:
-    """Return the attempts (server starts) of the run in which a client has signed messages, the newest last."""
+    """Return the attempts (server starts) in which a client has signed messages, the newest last."""
     known = state.values.get(ATTEMPTS, b"") if state else b""
     return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return what the client's SignatureLog stores for a run: the last round and the attempts, or b"" if the client signed nothing."""
+    """Return the entry of a run in the client's SignatureLog: the last round and the attempts, or b"" if the client signed nothing."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 
@@ -457,10 +454,7 @@ class SealedRound:
         self._keys: dict[int, bytes] = {}
 
     def announce(self, phase: str, client: int, before: AcceptedByPhase) -> dict[str, bytes]:
-        """Return the announcements (from name to bytes) to a client at the start of a phase.
-
-        `before`: accepted answers of earlier phases.
-        """
+        """Return the announcements to a client at the start of a phase, by name. `before`: accepted answers of earlier phases."""
         common = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}
         row = self.rows[client]
         if phase == CARDS:
@@ -488,8 +482,8 @@ class SealedRound:
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
         """Return a dict from client to reason, for clients to exclude if some voters do not know a sender's announced key.
 
-        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. Otherwise,
-        the voters that do not know the key are excluded.
+        If more than `f` voters do not know a sender's key, at least one of them is honest, so the sender is excluded. Otherwise, these
+        voters are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}

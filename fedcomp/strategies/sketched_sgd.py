@@ -14,8 +14,7 @@ download the model without the broadcast.
 
 The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
 tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends
-the update without loss. Unlike in the paper, traffic includes the positions of the candidates, of the dropped candidates, and of the
-coordinates in the broadcast.
+the update without loss. Unlike in the paper, traffic includes all positions: of candidates, of dropped candidates, and in the broadcast.
 """
 
 import math
