@@ -285,7 +285,7 @@ class Memory(ABC):
 class VectorMemory(Memory):
     """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector None stands for zeros.
 
-    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. They override
+    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
     `_on_accepted` if an accepted frame changes vectors other than `residual`.
     """
 
@@ -419,8 +419,8 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
     """Set `vectors` [numel] to zero, in place, at the coordinates that the receiver accepted.
 
-    This is momentum factor masking (Lin et al. 2018): momentum of an accepted coordinate is stale. `sent`: indices of the sent coordinates,
-    or None for all. `dropped`: the part of the update that the receiver did not use.
+    This is momentum factor masking (Lin et al. 2018): momentum of an accepted coordinate is stale. `sent`: indices of the sent coordinates;
+    None = all. `dropped`: the part of the update that the receiver did not use.
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent
