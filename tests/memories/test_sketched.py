@@ -229,7 +229,7 @@ def test_a_phase_in_the_wrong_order_is_refused():
     for phase in ("train", VALUES):
         with pytest.raises(
             ConfigError,
-            match=f"no frame for a phase '{phase}'; give --strategy sketched-sgd, or --memory none",
+            match=f"cannot make a frame for the phase '{phase}'; give --strategy sketched-sgd, or --memory none",
         ):
             m.propose(update(1), context=Context(phase=phase))
         assert m.pending is None and not vector(m).any()
