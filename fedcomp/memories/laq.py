@@ -92,7 +92,7 @@ class LAQ(ShiftMemory):
     counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
     error: float = 0.0  # squared norm of the last codec error, scaled to the run's lr
-    pending_error: float = 0.0  # the same for the pending proposal
+    pending_error: float = 0.0  # squared norm of the codec error in the pending proposal
 
     def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors

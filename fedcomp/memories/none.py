@@ -14,7 +14,7 @@ SENT_ALL = b""  # stored as `pending` in place of a frame with all coordinates
 
 
 class NoMemory(Memory):
-    """A memory without state. It does not even store the pending frame of a lossless codec, which is as large as the model."""
+    """A memory without state. The pending frame of a lossless codec, which is as large as the model, is not stored."""
 
     name: ClassVar[str] = "none"
 

@@ -88,7 +88,7 @@ class ShiftMemory(Memory):
 class Estimate(Update):
     """A client's estimated update, valid until the shift changes: rate · shift, plus the difference that the client sent, if any."""
 
-    shift: Tensor  # [numel], on the CPU
+    shift: Tensor  # the client's shift [numel], on the CPU
     update: Update | None
     rate: float = 1.0
     positions: ClassVar[None] = None

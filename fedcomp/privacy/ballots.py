@@ -155,7 +155,7 @@ class SealedBallot:
     slot: Slot
     point: bytes
     commitment: bytes  # the commitment h
-    wraps: Mapping[int, tuple[bytes, bytes]]  # for each voter: R of its card, encrypted K
+    wraps: Mapping[int, tuple[bytes, bytes]]  # for each voter: R of the card, encrypted K
     content: bytes
 
     @classmethod

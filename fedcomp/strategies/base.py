@@ -52,7 +52,7 @@ class StrategyConfig:
     memory: str = "residual"  # error-feedback memory of the clients
     quorum: float = 1.0
     timeout_s: float | None = None  # time limit of a phase (--deadline); None = no limit.
-    # Learning rate of local SGD. Strategies with a majority vote use it as the server's step size.
+    # Learning rate of local SGD, and the server's step size in strategies with a majority vote
     lr: float = 0.05
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
     budget_s: float = 0.0  # seconds in which a client must send its update
@@ -60,8 +60,8 @@ class StrategyConfig:
     local_steps_schedule: str | None = None
     batch_size_schedule: str | None = None
     density_schedule: str | None = None
-    local_steps: int = 5  # if local_steps_schedule is None
-    batch_size: int = 20  # if batch_size_schedule is None
+    local_steps: int = 5  # number of local steps without a schedule
+    batch_size: int = 20  # batch size without a schedule
     horizon: int = 0
     rounds: int = 0  # 0 = unknown
     server_optimizer: str = "sgd"
@@ -484,7 +484,10 @@ class RoundStrategy(ABC):
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
-        """Store the state that `aggregate` computed in this round. If `broadcast` is None, the model has not moved: discard this state."""
+        """Store the state that `aggregate` computed in this round.
+
+        If `broadcast` is None, the model has not moved: discard the computed state.
+        """
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
         """Set the name of the run, the clients' public keys (P-384 points), and the options of the run, which signed messages need."""

@@ -38,7 +38,7 @@ class CenteredClippingOptions(RobustOptions):
 
 
 class CenteredClipping(ByDistance):
-    """The previous aggregate plus the mean of clipped differences to it."""
+    """The previous aggregate plus the mean of the clipped differences between updates and previous aggregate."""
 
     name: ClassVar[str] = "centered-clipping"
     options: CenteredClippingOptions

@@ -127,7 +127,7 @@ def assign_seats(
         margin = g·(2b+1) + the number of remaining clients in seats that count all partitions.
 
     The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. Only the deterministic code
-    guarantees this; for other codes, `margin` is the same number.
+    guarantees a correct result; for other codes, `margin` is the same number.
 
     A partition of several data sets still has *one* sign per coordinate: that of a gradient over all its data, or the majority of its data
     sets' signs. A sum of signs would give partitions different weights.

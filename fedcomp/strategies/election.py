@@ -22,10 +22,10 @@ If a partition has several clients, its signs are those of an update on all of i
 
 A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. Here f (an option) is the
 largest number of Byzantine clients in a round, m the number of clients that are proven Byzantine, and a the number of absent voters. An
-invalid frame, or a ballot that cannot be opened, proves that a client is Byzantine and excludes it. A Byzantine vote reduces the lead of
-the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If m > f, the option `f` is too small: the run warns once,
-and the result is correct only if no other client is Byzantine. If the result could be wrong, the round ends early: the server rejects its
-votes with the reason, and the next round draws a new cohort.
+invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the server excludes the sender. A Byzantine vote
+reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If m > f, the option `f` is too small:
+the run warns once, and the result is correct only if no other client is Byzantine. If the result could be wrong, the round ends early: the
+server rejects its votes with the reason, and the next round draws a new cohort.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """
@@ -89,7 +89,7 @@ MAX_SEATS = 15  # largest default of the option `seats`, which limits the work o
 STATE = "election"  # name of the checkpoint entry with all known clients
 MANY_CARDS = 1000  # the notice mentions a larger number of cards (one-time keys)
 NO_SEATS = codes.Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of an update that is encrypted
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for an encrypted update
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Election(Vote):
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = ElectionOptions
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
-    required_memory: ClassVar[str] = NoMemory.name  # so that honest votes are identical
+    required_memory: ClassVar[str] = NoMemory.name  # error feedback would make honest votes differ
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -205,7 +205,7 @@ class Election(Vote):
             self.sealed = SealedRound(DerivedKeys(self.config.seed))
             self.client_algorithm = replace(client, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
-        self.code = np.empty((0, 0), np.uint8)  # matrix G; empty until the cohort size is known
+        self.code = np.empty((0, 0), np.uint8)  # allocation matrix G, empty at first
         self.notice = self._guarantee()
         self.known_clients: set[int] = set()  # all clients that were ever connected.
         # State of the current round:

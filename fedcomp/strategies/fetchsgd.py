@@ -55,7 +55,7 @@ FLOAT = np.dtype("<f4")
 @dataclass(frozen=True)
 class FetchSGDOptions:
     momentum: float = 0.9  # ρ: factor of the momentum; 0 = no momentum
-    error: Literal["subtract", "zero"] = "zero"  # how sent values are removed
+    error: Literal["subtract", "zero"] = "zero"  # how to remove sent values from the sketches
     density: float = 1 / 100  # fraction of the coordinates to change in a round
 
     def __post_init__(self) -> None:

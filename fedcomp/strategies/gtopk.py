@@ -70,7 +70,7 @@ class GTopK(Average):
             return b""
         dropped = update.dense()
         dropped[torch.from_numpy(self._selected)] = 0
-        # This codec has sent these values before, so encoding them again is lossless.
+        # The uplink codec has already rounded the dropped values, so encoding them again is lossless.
         return at_density(self.uplink, 1.0).encode(dropped, layout=self.layout)
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:

@@ -48,7 +48,7 @@ class AdaptiveOptions:
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "beta1", "beta2")
-        spec.check_ranges(self, tau=(1e-18, 1e18))  # so that τ² fits in float32
+        spec.check_ranges(self, tau=(1e-18, 1e18))  # τ² must fit in float32
 
 
 class Optimizer(ABC):

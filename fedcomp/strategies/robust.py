@@ -27,8 +27,8 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
     y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer.
 
 Here the xᵢ are the m input vectors of a rule. Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect
-at most f buckets. If two vectors are equally near, the vector of the smaller client id counts as nearer. With both options, buckets are
-averaged first, and then these averages are mixed.
+at most f buckets. If two vectors are equally near, the vector of the smaller client id counts as nearer. With `mix` and `buckets`, buckets
+are averaged first, and then these averages are mixed.
 """
 
 import math
@@ -153,7 +153,7 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances. It reads the vectors twice."""
+    """A rule that reads the vectors twice, and computes a weighted sum with weights that depend on the vectors' distances."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:

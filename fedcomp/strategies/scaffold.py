@@ -7,8 +7,8 @@ option II. Client i takes K local steps y ← y − η(g − c_i + c) from the m
 
 Here c_i and c are the control variates of client i and of the server. The sums are over the clients S of the round, and N is the number of
 all clients. The server broadcasts the vector [w; v], and a client sends [Δw; Δv_i], where w are the model's weights. v = u·c and v_i =
-u·c_i are scaled control variates, with u = the run's learning rate times its local steps. So both halves of these vectors have values of
-similar size, and use the same codec and memory. Unsent parts of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus
+u·c_i are scaled control variates, with u = the run's learning rate times its local steps. Weights and scaled control variates have values
+of similar size, so they share a codec and a memory. Unsent parts of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus
 these residuals. Each client stores its v_i. The traffic is that of a model twice as large.
 """
 
@@ -102,6 +102,6 @@ class Scaffold(Average):
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
         n_clients = max(self.config.clients or updates.clients, accepted)
-        # The server later multiplies the whole update by --server-lr; for the control variates, divide by it.
+        # The server later multiplies the whole update by --server-lr, which does not apply to control variates.
         into[self.model_layout.numel :] *= accepted / n_clients / self.config.server_lr
         return aggregation

@@ -482,8 +482,8 @@ class SealedRound:
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
         """Return a dict from client to reason, for clients to exclude if some voters do not know a sender's announced key.
 
-        If more than `f` voters do not know a sender's key, at least one of them is honest, so the sender is excluded. Otherwise, these
-        voters are excluded.
+        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. If at most
+        `f` voters do not know the key, these voters are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}

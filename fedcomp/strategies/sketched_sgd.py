@@ -8,9 +8,9 @@ estimates as candidates. In the phase `values`, client i sends the values of váµ
 the weighted mean as the update; all other coordinates of the update are 0.
 
 The momentum and the unsent part of váµ¢ stay in the clients' memory `sketched`. After the round, the server sends clients the positions of
-the dropped candidates (`returned_frame`). This frame is the same for all clients, and takes about 3.3 bits per kept coordinate for P = 4.
-The broadcast does not tell clients which candidates were dropped: the downlink codec may drop coordinates, and an absent client may
-download the model without the broadcast.
+the dropped candidates (`returned_frame`). The frame with these positions is the same for all clients, and takes about 3.3 bits per kept
+coordinate for P = 4. The broadcast does not tell clients which candidates were dropped: the downlink codec may drop coordinates, and an
+absent client may download the model without the broadcast.
 
 The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
 tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends
