@@ -1,4 +1,7 @@
-"""Memories keep the part of a client's updates that its codec has not sent. One algorithm, one file."""
+"""Memories: error-feedback algorithms, each in its own file.
+
+A memory stores the part of a client's updates that a lossy codec did not send.
+"""
 
 import dataclasses
 import functools
@@ -12,7 +15,7 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # the value of --memory that selects a memory by the codec
+AUTO = "auto"  # value of --memory: `residual` or `none`, whichever suits the codec
 
 __all__ = [
     "AUTO",
@@ -30,20 +33,20 @@ _MEMORIES: PluginRegistry[type[Memory]] = PluginRegistry(
 
 
 def available_memories() -> dict[str, type[Memory]]:
-    """Return all memories, including those of other packages, as a dict from name to class."""
+    """Return a dict from name to memory class, including those of other packages."""
     return _MEMORIES.available()
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
-    """Return the memory that a spec string such as `residual:decay=0.95` describes, for `codec` and for vectors [numel].
+    """Create a memory (error-feedback state of a client) from a spec string such as `residual:decay=0.95`, for updates of `numel` elements.
 
         memory = fedcomp.memory("residual", fedcomp.codec("stc:density=1/400"), numel=1_000_000)
         frame = memory.propose(update)  # update: a vector [numel]; frame: bytes, or None if there is nothing to send
         memory.commit()  # or memory.rollback(), if the frame did not arrive
 
-    The spec string `auto` means `residual` for a lossy codec that contracts, and otherwise `none`. `layout`: names and shapes of the
-    tensors in a vector; by default, the vector is one tensor. Raises SpecError for an unknown memory or option. Raises ConfigError if the
-    memory would diverge with this codec, or if the layout has another number of elements.
+    The spec string `auto` stands for `residual` if the codec is lossy and contractive, otherwise for `none`. `layout`: names and shapes of
+    the model's tensors, which are concatenated in an update; by default, an update is one tensor. Raises SpecError for an unknown memory or
+    option. Raises ConfigError if error feedback would diverge with this codec, or if `layout` does not have `numel` elements.
     """
     if not isinstance(text, str) or not isinstance(codec, Codec):
         raise SpecError(
@@ -54,7 +57,7 @@ def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) ->
 
 
 def with_memories(options: T, numel: int) -> T:
-    """Return `options` with each memory `auto` replaced by the name of a memory that suits its codec for vectors [numel].
+    """Return a copy of `options` in which a memory `auto` is replaced by `residual` or `none`, whichever suits the codec of that link.
 
     `options` is a dataclass with the fields uplink, memory, downlink and downlink_memory. Raises SpecError.
     """
@@ -70,11 +73,11 @@ def _suited(codec: Codec, numel: int) -> str:
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> tuple[type[Memory], Any]:
-    """Return the class and the options of a memory. Results are cached, since a simulation creates a memory for every client."""
+    """Parse a spec string into memory class and options. Results are cached, since a simulation creates a memory for every client."""
     with spec.error_context(text):
         return spec.choose(spec.parse_part(text, "memory"), _MEMORIES, "memory")
 
 
 def default_uplink(text: str) -> str:
-    """Return the default of --uplink with this memory, "" if the memory has no default of its own. Raises SpecError."""
+    """Return the default of --uplink for the memory with the spec string `text`, or "" if this memory sets no default. Raises SpecError."""
     return "" if text == AUTO else _parsed(text)[0].default_uplink

@@ -1,14 +1,14 @@
-"""AdaComp, adaptive residual gradient compression: the values determine how many coordinates are sent.
+"""AdaComp, adaptive residual gradient compression: the number of sent coordinates adapts to the values of each update.
 
 Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan: AdaComp: adaptive residual gradient compression for data-parallel distributed training.
 AAAI 2018, algorithm 2.
 
-    G = e + x (residual and update);  H = G + x;  coordinate i is sent as sign(G_i)·s if |H_i| ≥ max|G| over its bin of T coordinates,
-    where s is the mean of max|G| over the bins;  e ← G − the accepted update
+    G = e + x;  H = G + x;  send sign(G_i)·s at each coordinate i where |H_i| ≥ max|G| over the bin of i;  e ← G − the accepted update.
 
-The paper uses T = 50 for convolutions, 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its
-own scale s; otherwise, bins can span several tensors, and the model has one scale s. The uplink codec encodes the selected coordinates; the
-density of the codec has no effect. Zeros of G are never sent.
+Here e is the residual and x the update. A bin is a group of T consecutive coordinates, and the scale s is the mean of max|G| over the bins.
+The paper uses T = 50 for convolutions, T = 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has
+its own scale s. Otherwise, the model has one scale s, and a bin can span several tensors. AdaComp itself selects the coordinates, so the
+codec's option `density` has no effect. Coordinates where G is zero are never sent.
 """
 
 import math
@@ -28,14 +28,14 @@ from .base import Updated, VectorMemory, Vectors
 
 @dataclass(frozen=True)
 class AdaCompOptions:
-    bin: int = 500  # T: number of coordinates in a bin
+    bin: int = 500  # T: number of consecutive coordinates in a bin
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, bin=(1, math.inf))
 
 
 class AdaComp(VectorMemory):
-    """Error feedback in which the values determine how many coordinates are sent. `residual` is e, or G while a proposal is pending."""
+    """Error feedback that adapts the number of sent coordinates. While a proposal is pending, `residual` includes the update."""
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"
@@ -51,7 +51,10 @@ class AdaComp(VectorMemory):
 
 
 def select(g: Tensor, x: Tensor, size: int) -> Tensor:
-    """Return the vector to send for G [n], n ≥ 1, with bins of `size` coordinates; the last bin may be smaller."""
+    """Return the vector to send, for the residual with the update added, `g`, and the update, `x`, each [n].
+
+    A bin has `size` coordinates.
+    """
     n = g.numel()
     size = min(size, n)
     g, x = (F.pad(v, (0, -n % size)).view(-1, size) for v in (g, x))

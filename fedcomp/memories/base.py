@@ -1,9 +1,9 @@
-"""The base class of memories. A memory keeps the part of a client's updates that its codec has not sent.
+"""The base class of memories. A memory stores the part of a client's updates that its lossy codec has not sent yet.
 
-`propose(x)` returns a frame. The caller then settles the proposal with `commit()` if the receiver accepted the frame, else with
+`propose(x)` returns a frame: the encoded update x. The caller then calls `commit()` if the receiver accepted the frame, or else
 `rollback()`. The state of a memory consists of tensors and bytes, so that it can be written to disk and moved between devices.
 
-Subclasses implement `_propose` and `_commit` for a stack: m memories of one class and codec. A single memory is a stack with m = 1.
+Subclasses of `Memory` implement `_propose` and `_commit` for a stack: a list of m memories with the same class and codec.
 """
 
 from abc import ABC, abstractmethod
@@ -24,11 +24,11 @@ from ..kernels import Rows
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
-Vectors = Mapping[str, Tensor]  # name → vector [numel]
-Updated = tuple[Vectors, Tensor]  # the vectors after an update, and the vector to encode
-# Changes for a checkpoint, by name: vectors [numel], and values in bytes; None = delete the value.
+Vectors = Mapping[str, Tensor]  # state vectors [numel] by name
+Updated = tuple[Vectors, Tensor]  # the state vectors after an update, and the vector to encode.
+# Entries to write to a checkpoint, by name: a dict of vectors [numel], and a dict of bytes, where None deletes an entry.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
-# Functions that read a vector or a value of a checkpoint by name, None if the checkpoint has none.
+# Functions that return the checkpoint entry of a given name, or None if there is none.
 ReadVector = Callable[[str], Tensor | None]
 ReadValue = Callable[[str], bytes | None]
 
@@ -40,7 +40,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class MomentumOptions:
-    # Factor of the old momentum in each round; larger = old updates count for longer
+    # Factor by which the momentum is multiplied in each round; larger = old updates count for longer
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -48,42 +48,42 @@ class MomentumOptions:
 
 
 class Memory(ABC):
-    """A codec, and the state that one client keeps for it between rounds, for vectors [numel]."""
+    """A codec, with the error-feedback state that one client keeps between rounds, for updates [numel]."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
-    Options: ClassVar[type] = NoOptions  # a frozen dataclass: the options of `name:option=value`
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, if it has state
-    required_strategy: ClassVar[str] = ""  # the only strategy that the memory works with; "" = all
-    # Whether the memory selects coordinates itself, and uses its codec at density 1.
+    Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # server part of the memory
+    required_strategy: ClassVar[str] = ""  # the only strategy with this memory; "" = any
+    # Whether the memory itself selects the coordinates to send. Its codec then has density 1.
     selects_coordinates: ClassVar[bool] = False
-    default_uplink: ClassVar[str] = ""  # default of --uplink; "" = the general default
-    needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
-    residual: Tensor | None = None  # the unsent vector, if the memory has one; None = zero
-    # Largest possible norm of the residual if the norms of all updates add up to 1.
+    default_uplink: ClassVar[str] = ""  # --uplink by default; "" = as without a memory
+    needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
+    residual: Tensor | None = None  # unsent part of the updates, [numel]; None = zero
+    # Largest possible ratio of the residual's norm to the sum of all updates' norms.
     gain: float = 1.0
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
             raise ConfigError(
-                f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
+                f"the layout has {layout.numel} elements, but numel is {numel}; give the layout and numel of one model"
             )
         if self.selects_coordinates:
             if not isinstance(codec.unscoped, Selective) or codec.unscoped.draws:
                 raise MismatchError(
-                    f"{{memory}} {self.name} selects the coordinates itself, but {codec} cannot send selected coordinates; "
+                    f"{{memory}} {self.name} itself selects the coordinates to send, but {codec} cannot send a given set of coordinates; "
                     "use {uplink} topk or stc"
                 )
             codec = at_density(codec, 1.0)
         self.codec = self._configured_codec = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
-        self.pending: bytes | None = None  # frame of the unsettled proposal
+        self.pending: bytes | None = None  # frame that is neither committed nor rolled back
         self._check_codec()
 
     def set_density(self, density: float) -> None:
-        """Set the density of the codec. The value 0 restores the density that the codec had in the constructor.
+        """Set the density of the codec (the fraction of coordinates that it sends). 0 restores the codec's original density.
 
-        Raises ConfigError if the codec has no density, or if the memory would diverge with the new density.
+        Raises ConfigError if the codec has no option `density`, or if error feedback would diverge with the new density.
         """
         if density or self.codec is not self._configured_codec:
             configured = self._configured_codec
@@ -96,10 +96,10 @@ class Memory(ABC):
         return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return a frame for the update x [numel], or None if there is nothing to send. x is not modified.
+        """Encode the update x [numel] as a frame, without modifying x. Return None if there is nothing to send.
 
-        Raises ConfigError while a proposal is pending. Raises NonFiniteError if the update or the new state holds NaN or infinity; the
-        memory then stays unchanged.
+        Raises ConfigError if the previous proposal is still pending. Raises NonFiniteError if the update or the new state holds NaN or
+        infinity; the memory then stays unchanged.
         """
         (proposal,) = self.propose_stack([self], [x], [seed], context.at(None))
         return or_raise(proposal)
@@ -112,17 +112,18 @@ class Memory(ABC):
         seeds: Sequence[int],
         context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
-        """Like `propose`, for m memories of one class and codec. `x`: a tensor [m, numel] or m vectors. `context.moments`: [m, numel] each.
+        """Encode the updates of m memories with the same class and codec.
 
-        For each update that cannot be sent, the result has a NonFiniteError in place of a frame, and the memory is unchanged.
+        `x`: the updates, as a tensor [m, numel] or as m vectors [numel]. `context.moments`: two tensors [m, numel], or None. If an update
+        holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and the memory of this update is unchanged.
         """
         if not memories:
             return []
         for memory, row in zip(memories, x, strict=True):
             if isinstance(row, Tensor) and row.shape != (memory.numel,):
                 raise ConfigError(
-                    f"the update has the shape {list(row.shape)}, but the memory needs {memory.numel} elements; "
-                    "give an update of this model"
+                    f"the update has the shape {list(row.shape)}, but the memory needs vectors of {memory.numel} elements; "
+                    "give an update of the same model"
                 )
             if memory.pending is not None:
                 raise ConfigError(
@@ -138,7 +139,7 @@ class Memory(ABC):
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return the next frame of the pending proposal, for a later phase of its round.
+        """Return the next frame of the pending proposal, if a round has several frames.
 
         Raises ConfigError, with the memory unchanged, if no proposal is pending, or if this memory sends only one frame per proposal.
         """
@@ -148,14 +149,14 @@ class Memory(ABC):
         return self.pending
 
     def commit(self, *, returned: bytes | None = None) -> Update | None:
-        """Record that the receiver accepted the pending frame. Return the update in the frame `returned`; None if `returned` is None.
+        """Record that the receiver accepted the pending frame. Return the decoded frame `returned`, or None if `returned` is None.
 
-        `returned`: a frame with the part of the update that the receiver dropped. Raises FrameError if `returned` is damaged; the proposal
-        then stays pending.
+        `returned`: a frame that the receiver sent back, with the part of the update that it did not use. Raises FrameError if `returned` is
+        damaged; the proposal then stays pending.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
-                f"memory '{self.name}' has state on the server that needs whole frames, but the server returned a part of this frame; "
+                f"memory '{self.name}' needs a server that uses whole frames, but the server used only a part of this frame; "
                 "use --memory residual"
             )
         dropped = None if returned is None else self._open_returned(returned)
@@ -164,11 +165,11 @@ class Memory(ABC):
 
     @classmethod
     def commit_stack(cls, memories: Sequence["Memory"]) -> None:
-        """Like `commit`, for m ≥ 1 memories of one class and codec. Decoding the frames of all memories together is faster."""
+        """Commit the pending frames of one or more memories with the same class and codec. Decoding all frames together is faster."""
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame. A memory with a residual keeps its content for later frames."""
+        """Record that the receiver did not accept the pending frame. A memory with a residual keeps the frame's content in the residual."""
         self._settle()
         self._rollback()
 
@@ -178,31 +179,31 @@ class Memory(ABC):
 
     @property
     def sent_positions(self) -> np.ndarray | None:
-        """Positions of the coordinates in the pending frame, int64, ascending; None if the frame has all coordinates."""
+        """Indices of the coordinates that the pending frame sends, int64, ascending; None if the frame sends all coordinates."""
         if self.pending is None:
             return np.empty(0, np.int64)
         return self.codec.open(self.pending, self.numel, self.layout).positions
 
     def state_dict(self, *, copy: bool = True) -> State:
-        """Return the whole state, as float32 vectors [numel] and bytes.
+        """Return the whole state as a dict of float32 vectors [numel] and bytes.
 
-        With `copy=False` the vectors share storage with the memory: read them before the next call, and do not modify them.
+        With `copy=False` the vectors share storage with the memory: do not modify them, and read them before the memory's next use.
         """
         state = self._state()
         return _copied(state) if copy else state
 
     def load_state_dict(self, state: Mapping[str, Tensor | bytes], *, copy: bool = True) -> None:
-        """Restore a state that `state_dict` returned. Raises ConfigError for vectors of another size or type.
+        """Restore a state that `state_dict` returned. Raises ConfigError for a vector that is not float32 [numel].
 
-        With `copy=False` the memory takes ownership of the vectors and modifies them.
+        With `copy=False` the memory takes ownership of the given vectors and modifies them.
         """
         for name, value in state.items():
             if isinstance(value, Tensor) and (
                 value.dtype != torch.float32 or value.shape != (self.numel,)
             ):
                 raise ConfigError(
-                    f"'{name}' of the state is {value.dtype} of shape {list(value.shape)}; this memory needs float32 of "
-                    f"{self.numel} elements"
+                    f"the state vector '{name}' is {value.dtype} of shape {list(value.shape)}; this memory needs torch.float32 of "
+                    f"shape [{self.numel}]"
                 )
         self._load_state(_copied(state) if copy else dict(state))
 
@@ -211,47 +212,47 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned. Its vectors are already checked. Subclasses first call `super()._load_state(state)`."""
+        """Restore a state that `_state` returned, with checked vectors. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
-    # For subclasses to implement.
+    # Methods for subclasses to implement.
 
     def _check_codec(self) -> None:
-        """Raise ConfigError if this memory would diverge with its codec. The message names another codec."""
+        """Raise ConfigError if this memory would diverge with its codec. The error message suggests another codec."""
 
     @classmethod
     @abstractmethod
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Implement `propose_stack` for m ≥ 1 memories. x is not modified. The new state must be valid even if no frame is accepted."""
+        """Implement `propose_stack` without modifying x. The new state must be valid even if no frame is accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
-        """Return the bytes to store as `pending` for a proposed frame. The default is the whole frame."""
+        """Return the bytes to store in `pending` for a proposed frame, by default the whole frame."""
         return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         raise ConfigError(
-            f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy requires"
+            f"memory '{self.name}' cannot make a frame for the phase '{context.phase}'; use the memory that the strategy requires"
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
-        """Change the state after the receiver accepted `update` except for the part `dropped`."""
+        """Change the state after a frame was accepted. `update`: the decoded frame; `dropped`: its part that the receiver did not use."""
 
     @classmethod
     def _commit(
         cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
-        """Call `_on_accepted` for m ≥ 1 accepted frames. Memories whose frames are not in the codec's format override this method."""
+        """Call `_on_accepted` for one or more accepted frames. Memories whose frames are not in the codec's format override this method."""
         updates = cls._open(memories, frames)
         for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
             memory._on_accepted(update, dropped_part)
 
     def _rollback(self) -> None:
-        """Change the state after the pending frame was not accepted."""
+        """Change the state after the receiver did not accept the pending frame."""
 
     def _open_returned(self, returned: bytes) -> Update:
-        """Return the update in a frame that the receiver returned for the pending proposal. Raises FrameError."""
+        """Decode the frame `returned`: the part of the pending update that the receiver did not use. Raises FrameError."""
         return self.codec.open(returned, self.numel, self.layout)
 
     # Helpers for subclasses.
@@ -282,18 +283,18 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state is one or more vectors [numel], float32, on the device of the last update. None stands for a zero vector.
+    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector None stands for zeros.
 
-    A subclass lists its vectors in `vectors` and implements `_update_vectors`, a pure function of one update. The subclass also overrides
-    `_on_accepted` if an accepted update changes more than the residual.
+    Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
+    `_on_accepted` if an accepted frame changes vectors other than `residual`.
     """
 
-    vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of the attributes with the vectors
+    vectors: ClassVar[tuple[str, ...]] = ("residual",)  # attributes with state vectors
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
-        """Return the state vectors after the update x [numel], and the vector to encode. The arguments are not modified.
+        """Return the new state vectors after the update x [numel], and the vector to encode. Do not modify the arguments.
 
-        The returned vectors must be valid even if no frame is ever accepted. `context.moments` are [numel].
+        The new state must be valid even if no frame is ever accepted. `context.moments`: two vectors [numel], or None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement _update_vectors or _propose"
@@ -327,7 +328,7 @@ class VectorMemory(Memory):
         return proposals
 
     def _vectors_on(self, like: Tensor) -> Vectors:
-        """Return the state vectors, on the device of `like`, a float32 vector [numel]."""
+        """Return the state vectors on the device of `like`. `like`: a float32 vector [numel]."""
         values = [getattr(self, name) for name in self.vectors]
         filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]
         return dict(zip(self.vectors, filled, strict=True))
@@ -341,7 +342,7 @@ class VectorMemory(Memory):
         missing = [name for name in self.vectors if name not in state]
         if "pending" in state and missing:
             raise ConfigError(
-                f"the state has a pending proposal but no '{missing[0]}'; pass the whole state_dict()"
+                f"the state has a pending proposal but no vector '{missing[0]}'; pass the whole state_dict()"
             )
         super()._load_state(state)
         for name in self.vectors:
@@ -349,46 +350,46 @@ class VectorMemory(Memory):
 
 
 class Counterpart(ABC):
-    """The server's side of a memory: it estimates each client's update.
+    """The part of a memory that runs on the server and estimates each client's update.
 
-    Server and client agree because the server applies exactly the updates that the client commits, by the same operations. If a client
-    starts without state (`fresh`), the server deletes its state of this client. `memory`: a memory configured as on the clients.
+    Server and client have the same state, because they apply the same updates with the same operations. If a client starts without state
+    (`fresh`), the server deletes what it stored for this client. `memory`: a memory like those of the clients.
     """
 
-    rate: float = 1.0  # learning rate of the current round, divided by that of the run
-    rates: Mapping[int, float] = {}  # by client: the rate with which its update was computed
-    # The counterpart compares steps of the model with updates
+    rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run
+    rates: Mapping[int, float] = {}  # the `rate` of each client's update.
+    # Whether the counterpart compares the norms of model steps and of client updates.
     compares_model_steps: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return the values that the server announces to clients for their proposals, by name. Announced bytes are counted as traffic."""
+        """Return a dict from name to bytes, which the server sends to clients before they encode updates, and counts as traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the learning rate of the round, and for each client the rate of its update. Called at the end of a round."""
+        """Set the learning rate of a round, `rate`, and those of the clients' updates, `rates`. Called at the end of a round."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        """Return the estimate of a client's update, valid until `settle`. Does not change the state.
+        """Return the estimate of a client's update, valid until the next `settle`, without changing the state.
 
-        `update`: the decoded frame of the client, None if it sent no frame.
+        `update`: the decoded frame of the client, or None if the client sent no frame.
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate), ascending by client, for clients that count in this round although they have no accepted update."""
+        """Yield (client, estimate), ascending by client, for each client that counts in this round although it has no accepted update."""
         return ()
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
     ) -> Update | None:
-        """Return the update to add to the mean of the cohort's estimates, or None if there is nothing to add.
+        """Return a vector to add to the mean estimate of the clients in this round, or None if there is nothing to add.
 
-        `weights`: client → normalized weight among all clients of the run. `present`: client of the cohort → normalized weight in the
-        cohort. Neither mapping has clients that start without state.
+        `weights`: the weights of all clients of the run, normalized. `present`: the weights of the clients in this round, normalized.
+        Clients that start without state are in neither dict.
         """
         return None
 
@@ -396,18 +397,19 @@ class Counterpart(ABC):
     def settle(
         self, accepted: Sequence[tuple[int, Update | None, bool]], squared_step: float
     ) -> None:
-        """Apply the accepted updates of a round to the state. `accepted`: (client, update, started without state).
+        """Apply the accepted updates of a round to the state.
 
-        `squared_step`: squared norm of the model's step, in the unit of updates.
+        `accepted`: triples of client id, update, and whether the client started without state. `squared_step`: squared L2 norm of the
+        change of the global model, divided by the squared server learning rate.
         """
 
     @abstractmethod
     def take_changes(self) -> Changes:
-        """Return the parts of the state that changed since the last call."""
+        """Return the state that changed since the last call, to write it to a checkpoint."""
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint; `vector` and `value` read its entries. Raises ValueError or TypeError for invalid data."""
+        """Restore the state from the checkpoint that `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -415,9 +417,10 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
-    """Set vectors [numel] to zero, in place, at the positions `sent` except those in `dropped`. If `sent` is None, all positions were sent.
+    """Set `vectors` [numel] to zero, in place, at the coordinates that the receiver accepted.
 
-    This is momentum factor masking (Lin et al. 2018): the momentum of an accepted coordinate is stale.
+    This is momentum factor masking (Lin et al. 2018): momentum of an accepted coordinate is stale. `sent`: indices of the sent coordinates;
+    None = all. `dropped`: the part of the update that the receiver did not use.
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent
@@ -433,7 +436,7 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
 
 
 def add_saturating(vector: Tensor, update: Update, weight: float = 1.0) -> None:
-    """Add weight·update to a vector in place. Sums are clipped to the range of float32."""
+    """Add weight·update to a float32 vector in place. Sums that overflow are clipped to the range of float32."""
     with np.errstate(over="ignore"):
         update.add_to(vector, weight)
     at = update.positions

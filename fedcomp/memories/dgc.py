@@ -1,15 +1,15 @@
-"""DGC, deep gradient compression: momentum and accumulation before selection.
+"""Deep gradient compression (DGC): error feedback with momentum, which is applied before the codec selects coordinates.
 
 Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communication bandwidth for distributed training. ICLR 2018.
 
-    x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  u and v become zero where C(v) was accepted
+    x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  set u and v to zero where C(v) was accepted.
 
-x is the update, C the codec, and N the number of clients in a round (option `nodes`). Momentum correction: v accumulates u, so a delayed
-coordinate gets the same momentum as without compression. Momentum factor masking: the momentum of a sent coordinate is stale and becomes
-zero. As in the paper, the accumulated v becomes zero at sent coordinates, even if the codec changed their values. The default uplink is
-`topk`, which keeps the values, and a run warns about codecs that change them. With a codec that sends every coordinate, u and v are zero
-after each accepted update. Sent updates are up to 1/(1 − m) times as large as x, like the steps of momentum SGD. The option
-`density_warmup` of a run is the paper's warm-up.
+Here x is the update, u the velocity, m the momentum factor, C the codec, and N the number of clients in a round (option `nodes`). Momentum
+correction: v accumulates the velocity u, so a coordinate that is sent late has the same momentum as without compression. Momentum factor
+masking: the velocity of a sent coordinate is stale and is set to zero. As in the paper, v is also set to zero at sent coordinates, so the
+quantization error of a sent value is lost. The default uplink is therefore `topk`, which sends exact values. A run with this memory warns
+about codecs that quantize. As with momentum SGD, a sent vector can be 1/(1 − m) times as large as the updates x. The run option
+`density_warmup` is the paper's warm-up.
 """
 
 import math
@@ -31,8 +31,8 @@ from .base import MomentumOptions, Updated, VectorMemory, Vectors, mask
 
 @dataclass(frozen=True)
 class DGCOptions(MomentumOptions):
-    clip: float = 0.0  # largest L2 norm of the sum of N updates; 0 = no clipping
-    nodes: int = 1  # N, number of clients in a round
+    clip: float = 0.0  # clip each update to the L2 norm clip/√N; 0 = no clipping
+    nodes: int = 1  # N: number of clients in a round, for `clip`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +40,7 @@ class DGCOptions(MomentumOptions):
 
 
 def _keeps_values(codec: Codec) -> bool:
-    """Return whether a codec sends values unchanged, except for rounding to bfloat16 or a higher precision."""
+    """Return whether a codec sends values exactly, or rounded to bfloat16 or to a higher precision."""
     inner = codec.unscoped
     if isinstance(inner, Product):
         return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)
@@ -52,7 +52,7 @@ def _keeps_values(codec: Codec) -> bool:
 
 
 class DGC(VectorMemory):
-    """Momentum and accumulation. `residual` is v."""
+    """Error feedback with momentum. `residual` is v, the sum of the velocities that were not sent."""
 
     name: ClassVar[str] = "dgc"
     source: ClassVar[str] = "Lin et al. 2018"
@@ -70,8 +70,8 @@ class DGC(VectorMemory):
         if _keeps_values(self.codec):
             return ""
         return (
-            f"memory 'dgc' keeps no error of coordinates that are sent, and {self.codec} changes their values, so this error is "
-            "lost; use --uplink topk, or --memory residual"
+            f"memory 'dgc' does not keep the quantization error of sent coordinates, and {self.codec} quantizes them; "
+            "use --uplink topk, or --memory residual"
         )
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:

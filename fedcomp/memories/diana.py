@@ -1,14 +1,14 @@
-"""DIANA: compressed differences to a learned shift, for unbiased codecs.
+"""DIANA, for unbiased codecs: a client sends the compressed difference between its update and a learned shift.
 
 Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed gradient differences. 2019, algorithm 1.
 
-    send C(x − h);  h ← h + α·C(x − h) on both sides, α ≤ 1/(1 + ω)
-    the server's update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
+    send C(x − h);  client and server set h ← h + α·C(x − h), with α ≤ 1/(1 + ω).
+    The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round; this sum is unbiased.
 
-x is the update, h the shift and C the codec. ω is the variance bound of the codec (`Codec.variance`); with `@layer`, the largest bound of
-all tensors. The server stores h of each client, not their mean, so that a single client can start again without state. A client that never
-had an accepted update counts with h = 0. With a robust strategy or `--clip-update`, a client's update is h + C(x − h), and clients outside
-the cohort do not count; this bounds the influence of each client.
+Here x is the update, h the client's shift, and C the codec. ω is the variance bound of the codec (`Codec.variance`). With `@layer`, ω is
+the largest variance bound among the tensors. The server stores the shift of each client, not the mean shift, so that a single client can
+start again without state. Before the first accepted update of a client, h = 0. With a robust strategy or `--clip-update`, the server
+instead aggregates h + C(x − h) of the clients in the round only, which bounds the influence of each client.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,12 @@ from .shift import ShiftCounterpart, ShiftMemory
 
 @dataclass(frozen=True)
 class DianaOptions:
-    alpha: float | None = None  # step of the shift, above 0 and at most 1/(1 + ω); None = 1/(1 + ω)
+    # α: step size of the shift, above 0, at most 1/(1 + ω) for the codec's variance bound ω; None = 1/(1 + ω)
+    alpha: float | None = None
 
 
 class DianaCounterpart(ShiftCounterpart):
-    """The shifts h of all clients. The server's update is the mean of all h plus the mean of C(x − h) over the cohort."""
+    """The server's part of DIANA: the shifts of all clients."""
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
@@ -44,7 +45,7 @@ class DianaCounterpart(ShiftCounterpart):
 
 
 class Diana(ShiftMemory):
-    """A memory that sends the difference between an update and a shift: a vector that follows the client's updates."""
+    """The client's part of DIANA."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
@@ -64,7 +65,7 @@ class Diana(ShiftMemory):
 
     @property
     def step(self) -> float:
-        """The step α of the shift. It does not change with the codec's density, since client and server need the same value."""
+        """The step size α of the shift. Client and server need the same α, so a density schedule does not change α."""
         alpha = self.options.alpha
         return self._bound(self._configured_codec) if alpha is None else alpha
 

@@ -1,17 +1,18 @@
-"""ECQ-SGD: error compensation with a weight and a decay.
+"""ECQ-SGD: error feedback with a weight α and a decay β for the accumulated error.
 
 Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to large-scale distributed optimization. ICML 2018.
 
-    y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x
+    y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x.
 
-x is the update, h the accumulated error and C the codec. Let γ be the codec's error factor: ‖y − C(y)‖² ≤ γ‖y‖², with γ = 1 − δ for
-contraction δ, and γ = ω for an unbiased codec with variance bound ω. Since x − C(y) = (y − C(y)) − α·h, the contribution of the old h
-shrinks if α²γ + (β − α)² < 1. Other values of α and β are refused. With biased codecs, β > 1 is also refused: coordinates that are never
-sent would grow by the factor β in each round, because the errors y − C(y) need not be orthogonal to h. With α = β = 1, the memory is
-`residual`.
+Here x is the update, h the accumulated error, and C the codec. γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A
+contractive codec with contraction δ has γ = 1 − δ. An unbiased codec with variance bound ω has γ = ω. Since x − C(y) = (y − C(y)) − α·h,
+the contribution of the old error h shrinks if α²γ + (β − α)² < 1. Values with α²γ + (β − α)² ≥ 1 are an error. With biased codecs, β > 1 is
+also an error: coordinates that the codec never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the
+memory `residual`.
 
-The paper uses α far below β, for quantizers that send every coordinate. For sparse codecs use α = β: with a smaller α, old errors are too
-small to be selected. The defaults are stable with every codec that contracts, and with unbiased codecs whose ω is at most 1.1.
+For quantizers that send every coordinate, the paper uses α far below β. For sparse codecs use α = β: with a smaller α, old errors would be
+too small to be selected. The default α and β are stable with every contractive codec, and with unbiased codecs whose variance bound ω is at
+most 1.1.
 """
 
 import math
@@ -24,17 +25,17 @@ from ..codecs import Context
 from ..errors import MismatchError
 from .base import Updated, VectorMemory, Vectors
 
-SAFE = 0.9  # α√γ for the values of α that an error message suggests
+SAFE = 0.9  # safety factor for the α that an error message suggests
 
 
 @dataclass(frozen=True)
 class ECQOptions:
-    alpha: float = 0.95  # α: weight of the accumulated error in a frame
-    beta: float = 0.95  # β: factor of the accumulated error in each round
+    alpha: float = 0.95  # α: weight of the accumulated error in the vector to send
+    beta: float = 0.95  # β: factor by which the accumulated error is multiplied in each round
 
 
 class ECQ(VectorMemory):
-    """Error feedback that weights the accumulated error and lets it decay. `residual` is h."""
+    """Error feedback that weights the accumulated error (`residual`) and lets it decay."""
 
     name: ClassVar[str] = "ecq"
     source: ClassVar[str] = "Wu et al. 2018"
@@ -54,7 +55,8 @@ class ECQ(VectorMemory):
             pair = SAFE if gamma <= 1 else float(f"{SAFE / math.sqrt(gamma):.1e}")
             given = f"ecq:alpha={alpha:g},beta={beta:g}"
             raise MismatchError(
-                f"{{memory}} {given} diverges with {self.codec}: α²γ + (β − α)² is {growth:.3g} and must be below 1; "
+                f"{{memory}} {given} diverges with {self.codec}, whose relative squared error is up to γ = {gamma:.3g}: "
+                f"α²γ + (β − α)² is {growth:.3g} and must be below 1; "
                 f"use {{memory}} ecq:alpha={pair:g},beta={pair:g}"
             )
         if gamma > 0 and abs(beta) > 1 and variance is None:

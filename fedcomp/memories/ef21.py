@@ -1,13 +1,13 @@
-"""EF21: error feedback that sends differences to an estimate of the update.
+"""EF21: error feedback in which a client sends the compressed difference between its update and the server's estimate of it.
 
 Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021, algorithm
 2.
 
-    c = C(x − g) with the update x and the estimate g;  send c;  g ← g + c on both sides;  the server moves the model by the mean of all g
+    c = C(x − g);  send c;  client and server set g ← g + c;  the server moves the model by the mean of all g.
 
-Clients outside the cohort, and clients whose reply is lost, count with the estimate g that the server stores for them, as in EF21-PP
-(Fatkhullin, Sokolov, Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In EF21-PP, every client has a g from the start. Here, a
-client counts only after its first accepted update.
+Here x is the update, g the estimate, and C the codec. The mean includes the stored estimate g of each client that is not in the round or
+whose reply is lost, as in EF21-PP (Fatkhullin, Sokolov, Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In EF21-PP, every
+client has an estimate from the start. In fedcomp, the mean includes a client only after its first accepted update.
 """
 
 from typing import ClassVar
@@ -18,13 +18,13 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
 class EF21Counterpart(ShiftCounterpart):
-    """The server's estimate g of every client's update. All clients that have an estimate count in every round."""
+    """The server's estimates of the clients' updates, all of which count in every round."""
 
     counts_absent: ClassVar[bool] = True
 
 
 class EF21(ShiftMemory):
-    """A memory that sends the difference between an update and the server's estimate of it."""
+    """The client's part of EF21."""
 
     name: ClassVar[str] = "ef21"
     source: ClassVar[str] = "Richtárik et al. 2021"
@@ -33,5 +33,5 @@ class EF21(ShiftMemory):
     def _check_codec(self) -> None:
         if contraction(self.codec, self.numel) <= 0:
             raise MismatchError(
-                f"{{memory}} ef21 does not converge with {self.codec}, which does not contract; use {{uplink}} stc, or {{memory}} none"
+                f"{{memory}} ef21 does not converge with {self.codec}, which is not contractive; use {{uplink}} stc, or {{memory}} none"
             )

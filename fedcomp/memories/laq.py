@@ -3,15 +3,16 @@
 Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019.
 
     δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
-    else send δQ, and q ← q + δQ on both sides;  the server moves the model by η times the mean of all q
+    else send δQ, and client and server set q ← q + δQ;  the server moves the model by η times the mean of all q.
 
-q is the estimate of the client's update that both sides store, θ^k the model in round k, and η the server's learning rate. ε = x − q − δQ
-is the codec's error in this round, and ε̂ its error in the last accepted proposal. ξ_d = 0.8/D with D = 10, and t̄ = 100, as in the
-authors' code. The paper has 1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The
-paper's quantizer with b bits corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their
-error is small; otherwise ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²). With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun, Yin;
-NeurIPS 2018), for any codec that contracts. Clients outside the cohort are represented by their estimate q, like clients that skip the
-round.
+Here x is the update, C the codec, q the estimate of x that client and server store, θ^k the model in round k, and η the server's learning
+rate. ε = x − q − δQ is the codec's error in this round, and ε̂ the codec's error in the last accepted proposal. As in the authors' code,
+the threshold covers D = 10 model steps with the weights ξ_d = 0.8/D, and a client skips at most t̄ = 100 rounds in a row. The paper has
+1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits
+corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their error is small. With a large
+error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip rounds. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and
+Yin, NeurIPS 2018) and works with any contractive codec. A client that is not in the round counts with its estimate q, like a client that
+skips the round.
 """
 
 import json
@@ -33,17 +34,17 @@ from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, ReadValue, ReadVector, State
 from .shift import ShiftCounterpart, ShiftMemory, contraction
 
-THRESHOLD = "threshold"  # name of the announcement: Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η²
+THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping
 NUMBER = struct.Struct("<d")
 NEVER = 2**62  # value of `age` before the first accepted proposal
-STEPS = "steps"  # name of the squared steps in a checkpoint
+STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
 
 
 @dataclass(frozen=True)
 class LAQOptions:
-    window: int = 10  # D: number of model steps in the threshold
-    weight: float = 0.8  # Σ ξ_d; higher = more rounds are skipped
-    errors: float = 3.0  # weight of the codec's errors in the threshold; 0 = errors do not count
+    window: int = 10  # D: number of past model steps in the threshold for skipping
+    weight: float = 0.8  # Σ ξ_d: weight of the model steps in the threshold; higher = skip more
+    errors: float = 3.0  # weight of the codec's errors in the threshold; 0 = ignore errors
     patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class LAQOptions:
 
 
 class LAQCounterpart(ShiftCounterpart):
-    """The server's estimates q of the clients' updates, and the norms of the last model steps. All estimates count in every round."""
+    """The server's part of LAQ: the estimates of all clients' updates, and the norms of the last model steps."""
 
     counts_absent: ClassVar[bool] = True
     compares_model_steps: ClassVar[bool] = True
@@ -60,7 +61,7 @@ class LAQCounterpart(ShiftCounterpart):
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
         self.weight: float = memory.options.weight / memory.options.window
-        # Squared norms of the last model steps, the most recent one at the end.
+        # Squared norms of the last model steps, the newest last.
         self.steps: deque[float] = deque(maxlen=memory.options.window)
 
     def announce(self) -> Mapping[str, bytes]:
@@ -83,31 +84,31 @@ class LAQCounterpart(ShiftCounterpart):
 
 
 class LAQ(ShiftMemory):
-    """A memory that sends the difference between an update and the server's estimate, or skips the round."""
+    """The client's part of LAQ."""
 
     name: ClassVar[str] = "laq"
     source: ClassVar[str] = "Sun et al. 2019"
     Options: ClassVar[type] = LAQOptions
     counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
-    error: float = 0.0  # ‖ε̂‖², in the unit of the shift
-    pending_error: float = 0.0  # ‖ε‖² of the pending proposal, in the unit of the shift
+    error: float = 0.0  # squared norm of the last codec error, scaled to the run's lr
+    pending_error: float = 0.0  # squared norm of the codec error in the pending proposal
 
     def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
         if delta <= 0:
             raise MismatchError(
-                f"{{memory}} laq does not converge with {self.codec}, which does not contract; use {{uplink}} fp16, or {{memory}} none"
+                f"{{memory}} laq does not converge with {self.codec}, which is not contractive; use {{uplink}} fp16, or {{memory}} none"
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"{{memory}} laq would skip every round with {self.codec}, since the codec's error exceeds every vector that it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}, since the codec's error is larger than the vectors it sends; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
         sent = self.codec.open(frame, self.numel, self.layout).dense(difference.device)
-        error = sum_squares(torch.nan_to_num(difference - sent))  # finite for every float32
+        error = sum_squares(torch.nan_to_num(difference - sent))  # finite despite overflow
         previous_error = self.error * context.rate * context.rate
         threshold = _threshold(context) + self.options.errors * (error + previous_error)
         if self.age < self.options.patience and sum_squares(sent) <= threshold:
@@ -134,12 +135,12 @@ class LAQ(ShiftMemory):
 
 
 def _threshold(context: Context) -> float:
-    """Return the threshold that the server announced, or −∞ if it announced none, so that no round is skipped."""
+    """Return the threshold for skipping that the server announced. If there is none, return −∞, so that no round is skipped."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf
     if len(announced) != NUMBER.size:
         raise ProtocolError(
-            f"the announced '{THRESHOLD}' has {len(announced)} bytes, not {NUMBER.size}; server and client need the same memory"
+            f"the server announced a '{THRESHOLD}' of {len(announced)} bytes, not {NUMBER.size}; server and client need the same memory"
         )
     return NUMBER.unpack(announced)[0]

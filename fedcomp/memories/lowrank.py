@@ -1,14 +1,14 @@
-"""The memory of PowerSGD: error feedback around low-rank factors.
+"""The memory of PowerSGD: error feedback for matrices that are sent as low-rank factors.
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithms 1, 2.
 
-    e ← e + x;  P = M Q for each matrix M of e;  P̂ is an orthonormal basis of P;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted
+    e ← e + x;  P = M Q for each matrix M of e;  P̂ is an orthonormal basis of P;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted.
 
-e is the residual and x the update. Under the strategy `powersgd`, a proposal has two frames. Clients send P in phase `left` and Q' in phase
-`right`. Before phase `left`, the server announces Q, the mean of the last Q'. Before phase `right`, the server announces P̂, which it
-computes from the mean of P. The second frame also contains the tensors that are not matrices, so it determines the whole accepted update.
-Under any other strategy, a proposal is one frame of the codec `powersgd`, and the next proposal starts from the Q' of the last accepted
-proposal.
+Here e is the residual and x the update. With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a
+round. Before the phase `left`, the server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂,
+which it computes from the mean of the clients' P. The second frame also contains the tensors that are not matrices, so P̂ and this frame
+determine the accepted update. With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last
+accepted update as the next Q.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,13 +29,16 @@ from ..kernels import Rows
 from ..layout import Layout
 from .base import State, VectorMemory, add_saturating
 
-LEFT, RIGHT = "left", "right"  # phases, and names of announced factors
-NUMBERS = codec("identity")  # codec of both phases
-PHASE, BASIS = "phase", "left"  # names of entries in the state
+LEFT, RIGHT = "left", "right"  # names of the phases and of the announced factors
+NUMBERS = codec("identity")  # codec for the frames of both phases
+PHASE, BASIS = "phase", "left"  # names of entries in the memory's state
 
 
 class LowRank(VectorMemory):
-    """Error feedback for low-rank factors: a residual [numel], float32, and the initial Q of the next power iteration."""
+    """Error feedback for low-rank factors.
+
+    The state has a float32 residual [numel] and, for each matrix, the Q of the next power iteration.
+    """
 
     name: ClassVar[str] = "lowrank"
     source: ClassVar[str] = "Vogels et al. 2019"
@@ -43,9 +46,9 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # Q of each matrix, by `start_name` of its tensor
+        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by `start_name` of its tensor
         self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
-        self.basis = b""  # P̂ of a pending proposal in its second phase
+        self.basis = b""  # P̂ of the pending update in the phase `right`, else b""
 
     def _check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
@@ -96,7 +99,7 @@ class LowRank(VectorMemory):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, frame, dropped_part in zip(memories, frames, dropped, strict=True):
-            if memory.phase != LEFT:  # if only the first frame was accepted, no update was
+            if memory.phase != LEFT:  # in phase `left`, the update is incomplete
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
                 memory._on_accepted(update, dropped_part)
@@ -124,7 +127,7 @@ class LowRank(VectorMemory):
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
     ) -> list[Tensor]:
-        """Return the factors that the server announced as `name`, float64. Raises ProtocolError for factors with other shapes."""
+        """Return the float64 factors that the server announced as `name`. Raises ProtocolError for missing factors and for other shapes."""
         if name not in context.announced:
             raise ProtocolError(
                 f"the server did not announce '{name}', which the phase '{context.phase}' needs; server and client need the same strategy"
@@ -133,7 +136,7 @@ class LowRank(VectorMemory):
             factors = read_arrays(context.announced[name], shapes)
         except FrameError as error:
             raise ProtocolError(
-                f"the announced '{name}' does not match the model of this client: {error}"
+                f"the factors that the server announced as '{name}' do not match the model of this client: {error}"
             ) from error
         tensors = (torch.from_numpy(factor.astype(np.float64)) for factor in factors)
         return [tensor.to(self.residual.device) for tensor in tensors]
@@ -147,13 +150,13 @@ class LowRank(VectorMemory):
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:
-    """Return a frame with the numbers in `parts`, rounded to float32 and clamped to its range."""
+    """Encode the numbers in the tensors `parts` as one frame, clamped to the range of float32."""
     numbers = [part.clamp(-LARGEST, LARGEST).to(torch.float32).reshape(-1) for part in parts]
     return NUMBERS.encode(torch.cat(numbers) if numbers else torch.empty(0, dtype=torch.float32))
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factor of each matrix of an update as bytes, by the `start_name` of the matrix."""
+    """Return a dict from the `start_name` of each matrix in `update` to the bytes of its right factor."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

@@ -1,4 +1,4 @@
-"""No memory: the codec's error is lost. This class is the null object of memories."""
+"""No error feedback: the codec's error is lost. `NoMemory` is the null object among the memories."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,11 +10,11 @@ from ..errors import NonFiniteError
 from ..kernels import Rows
 from .base import Memory
 
-SENT_ALL = b""  # the pending proposal, in place of a frame with all coordinates
+SENT_ALL = b""  # stored as `pending` in place of a frame with all coordinates
 
 
 class NoMemory(Memory):
-    """A memory without state. It keeps no copy of a lossless codec's frame, which is as large as the model."""
+    """A memory without state. The pending frame of a lossless codec, which is as large as the model, is not stored."""
 
     name: ClassVar[str] = "none"
 

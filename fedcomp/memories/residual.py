@@ -3,15 +3,15 @@
 Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified SGD with memory.
 NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
 
-    a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a
+    a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a.
 
-x is the update, e the residual and C the codec. Up to rounding, the sum of the accepted C(a) plus e equals the sum of all x after every
-round. C(a) is subtracted on commit. Between proposal and commit, `residual` is a, so a rollback changes nothing.
+Here x is the update, e the residual, and C the codec. After every round, the residual plus the sum of all accepted C(a) equals the sum of
+all updates x, up to rounding. Until `commit` subtracts C(a), the attribute `residual` is a, so `rollback` changes nothing.
 
-With a lossless codec, the pending frame contains the sum a, so `residual` is not stored as well.
+With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of a in `residual`.
 
-With a `decay` β below 1, a = x + β·e, so that old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien, Lidin, Belilovsky 2025,
-"Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
+The option `decay` is a factor β for the residual: with β < 1, a = x + β·e, so that old errors fade. SparseLoCo uses β = 0.95 (Sarfi,
+Thérien, Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class ResidualOptions:
 
 
 class Residual(VectorMemory):
-    """Error feedback: a residual [numel] in float32, on the device of the last update."""
+    """Error feedback with a float32 residual [numel], stored on the device of the last update."""
 
     name: ClassVar[str] = "residual"
     source: ClassVar[str] = "Seide et al. 2014, Stich et al. 2018"
@@ -45,7 +45,7 @@ class Residual(VectorMemory):
     def _check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
             raise MismatchError(
-                f"{{memory}} residual diverges with {self.codec}, which does not contract; use {{memory}} none, or {{uplink}} stc, "
+                f"{{memory}} residual diverges with {self.codec}, which is not contractive; use {{memory}} none, or {{uplink}} stc, "
                 "or the codec's option damped=true or scaled=false if it has one"
             )
 

@@ -1,14 +1,14 @@
-"""The base of memories that send differences to a *shift*: a vector that client and server store and change by the same operations.
+"""Base classes of memories that send the difference to a *shift*: a vector that client and server store and change by the same operations.
 
-    send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift)
+    send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift).
 
-η is the learning rate of the round divided by that of the run. Updates grow with η, but shifts estimate gradients, which do not depend on
-η. Shifts are therefore stored in the unit of an update at the run's learning rate. All shifts, also those of absent clients, then stay
-valid when a schedule or a warm-up changes the rate. A change of the local steps or the batch size also changes the updates, but not the
-shifts; later rounds send the difference.
+Here x is the update, C the codec, and η the learning rate of the round divided by the run's learning rate, the option --lr. Updates grow
+with η, but shifts estimate gradients, which do not depend on η. Shifts are therefore stored for η = 1. So every shift stays valid when a
+schedule or a warm-up changes the learning rate, also for clients that are not in the round. If a schedule changes the local steps or the
+batch size, shifts are not rescaled; clients send the difference in later rounds.
 
-The shift changes only when a proposal is committed. While a proposal is pending, and after a rollback, client and server have the same
-shift.
+The shift changes only when a proposal is committed. Client and server therefore have the same shift while a proposal is pending, and after
+a rollback.
 """
 
 import json
@@ -28,21 +28,21 @@ from ..kernels import Rows
 from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, add_saturating
 
 RATE = struct.Struct("<d")
-CLIENTS = "clients"  # name in a checkpoint of the list of clients that have a shift
+CLIENTS = "clients"  # name of the checkpoint entry that lists the clients with a shift
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """Return the larger of the codec's δ (`contraction`) and 1 − ω (`variance`) for vectors [numel]; 0 if neither is above 0."""
+    """Return the larger of the codec's contraction δ and 1 − ω, where ω is its variance bound. Return 0 if neither is positive."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
 
 class ShiftMemory(Memory):
-    """A memory with a shift [numel], float32, on the device of the last update."""
+    """A memory that stores a float32 shift [numel] on the device of the last update."""
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
-    rate: float = 1.0  # learning rate of the round of the pending proposal
+    rate: float = 1.0  # relative learning rate in the round of the pending proposal
 
     @classmethod
     def _propose(
@@ -65,7 +65,7 @@ class ShiftMemory(Memory):
         return proposals
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift; do not modify it."""
+        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift, which `_filter` must not modify."""
         return frame
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
@@ -86,9 +86,9 @@ class ShiftMemory(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """The estimate of a client's update: rate · shift, plus the update that the client sent, if any. Valid until the shift changes."""
+    """A client's estimated update, valid until the shift changes: rate · shift, plus the difference that the client sent, if any."""
 
-    shift: Tensor  # [numel], on the CPU
+    shift: Tensor  # the client's shift [numel], on the CPU
     update: Update | None
     rate: float = 1.0
     positions: ClassVar[None] = None
@@ -109,21 +109,22 @@ class Estimate(Update):
 
 
 class ShiftCounterpart(Counterpart):
-    """The shift of every client that ever had an accepted update: float32 [numel], on the CPU. A checkpoint has one vector per client."""
+    """The server's shifts: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
 
-    # Whether clients without an accepted update count, with their shifts as updates
+    # Whether a client without an accepted update in the round counts, with its shift as update
     counts_absent: ClassVar[bool] = False
 
     def __init__(self, memory: ShiftMemory):
         self.numel, self.step = memory.numel, memory.step
         self.clients: set[int] = set()  # clients that have a shift
-        self.shifts: dict[int, Tensor] = {}  # by client; read from the checkpoint on first use
+        # The shift of each client that has been used; read from the checkpoint on first use.
+        self.shifts: dict[int, Tensor] = {}
         self.changed: set[int] = set()  # clients whose shift changed since the last checkpoint
         self._clients_written: set[int] = set()
         self._stored: ReadVector = lambda name: None
 
     def shift_of(self, client: int) -> Tensor | None:
-        """Return the shift of a client, None if it has none."""
+        """Return the shift of a client, or None if the client has no shift."""
         if client in self.clients and client not in self.shifts:
             self.shifts[client] = self._stored(str(client))
         return self.shifts.get(client)

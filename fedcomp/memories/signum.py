@@ -3,10 +3,10 @@
 Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019, algorithm
 1.
 
-    u ← β·u + (1 − β)·x;  send C(u)
+    u ← β·u + (1 − β)·x;  send C(u).
 
-x is the update, C the codec, and u a momentum, not an unsent error: u does not change when C(u) is accepted or rejected. With `--uplink
-sign --strategy vote`, this memory gives the paper's algorithm. With β = 0, it gives signSGD.
+Here x is the update, C the codec, u the momentum, and β its factor. u does not depend on whether the server accepts C(u), since u is not an
+unsent error. With `--uplink sign --strategy vote`, this memory is the paper's algorithm. With the momentum factor β = 0, Signum is signSGD.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from .base import MomentumOptions, Updated, VectorMemory, Vectors
 
 
 class Signum(VectorMemory):
-    """A memory that sends the momentum of the updates. `velocity` is u."""
+    """A memory that sends the momentum of the client's updates, the attribute `velocity`."""
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"

@@ -1,13 +1,14 @@
-"""The memory of sketched SGD: a client sends a sketch of its unsent vector, then exact values at the coordinates that the server asks for.
+"""The memory of sketched SGD: a client sends a sketch of its residual, and then exact values at the coordinates that the server requests.
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithm 3.
 
-    u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  u and v become zero at the accepted ones
+    u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  set u and v to zero where accepted.
 
-A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second frame contains exact values.
-Therefore, if the momentum factor m is 0, the accepted values plus the residual v equal the sum of all updates x. The server returns a frame
-with the positions of the candidates that it dropped; the client knows their values. The memory works only with the strategy `sketched-sgd`:
-with any other strategy, a client would not know which part of its sketch was used.
+Here x is the update, u the momentum, m its factor, and v the residual. The candidates are coordinates that the server expects to be large.
+The memory works only with the strategy `sketched-sgd`, in which a client sends two frames for an update, in the phases `sketch` and
+`values`. The second frame contains exact values, so if m = 0, the sum of all accepted values plus the residual equals the sum of all
+updates. The server sends back only the positions of the candidates that it did not use, since the client knows their values. With any other
+strategy, a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence
@@ -23,15 +24,15 @@ from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError
 from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
-SKETCH, VALUES = "sketch", "values"  # phases
-# Name of the announcement for the second phase, and of an entry in the state
+SKETCH, VALUES = "sketch", "values"  # names of the phases.
+# Name of the announced candidates, and of their entry in the memory's state
 CANDIDATES = "candidates"
-NUMBERS = codec("identity")  # codec of the values
-MARKS = codec("sbc:density=1")  # codec of sets of positions
+NUMBERS = codec("identity")  # codec for values at the candidates
+MARKS = codec("sbc:density=1")  # codec for sets of positions
 
 
 class Sketched(VectorMemory):
-    """Momentum and error feedback for sketches. `residual` is v."""
+    """Momentum and error feedback for sketches. The client sketches the vector `residual`."""
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
@@ -39,7 +40,7 @@ class Sketched(VectorMemory):
     required_strategy: ClassVar[str] = "sketched-sgd"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u
-    candidates: bytes = b""  # frame of the candidates announced for the pending proposal
+    candidates: bytes = b""  # encoded candidates that were announced for the pending proposal
 
     @property
     def gain(self) -> float:
@@ -49,12 +50,12 @@ class Sketched(VectorMemory):
         if not isinstance(self.codec.unscoped, Sketch):
             raise MismatchError(
                 f"{{memory}} {self.name} needs --strategy {self.required_strategy} and {{uplink}} sketch, not {self.codec}; "
-                "give these, or {memory} dgc"
+                "give both, or {memory} dgc"
             )
 
     @property
     def sent_positions(self) -> np.ndarray:
-        """Positions of the candidates whose values are in the pending frame, int64, ascending; empty if the pending frame is a sketch."""
+        """Indices of the coordinates whose values are in the pending frame, int64, ascending; empty if the pending frame is a sketch."""
         if not self.candidates:
             return np.empty(0, np.int64)
         return MARKS.open(self.candidates, self.numel).positions
@@ -74,7 +75,7 @@ class Sketched(VectorMemory):
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         if context.phase != SKETCH:
             raise MismatchError(
-                f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.required_strategy}, "
+                f"{{memory}} {self.name} cannot make a frame for the phase '{context.phase}'; give --strategy {self.required_strategy}, "
                 "or {memory} none"
             )
         u = (vectors["velocity"] * self.options.momentum).add_(x)
@@ -101,7 +102,7 @@ class Sketched(VectorMemory):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, dropped_part in zip(memories, dropped, strict=True):
-            # After a sketch alone, sent_positions is empty: no values were accepted.
+            # If only the sketch was accepted, `sent_positions` is empty, since no values were sent.
             mask((memory.velocity, memory.residual), memory.sent_positions, dropped_part)
             memory.candidates = b""
 

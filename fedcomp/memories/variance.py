@@ -2,12 +2,12 @@
 
 Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distributed deep learning. ICLR 2018 (workshop), algorithm 1.
 
-    r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  r and v become zero where accepted, elsewhere v ← ζ·v
+    r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  set r and v to zero where accepted, and v ← ζ·v elsewhere.
 
 The sums are over the gradients g of the local steps; in the paper, the sums are over the examples of a batch. The client sends the
-accumulated update e, which is −η·r for plain SGD. As in error feedback, e keeps the codec's error. Without `Context.moments`, an update
-counts as the gradient of a single step. The uplink codec encodes the selected coordinates; the density of the codec has no effect. The
-codec `topk` suits best, since the magnitudes of these coordinates differ widely.
+accumulated update e, which for plain SGD with the learning rate η is −η·r. As in error feedback, e keeps the codec's error. Without
+`Context.moments`, an update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's option
+`density` has no effect. The codec `topk` suits best, since the magnitudes of the selected coordinates differ widely.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ from .base import Updated, VectorMemory, Vectors, mask
 
 @dataclass(frozen=True)
 class VarianceOptions:
-    # α: required ratio of r² to v; larger = fewer coordinates are sent, and later
+    # α: a coordinate is sent if (sum of its gradients)² > α · (sum of squares); larger = fewer coordinates, and later
     alpha: float = 2.0
-    zeta: float = 0.999  # ζ: factor by which v is multiplied in each round
+    zeta: float = 0.999  # ζ: factor by which the sum of squares is multiplied in each round
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and 0 < self.zeta <= 1):
@@ -35,7 +35,7 @@ class VarianceOptions:
 
 
 class Variance(VectorMemory):
-    """Error feedback that sends coordinates with an unambiguous gradient. `residual` is e."""
+    """Error feedback that sends a coordinate when its gradient is large compared to its variance. `residual` is the accumulated update."""
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"

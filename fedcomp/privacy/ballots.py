@@ -1,18 +1,19 @@
-"""Sealed ballots: signs that a client sends to voters, encrypted so that the server cannot read them.
+"""Sealed ballots: the signs of a client's update, encrypted for other clients (voters) so that the server cannot read them.
 
-docs/explanation/elections.md specifies the protocol. strategies/sealed_election.py has a glossary.
+docs/explanation/elections.md specifies the protocol, and strategies/sealed_election.py has a glossary.
 
-    card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s; σ is v's signature over (slot, v, R)
+    card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s. σ is v's signature over (slot, v, R).
     ballot   (E, h, σ, wraps, c):
-             E is a one-time X25519 public key of the sender, with the private key e;
-             c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once;
-             h = SHA-256(slot, salt, bits) is the commitment of the sender;
-             the wrap for v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v));
-             σ is the sender's signature over (slot, h, SHA-256 of E, the wraps and c); a wrap includes the R of its card
-    slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text
+             E is a one-time X25519 public key of the sender, with the private key e.
+             c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
+             h = SHA-256(slot, salt, bits) is the commitment of the sender.
+             The wrap for v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
+             also includes the R of v's card.
+             σ is the sender's signature over (slot, h, SHA-256 of E, the wraps and c).
+    slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
 
-Every key encrypts one text, so the nonce is a constant. If a ballot does not open, the voter proves this by revealing the private key of
-its card. That key belongs to this ballot and to no other.
+Every key encrypts only one text, so the nonce is a constant. If a voter cannot open (decrypt) a ballot, it proves this by revealing the
+private key of its card, which cannot open any other ballot.
 """
 
 import os
@@ -36,46 +37,46 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ..errors import ProtocolError
 
 KEY, TAG, SALT, HASH = 32, 16, 32, 32  # bytes
-HALF = 48  # bytes of each of the two numbers in a P-384 signature
+HALF = 48  # bytes of each of the two numbers of a P-384 signature
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
-HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps
-WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, R of its card, K encrypted for it
-NONCE = bytes(12)  # constant, since every key is used once
+HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps of a ballot
+WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, R of the voter's card, encrypted K
+NONCE = bytes(12)  # a constant nonce is safe, since every key is used once
 
-Entropy = Callable[[int], bytes]  # returns this number of random bytes
+Entropy = Callable[[int], bytes]  # returns a given number of random bytes
 
 
 class UnopenableBallot(ProtocolError):
-    """A ballot that its sender signed cannot be decrypted, or its bits differ from the sender's commitment."""
+    """A ballot cannot be decrypted, or its bits differ from the commitment that its sender signed."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The identity of one ballot. Signatures and keys are bound to their slot, so they are invalid in every other slot."""
+    """The identity of one ballot. Signatures and keys are bound to a slot, so they are invalid for every other ballot."""
 
     run: str
-    # A random name, drawn when a server starts, so that a repeated round uses new keys
+    # A random name that a server draws when it starts, so that a repeated round uses new keys
     attempt: str
     round: int
     sender: int
-    terms: str = ""  # a digest of the model from which all participants start, and of the options
+    terms: str = ""  # digest of the options, and of the model before the round
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """Return the fields of the slot and `parts` as bytes, each with its length, so that different lists give different bytes."""
+        """Concatenate the fields of the slot and `parts`, each preceded by its length, so that different lists give different bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)
 
 
 def sign(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
-    """Return a deterministic ECDSA signature with SHA-256, as two big-endian numbers [96 bytes]."""
+    """Return a deterministic ECDSA signature of `text` with SHA-256, as two big-endian numbers of 48 bytes."""
     r, s = decode_dss_signature(key.sign(text, ec.ECDSA(SHA256(), deterministic_signing=True)))
     return r.to_bytes(HALF) + s.to_bytes(HALF)
 
 
 def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> bool:
-    """Return whether `signature` [96 bytes], as made by `sign`, is a valid signature of `text` for a public key."""
+    """Return whether `signature` (96 bytes, from `sign`) is a valid signature of `text` for the public key `key`."""
     try:
         r, s = int.from_bytes(signature[:HALF]), int.from_bytes(signature[HALF:])
         key.verify(encode_dss_signature(r, s), text, ec.ECDSA(SHA256()))
@@ -86,10 +87,10 @@ def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> boo
 
 @dataclass(frozen=True)
 class Card:
-    """A voter's one-time key pair for one ballot. The voter keeps the private key."""
+    """A voter's one-time key pair for one ballot. The voter keeps the private key and sends the rest."""
 
     private: bytes  # X25519
-    data: bytes  # the card as sent: the public key and the voter's signature
+    data: bytes  # what the voter sends: the public key and its signature
 
     @classmethod
     def make(
@@ -105,7 +106,7 @@ class Card:
 
 
 def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePublicKey) -> bytes:
-    """Return the public key on a voter's card. Raises ProtocolError unless the voter signed the card for the ballot `slot`."""
+    """Return the public key on a voter's card. Raises ProtocolError if the voter did not sign the card for the ballot `slot`."""
     public = data[:KEY]
     if len(data) != CARD or not signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
         raise ProtocolError(
@@ -115,12 +116,12 @@ def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePubl
 
 
 def refuse_low_order(public: bytes) -> None:
-    """Raise ProtocolError for a public key of low order. A key of low order gives no shared secret, so no ballot could be sealed for it."""
+    """Raise ProtocolError for an X25519 public key of low order, which gives no shared secret and so cannot encrypt a ballot."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise ProtocolError(
-            "the public key on a voter's card is invalid (a point of low order), so no ballot can be sealed for it"
+            "the public key on a voter's card is invalid (a point of low order), so no ballot can be encrypted for it"
         ) from error
 
 
@@ -131,9 +132,9 @@ def seal(
     signer: ec.EllipticCurvePrivateKey,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """Seal bits in a ballot of len(bits) + 210 + 84 · len(voters) bytes. `voters`: voter → public key R on the voter's card.
+    """Encrypt bits in a ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
 
-    Raises ProtocolError if one of these public keys is not valid.
+    `voters`: from voter to the public key R on the voter's card.
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()
@@ -149,17 +150,17 @@ def seal(
 
 @dataclass(frozen=True)
 class SealedBallot:
-    """An encrypted ballot that its sender has signed. The keys of `wraps` are the voters who can decrypt it."""
+    """An encrypted ballot that its sender has signed. The keys of the dict `wraps` are the voters that can decrypt it."""
 
     slot: Slot
     point: bytes
-    commitment: bytes  # h
-    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: R of its card, K encrypted for it
+    commitment: bytes  # the commitment h
+    wraps: Mapping[int, tuple[bytes, bytes]]  # for each voter: R of the card, encrypted K
     content: bytes
 
     @classmethod
     def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "SealedBallot":
-        """Read a ballot. Raises ProtocolError if the ballot is cut off or its sender did not sign it for this slot."""
+        """Parse the bytes of a ballot. Raises ProtocolError if the ballot is cut off, or if its sender did not sign it for this slot."""
         if len(data) < HEAD.size:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         point, commitment, signature, count = HEAD.unpack_from(data)
@@ -178,21 +179,21 @@ class SealedBallot:
 
     @property
     def size(self) -> int:
-        """The number of bytes of the bits in the ballot."""
+        """The number of bytes that the signs (bits) in the ballot take."""
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
-        """Return the bits of the ballot. `private`: private key of the voter's card.
+        """Decrypt the ballot and return its bits. `private`: private key of the voter's card.
 
         Raises UnopenableBallot if the ballot cannot be decrypted, or if its bits differ from the sender's commitment. Raises ProtocolError
-        if the ballot is not sealed for the voter's card. This does not prove a fault of the sender.
+        if the ballot is not encrypted for the voter's card, which does not prove a fault of the sender.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
         sealed_for, wrap = self.wraps.get(voter, (b"", b""))
         if sealed_for != public:
             raise ProtocolError(
-                f"the ballot of client {self.slot.sender} is not sealed for the card of voter {voter}"
+                f"the ballot of client {self.slot.sender} is not encrypted for the card of voter {voter}"
             )
         try:
             wrapping = _wrapping(self.slot, voter, own, self.point, self.point, public)
@@ -200,7 +201,7 @@ class SealedBallot:
             text = ChaCha20Poly1305(key).decrypt(NONCE, self.content, self.slot.bytes())
         except (InvalidTag, ProtocolError) as error:
             raise UnopenableBallot(
-                f"the ballot of client {self.slot.sender} does not open for voter {voter}"
+                f"the ballot of client {self.slot.sender} does not open for voter {voter}: it cannot be decrypted"
             ) from error
         salt, bits = text[:SALT], text[SALT:]
         if not compare_digest(_commitment(self.slot, salt, bits), self.commitment):
@@ -210,9 +211,9 @@ class SealedBallot:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether a complaint is justified: the revealed key `private` belongs to the card `public`, but does not open the ballot.
+        """Return whether a voter's complaint is justified: its key `private` belongs to the card `public`, but does not open the ballot.
 
-        The ballot must contain the public key of the card, so that no voter can accuse the sender with a card that the sender never
+        The ballot must contain the public key of the card, so that a voter cannot accuse a sender with a card that the sender never
         received.
         """
         if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
@@ -238,7 +239,10 @@ def signed_text(slot: Slot, commitment: bytes, point: bytes, wraps: bytes, conte
 def _wrapping(
     slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
 ) -> bytes:
-    """Return the key that encrypts the ballot's key K for a voter, from the private key of one side and the public key of the other."""
+    """Return the key that encrypts the ballot's key K for a voter.
+
+    `own`: the private key of the sender or the voter; `other`: the public key of the other client.
+    """
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Strategies: federated algorithms, each with its server half and its client half. One algorithm, one file."""
+"""Strategies: federated algorithms, each with a server half and a client half. Each algorithm has its own file."""
 
 import dataclasses
 from typing import Any
@@ -35,7 +35,7 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-# Option of a run → function that reads its value and raises SpecError if it is invalid
+# From the name of a run option to the function that parses its value, and raises SpecError for an invalid value.
 SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
@@ -45,12 +45,12 @@ SPEC_READERS = {
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
-    """Return all strategies, including those of other packages, as a dict from name to class."""
+    """Return a dict from name to strategy class, including those of other packages."""
     return _STRATEGIES.available()
 
 
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Return the server half of the strategy of a spec string such as `powersgd:rank=2`, for models of this layout.
+    """Create the server half of a strategy from a spec string such as `powersgd:rank=2`, for models of this layout.
 
     Raises SpecError for an invalid spec string, and ConfigError for settings that do not suit the strategy.
     """
@@ -59,16 +59,17 @@ def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any)
 
 
 def make_client_algorithm(text: str) -> ClientAlgorithm:
-    """Return the client half of the strategy of a spec string. Raises SpecError."""
+    """Create the client half of a strategy from a spec string such as `powersgd:rank=2`. Raises SpecError."""
     cls, options = _chosen(text)
     return cls.client_for(options)
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return the options of a run. Unset options get the defaults of the strategy and the memory. `horizon` is set if a schedule needs it.
+    """Return a copy of the run options `config` in which unset options have the defaults of the strategy and the memory.
 
-    If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses
-    one. A resumed run replaces `auto` by the memory stored in its run folder. Raises UserError.
+    If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses a
+    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` is set if a schedule needs it. Raises
+    UserError.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

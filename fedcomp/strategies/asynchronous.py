@@ -1,15 +1,16 @@
-"""Asynchronous averaging: the server aggregates updates as they arrive.
+"""Asynchronous averaging: the server moves the model whenever enough updates have arrived.
 
-Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization. NeurIPS 2019 (AsyLPG): workers compute gradients at
-a low-precision copy of the model and send them in low precision; the model has moved when they arrive. Xie, Koyejo, Gupta: Asynchronous
-federated optimization. 2019: an update of staleness s has the weight (1 + s)^−a. Nguyen et al.: Federated learning with buffered
-asynchronous aggregation. AISTATS 2022: the model moves when K updates have arrived.
+In AsyLPG (Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization, NeurIPS 2019), workers compute gradients
+at a low-precision copy of the model and send them in low precision; the model moves before they arrive. In "Asynchronous federated
+optimization" (Xie, Koyejo, Gupta, 2019), an update of staleness s has the weight (1 + s)^−a. In "Federated learning with buffered
+asynchronous aggregation" (Nguyen et al., AISTATS 2022), the model moves when K updates have arrived. This strategy combines these three
+ideas:
 
-    θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  the sum over the K clients whose updates arrive first; then K other clients start from θ
+    θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  with the sum over the first K updates to arrive; then K other clients start from θ.
 
-The codecs provide the low precision in both directions: C is the uplink codec with the clients' memory, C' the downlink codec with the
-server's memory. Unlike in AsyLPG, there is no variance reduction, and the server rejects clients whose staleness exceeds the option
-`staleness`. server/asynchronous_loop.py runs the rounds.
+Here θ is the model, η the server's learning rate, and x_i the update of client i. The staleness s_i is the number of rounds since client i
+started. C is the uplink codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike in AsyLPG, there is no
+variance reduction. The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py runs the rounds.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from .base import AcceptedUpdate
 
 @dataclass(frozen=True)
 class AsynchronousOptions:
-    wait: float = 0.25  # fraction of the training clients whose answers complete a round
-    staleness: int = 16  # largest staleness of an update in rounds; the server abandons later ones
+    wait: float = 0.25  # fraction of the training clients whose updates complete a round
+    staleness: int = 16  # largest accepted staleness of an update, in rounds
     decay: float = 0.5  # a: an update of staleness s has the weight (1 + s)^-a; 0 = no discount
 
     def __post_init__(self) -> None:
@@ -32,7 +33,7 @@ class AsynchronousOptions:
 
 
 class Asynchronous(Average):
-    """The mean of the first updates to arrive, discounted by staleness."""
+    """The mean of the updates that arrive first, with smaller weights for stale updates."""
 
     name: ClassVar[str] = "asynchronous"
     Options: ClassVar[type] = AsynchronousOptions
@@ -42,7 +43,7 @@ class Asynchronous(Average):
         super()._check_settings()
         if self.config.quorum != 1:
             raise ConfigError(
-                f"--strategy {self.name} completes a round with the first answers, so --quorum has no effect; leave --quorum out, or give "
+                f"--strategy {self.name} completes a round with the first updates, so --quorum has no effect; leave --quorum out, or give "
                 f"--strategy {self.name}:wait={self.config.quorum:g}"
             )
 

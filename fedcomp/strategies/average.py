@@ -1,15 +1,15 @@
 """Federated averaging of compressed updates.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
-data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, algorithm 2.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017.
+Sattler et al. 2019, algorithm 2, compresses the downlink as well.
 
-    y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
-    C(a_i) is the decoded update of client i
+    y = Σ w_i C(a_i) / Σ w_i.
 
-With `clip_update` = C, each C(a_i) is multiplied by min(1, C/‖C(a_i)‖₂). This clipping is the norm bound of Sun, Kairouz, Suresh, McMahan
-(Can you really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning differentially private recurrent language
-models, ICLR 2018), clients clip before they send. The part of an update that the server clips is lost: if it were returned to the client's
-memory, the client would send it again.
+C(a_i) is the decoded update of client i. The weight w_i is 1, or the number of examples of client i, but at most `weight_cap` times the
+mean weight. With `clip_update` = c, the server multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). Clipping with `clip_update` is the norm bound
+of Sun, Kairouz, Suresh, McMahan (Can you really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning
+differentially private recurrent language models, ICLR 2018), clients clip before they send. The part of an update that the server clips is
+lost: if the server returned this part to the client's memory, the client would send it again.
 """
 
 import math
@@ -26,7 +26,7 @@ from ..kernels.sums import sum_squares
 from ..memories import Counterpart
 from .base import AcceptedUpdate, Aggregation, RoundStrategy, RoundUpdates
 
-BLOCK = 1 << 17  # coordinates of a dense update that are read at a time
+BLOCK = 1 << 17  # number of coordinates of a dense update to read at a time
 
 
 class Average(RoundStrategy):
@@ -50,7 +50,7 @@ class Average(RoundStrategy):
         counterpart = self.counterpart
         if counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
-        else:  # estimates may be views of the counterpart's state, so each is added before the next one is read
+        else:  # an estimate may be a view that the next estimate changes, so add updates one by one
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
@@ -59,7 +59,10 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return a factor 0..1 for the weight of an update. The sum of the weights, by which the mean is divided, excludes this factor."""
+        """Return a factor 0..1 for an update.
+
+        Updates are multiplied by weight and factor, and their sum is divided by the sum of weights.
+        """
         return 1.0
 
     def _correct(
@@ -69,7 +72,7 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Add to `into` the correction for absent clients that the counterpart (server side of the memories) computes."""
+        """Add to `into` the correction for clients that are not in the round, which the server's part of the memories computes."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [
@@ -96,7 +99,7 @@ class Average(RoundStrategy):
             correction.add_to(into)
 
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
-        """Return the updates with their normalized weights. Clients without an update also count in the normalization."""
+        """Return pairs of update and normalized weight. The normalization includes clients that sent no update."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))
@@ -105,14 +108,14 @@ class Average(RoundStrategy):
         ]
 
     def weighted_mean(self, accepted: Sequence[AcceptedUpdate], numel: int) -> Tensor:
-        """Return the weighted mean of the updates, float32 [numel]."""
+        """Return the weighted mean of the accepted updates, float32 [numel]."""
         mean = torch.zeros(numel, dtype=torch.float32)
         for update, weight in self.weighted_updates(accepted):
             update.add_to(mean, weight)
         return mean
 
     def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
-        """Return the weight of each accepted client, not normalized."""
+        """Return the aggregation weights of the accepted clients, not normalized."""
         by_examples = self.config.weights == "examples"
         weights = [float(a.examples) if by_examples else 1.0 for a in accepted]
         if not self.config.weight_cap:
@@ -128,7 +131,7 @@ def clip_factor(update: Update, max_norm: float) -> float:
 
 
 def norm(update: Update) -> float:
-    """Return ‖update‖₂. Infinite values count as the largest float32."""
+    """Return ‖update‖₂. Infinite values of the update count as the largest float32."""
     return math.sqrt(_sum_squares(update))
 
 

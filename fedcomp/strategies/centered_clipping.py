@@ -1,13 +1,13 @@
-"""Centered clipping: updates are clipped to a radius around the previous aggregate.
+"""Centered clipping: the server clips each update to a radius around the previous aggregate, and averages the clipped updates.
 
 Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2.
 
-    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n;   starting from the v of the previous round, or 0 in the first round
+    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,  starting from the v of the previous round, or from 0 in the first round.
 
-x_i are the n updates of a round, at most f of them Byzantine, and v is both the result and the state of the strategy. Rounds that do not
-move the model leave v unchanged. The rule needs n > 2f. The paper's proof needs f ≤ n/10, τ proportional to the distances between honest
+The x_i are the n updates of a round, at most f of them Byzantine. v is the aggregate, τ the clipping radius. A round that does not move the
+model leaves v unchanged. Centered clipping needs n > 2f. The paper's proof needs f ≤ n/10, a τ proportional to the distances between honest
 updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ is the median of the distances ‖x_i − v‖.
-For n > 2f, this median is at most the largest distance ‖x_i − v‖ of an honest update.
+For n > 2f, this median is at most the largest distance of an honest update from v.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from ..memories.base import Changes, ReadValue, ReadVector
 from .base import Aggregation, RoundUpdates
 from .robust import ByDistance, RobustOptions, distances_to_mean
 
-CENTER = "center"  # name of v in a checkpoint
+CENTER = "center"  # name of the aggregate v in a checkpoint
 
 
 @dataclass(frozen=True)
 class CenteredClippingOptions(RobustOptions):
-    radius: float = 0.0  # τ, a distance in L2 norm; 0 = the median distance
-    iterations: int = 1  # number of iterations in each round
+    radius: float = 0.0  # τ: clipping radius, an L2 norm; 0 = the median of the distances to v
+    iterations: int = 1  # number of clipping iterations in each round
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,7 +38,7 @@ class CenteredClippingOptions(RobustOptions):
 
 
 class CenteredClipping(ByDistance):
-    """The previous aggregate v plus the mean of the clipped differences x_i − v."""
+    """The previous aggregate plus the mean of the clipped differences between updates and previous aggregate."""
 
     name: ClassVar[str] = "centered-clipping"
     options: CenteredClippingOptions
@@ -47,13 +47,13 @@ class CenteredClipping(ByDistance):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
-        self._next: Tensor | None = None  # v after this round, stored if the model moves
+        self._next: Tensor | None = None  # v after this round, kept if the model moves
 
     def server_vectors(self) -> Sequence[Update | None]:
         return [None if self.center is None else Dense(self.center.numpy())]
 
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        weights = np.zeros(len(products))  # the weight of the center comes last
+        weights = np.zeros(len(products))  # the last weight is that of v
         weights[-1] = 1
         for _ in range(self.options.iterations):
             lengths = distances_to_mean(products, weights)[:-1]

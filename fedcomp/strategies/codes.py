@@ -2,28 +2,29 @@
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-The data are divided into n partitions. An election has n seats, each held by one or more voters. The allocation matrix G ∈ {0,1}^(n×n)
-assigns partitions to seats: seat i votes for the majority of the signs of the partitions j with G_ij = 1.
+The data are divided into n partitions. An election has n seats, each with one or more clients as voters. The allocation matrix G ∈
+{0,1}^(n×n) assigns partitions to seats: for every coordinate, seat i votes for the majority of the signs of the partitions j with G_ij = 1.
 
-The code `deterministic` tolerates b < n/2 Byzantine seats, for odd n. With s = (n−1)/2 − b, row i of G assigns to seat i:
+The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. With s = (n−1)/2 − b, row i of G assigns to seat i:
 
     rows 0..s−1            partition i alone
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
     the other 2b+1 rows    all partitions
 
-For any signs, the seats that vote like the majority of all partitions outnumber the others by at least 2b+1. The last 2b+1 seats always
-vote like the majority. In each pair of seats i and s+i, at least one vote is correct: seat s+i can be wrong only if partition i, the only
-one of seat i, agrees with the majority. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So the
-result stays correct with f Byzantine votes and `a` absent seats while 2f + a ≤ 2b. No local election has a tie. The redundancy (mean number
-of partitions per seat) is (n+2b+1)/2 − s/n.
+A vote is correct if it is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at
+least 2b+1. The last 2b+1 seats count all partitions, so they always vote correctly. Of the seats i and s+i, at least one votes correctly:
+seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A Byzantine
+vote reduces the lead of the correct votes by two, and an absent seat by one. So the result stays correct with f Byzantine votes and `a`
+absent seats while 2f + a ≤ 2b. Every seat counts an odd number of partitions, so it never has a tie. The redundancy (mean number of
+partitions per seat) is (n+2b+1)/2 − s/n.
 
-The code `bernoulli` draws G_ij ~ Bernoulli(redundancy/n), and draws G again while it has an empty row or column. If all REDRAWS draws fail,
-a 1 is added to each empty row, and then to each empty column, of the last draw. Redrawing raises the mean redundancy, for example to about
-2.4 for redundancy=2 and n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, it is correct
-more often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse
-than `uncoded` (benchmarks/codes.py).
+The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
+failed draws, a 1 is added to each empty row and column of the last draw. Drawing again raises the redundancy, for example from 2 to about
+2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, `bernoulli` is correct more
+often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse than
+`uncoded` (benchmarks/codes.py).
 
-The code `uncoded`, G = I, is an ordinary vote.
+The code `uncoded` has G = I (each seat counts one partition), which is an ordinary majority vote.
 
 The *ballot* of a partition holds the signs of the partition's update, packed as in kernels/votes.py.
 """
@@ -46,18 +47,18 @@ from .base import DataPartition
 
 CODES = ("bernoulli", "deterministic", "uncoded")
 REDRAWS = 200
-ROW = "row"  # name of the announcement of the voter's CodeRow
+ROW = "row"  # name under which the server announces a voter's CodeRow
 BALLOTS, TALLY = "ballots", "tally"  # phases
 
 
 def allocation_matrix(
     code: str, n: int, byzantine: int = 0, redundancy: float | None = None, seed: int = 0
 ) -> np.ndarray:
-    """Return the allocation matrix G, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
+    """Return the allocation matrix G of an election, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
 
-    `byzantine`: b, the number of Byzantine voters to tolerate; only the deterministic code depends on it. `redundancy` and `seed` are for
-    the Bernoulli code only; `redundancy` is in (0, n], and √(n·ln n) by default. Raises SpecError for an unknown code, and ConfigError for
-    numbers out of range.
+    `byzantine`: number of Byzantine voters to tolerate, for the code `deterministic`. `redundancy`: mean number of partitions per seat, in
+    (0, n], √(n·ln n) by default; `redundancy` and `seed` are for the code `bernoulli`. Raises SpecError for an unknown code, and
+    ConfigError for numbers out of range.
     """
     if code not in CODES:
         raise SpecError(f"unknown election code '{code}'; {nearest(code, CODES)}")
@@ -65,11 +66,11 @@ def allocation_matrix(
         raise ConfigError(f"an election code needs at least 1 voter, not {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
-            f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} Byzantine voters can be outvoted"
+            f"byzantine={byzantine} is out of range: {n} voters can outvote 0 to {(n - 1) // 2} Byzantine voters"
         )
     if redundancy is not None and code != "bernoulli":
         raise ConfigError(
-            f"redundancy={redundancy:g} has no effect with code={code}; leave it out, or use code=bernoulli"
+            f"redundancy={redundancy:g} has no effect with code={code}; leave redundancy out, or use code=bernoulli"
         )
     if code == "uncoded":
         return np.eye(n, dtype=np.uint8)
@@ -79,22 +80,22 @@ def allocation_matrix(
 
 
 def mean_redundancy(matrix: np.ndarray) -> float:
-    """Return the mean number of partitions per seat of an allocation matrix."""
+    """Return the mean number of partitions that a seat of an allocation matrix counts."""
     return float(matrix.sum() / len(matrix))
 
 
 def default_redundancy(n: int) -> float:
-    """Return the default redundancy n·p of the Bernoulli code, where p = √(ln n / n)."""
+    """Return the default redundancy (mean partitions per seat) of the code `bernoulli`: √(n·ln n), at least 1."""
     return max(1.0, math.sqrt(n * math.log(n)))
 
 
 @dataclass(frozen=True)
 class Seats:
-    """The clients that hold each seat of a round's election, and the data sets in each partition."""
+    """An election's seats, with their voters, and its partitions, with their data sets."""
 
-    members: tuple[tuple[int, ...], ...]  # clients of seat i, ascending; each casts a vote
-    groups: tuple[tuple[int, ...], ...]  # data sets of partition j, ascending
-    margin: int  # smallest lead of the correct votes if all clients are present and honest
+    members: tuple[tuple[int, ...], ...]  # for each seat, its voters (client ids, ascending)
+    groups: tuple[tuple[int, ...], ...]  # for each partition, its data sets, ascending
+    margin: int  # smallest lead of the correct votes if all voters are present and honest
 
     def of(self, client: int) -> int:
         """Return the seat of a client. Raises KeyError."""
@@ -104,7 +105,7 @@ class Seats:
         raise KeyError(client)
 
     def may_close(self, byzantine_allowed: int, absent: int) -> bool:
-        """Return whether the result is certainly correct with this many Byzantine and absent clients, in any seats: 2f + a < margin."""
+        """Return whether the result is correct with f Byzantine and `absent` absent voters in any seats: 2f + absent < margin."""
         return 2 * byzantine_allowed + absent < self.margin
 
 
@@ -118,20 +119,21 @@ def assign_seats(
 ) -> Seats:
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
-    Each seat has at least g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The m − n·g remaining
-    clients first join the seats that count all partitions, from the last row up. Further clients join pairs of seats i and s+i of the
-    deterministic code; one without a partner joins a seat that counts all partitions. So correct votes lead by
+    Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The m − n·g remaining
+    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join in pairs the seats i
+    and s+i of the deterministic code; a client without a partner joins a seat that counts all partitions. So the correct votes lead by at
+    least
 
-        margin ≥ g·(2b+1) + the number of remaining clients in seats that count all partitions
+        margin = g·(2b+1) + the number of remaining clients in seats that count all partitions.
 
-    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. The margin is guaranteed for the
-    deterministic code only; for other codes `margin` is the same number and guarantees nothing.
+    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. Only the deterministic code
+    guarantees a correct result; for other codes, `margin` is the same number.
 
-    A partition of several data sets has *one* sign per coordinate: that of a gradient over their union, or the majority of their signs. A
-    sum of signs would give partitions different weights.
+    A partition of several data sets still has *one* sign per coordinate: that of a gradient over all its data, or the majority of its data
+    sets' signs. A sum of signs would give partitions different weights.
 
-    The assignment depends only on the seed, the round, n, `byzantine`, and the sorted ids. Raises ConfigError for fewer than n clients or
-    data sets.
+    The assignment depends only on the seed, the round, n, `byzantine`, and the sorted client ids. Raises ConfigError for fewer than n
+    clients or data sets.
     """
     clients, data = sorted(set(clients)), sorted(set(clients if data_sets is None else data_sets))
     for what, ids in (("clients", clients), ("data sets", data)):
@@ -147,7 +149,7 @@ def assign_seats(
         members[seat].append(client)
     shuffle = seeds.generator(seed, "partitions", round).permutation
     order = shuffle(np.array(data, np.int64)).tolist()
-    full = n - 2 * byzantine - 1  # index of the first row with all partitions
+    full = n - 2 * byzantine - 1  # index of the first seat that counts all partitions
     return Seats(
         tuple(tuple(sorted(ids)) for ids in members),
         tuple(tuple(sorted(order[j::n])) for j in range(n)),
@@ -156,12 +158,15 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether a vote of `clients` clients, `f` of them Byzantine, is guaranteed to be correct. Empty seats count as absent."""
+    """Return whether an election with n seats and `clients` voters, f of them Byzantine, is certainly correct.
+
+    Empty seats count as absent.
+    """
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
 
 def _extra_seats(n: int, byzantine: int, n_extra: int) -> list[int]:
-    """Return the seats of the `n_extra` clients that remain when all seats have equally many clients."""
+    """Return the seats for the `n_extra` clients that remain when all n seats have equally many clients."""
     full = list(range(n - 1, n - 2 * byzantine - 2, -1))
     if n_extra <= len(full):
         return full[:n_extra]
@@ -205,20 +210,20 @@ def _bernoulli(n: int, redundancy: float, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CodeRow:
-    """One row of the allocation matrix: a voter, its seat, and the partitions that the seat counts."""
+    """A voter's row of the allocation matrix: the voter's client id, its seat, and the partitions of this seat."""
 
     client: int
     seat: int
     partitions: tuple[DataPartition, ...]
 
     def pack(self) -> bytes:
-        """Return JSON: client, seat, and each partition as its number and its clients."""
+        """Return the row as JSON: client, seat, and a list of number and clients for each partition."""
         listed = [[part.number, *part.clients] for part in self.partitions]
         return json.dumps([self.client, self.seat, listed], separators=(",", ":")).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> "CodeRow":
-        """Read the JSON of `pack`. Raises ProtocolError if the row or a partition is empty, or if a partition or a client is repeated."""
+        """Parse the JSON that `pack` returns. Raises ProtocolError for empty rows or partitions, and for repeated partitions or clients."""
         try:
             client, seat, listed = json.loads(data)
             parts = tuple(DataPartition(number, tuple(clients)) for number, *clients in listed)
@@ -236,29 +241,32 @@ class CodeRow:
 
     @property
     def senders(self) -> list[int]:
-        """Logical ids of the clients whose data or ballots are in the row, ascending."""
+        """Ids of the clients whose data or ballots a voter counts, ascending."""
         return sorted({client for part in self.partitions for client in part.clients})
 
 
 def announced_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the row that the server announced to a voter. Raises ProtocolError if the row is missing or damaged."""
+    """Return the row of the allocation matrix that the server announced to a voter. Raises ProtocolError for a missing or damaged row."""
     return CodeRow.unpack(announced.get(ROW, b""))
 
 
 def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
-    """Return the ballot (packed signs) of a partition's update [numel]. Zeros and NaN get random signs, keyed by the partition."""
+    """Return the ballot (packed signs) of a partition's update [numel]. Zeros and NaN get random signs, with a seed for each partition."""
     return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
 
 
 def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
-    """Return the packed signs of an update [numel]. Zeros get random signs from the seed `zeros`, or without a seed, are positive."""
+    """Return the packed signs of an update [numel].
+
+    Zeros get random signs from the seed `zeros`; if `zeros` is None, zeros are positive.
+    """
     return update.raw if isinstance(update, Bits) else kernels.bits.signs(update.dense(), zeros)
 
 
 def vote_on_ballots(
     row: CodeRow, sent: Mapping[int, votes.Vote], numel: int, seed: int, round: int
 ) -> Tensor:
-    """Return a voter's vote, ±1 [numel], on the ballots of its row. `sent`: client → the ballot received from it.
+    """Return a voter's vote, +1 or −1 per coordinate [numel], on the ballots that its row counts. `sent`: client → ballot (packed signs).
 
     The ballot of a partition is the majority of its clients' ballots. For a partition without ballots, all voters draw the same random
     signs, so that honest voters still agree.
@@ -278,10 +286,9 @@ def vote_on_ballots(
 def vote_of(
     row: CodeRow, ballots: Sequence[votes.Vote], numel: int, seed: int, round: int
 ) -> Tensor:
-    """Return the vote, ±1 float32 [numel], on the ballots of a row's partitions.
+    """Return a vote, +1 or −1 per coordinate, float32 [numel]: the majority of the ballots of a row's partitions.
 
-    Ties are broken at random, keyed by the seat, so that honest voters of one seat agree and the ties of different seats cancel in the
-    tally.
+    Ties are broken at random, with a seed for each seat: honest voters of one seat agree, and ties of different seats cancel on average.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
     return torch.from_numpy(kernels.sign_values(packed, numel, 1.0))

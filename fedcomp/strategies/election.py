@@ -1,33 +1,33 @@
-"""Election coding: a majority vote that tolerates Byzantine clients.
+"""Election coding: a majority vote on the signs of updates that tolerates Byzantine clients.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-    local election    vote of voter i = majority of the signs of the partitions j with G_ij = 1
-    global election   θ ← θ + η·(majority of the votes), as in strategy `vote`
+    local election    vote of seat i = majority of the signs of the partitions j with G_ij = 1.
+    global election   θ ← θ + η·(majority of the votes), as in the strategy `vote`.
 
-codes.py defines the allocation matrix G and the seats. Seat i counts the partitions in row i of G. One or more clients hold a seat and are
-its voters. The option `form` selects what voters count:
+codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects what voters
+count:
 
-`data`      Voters train on every partition of their row and send one vote. Batches, dropout and random signs are keyed by (seed, round,
-            partition), so honest votes agree to the bit. With the deterministic code, the model is bit for bit the same as without
-            Byzantine clients. Every voter needs the data of all clients and trains once per partition. Running statistics (BatchNorm)
-            start anew in each partition and are discarded. Devices of different types may round a value near zero to different signs;
-            an honest vote in that coordinate can then be as wrong as a Byzantine vote.
-`ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards to each voter the ballots
-            of its row, and the voter votes on them in a second phase. The form `ballots` protects the *tally*, not the ballots: the ballot
-            of a Byzantine client counts like any other ballot.
+`data`      Voters train on every data partition of their seat and send one vote. Batches, dropout and random signs depend only on the seed,
+            the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up to f Byzantine
+            clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its partitions.
+            BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to
+            different signs, so that an honest vote at this coordinate is as wrong as a Byzantine vote.
+`ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards the ballots to the voters
+            that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
+            the ballots: the ballot of a Byzantine client counts like any other ballot.
 
-If several clients form a partition, its signs are those of an update on all of its data (`data`) or the majority of its clients' ballots
+If a partition has several clients, its signs are those of an update on all of its data (`data`), or the majority of its clients' ballots
 (`ballots`). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
-A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. The option `f` is the largest
-number of Byzantine clients in a cohort. In this round, m clients are proven to be Byzantine, by an invalid frame or a ballot that cannot be
-opened, and `a` voters are absent. A Byzantine vote reduces the margin of correct votes by 2. An absent voter reduces it by 1, and so does a
-voter that is proven Byzantine and therefore excluded. If m > f, the option `f` is too small: the run warns once, and the result is correct
-only if no other client is Byzantine. A round with an uncertain result ends early: its votes are rejected with the reason, and the next
-round draws a new cohort.
+A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. Here f (an option) is the
+largest number of Byzantine clients in a round, m the number of clients that are proven Byzantine, and a the number of absent voters. An
+invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the server excludes the sender. A Byzantine vote
+reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If m > f, the option `f` is too small:
+the run warns once, and the result is correct only if no other client is Byzantine. If the result could be wrong, the round ends early: the
+server rejects its votes with the reason, and the next round draws a new cohort.
 
-The strategy refuses the options `--keep-momentum` and `--weights examples`.
+The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """
 
 import json
@@ -85,25 +85,25 @@ from .sealed_election import (
 )
 from .vote import Vote, even_cohort
 
-MAX_SEATS = 15  # largest default for `seats`; a voter trains on up to `seats` partitions
-STATE = "election"  # name in a checkpoint
-MANY_CARDS = 1000  # number of cards of a client in a round above which the notice states it
+MAX_SEATS = 15  # largest default of the option `seats`, which limits the work of a voter
+STATE = "election"  # name of the checkpoint entry with all known clients
+MANY_CARDS = 1000  # the notice mentions a larger number of cards (one-time keys)
 NO_SEATS = codes.Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # in place of the update in a sealed frame
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for an encrypted update
 
 
 @dataclass(frozen=True)
 class ElectionOptions:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
-    byzantine: int = 1  # b: number of Byzantine seats, of n, that the code tolerates
-    f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`
-    # Mean number of partitions in a row of the Bernoulli code; None = √(n·ln n)
+    byzantine: int = 1  # b: number of Byzantine seats that the code tolerates
+    f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`.
+    # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the option `seats`
     redundancy: float | None = None
-    seats: int = 0  # n; 0 = the size of the cohort, at most 15
-    # What voters count. With ballots, only the tally is protected
+    seats: int = 0  # n: number of seats and of data partitions; 0 = cohort size, at most 15.
+    # What voters count: the data of several clients, or their ballots (signs), which Byzantine clients choose freely
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
-    momentum: float = 0.0  # β: momentum on the server
+    momentum: float = 0.0  # β: factor of the momentum on the server
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
@@ -118,12 +118,12 @@ class ElectionOptions:
 
 
 class DataElectionClient(ClientAlgorithm):
-    """Client half for form=data: train on all partitions that the voter's seat counts, and send one vote."""
+    """Client half for form=data: a voter trains on all data partitions that its seat counts, and sends one vote."""
 
     trains_on_partitions: ClassVar[bool] = True
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return run_seed  # a vote has no zeros, so the frame does not depend on the seed
+        return run_seed  # votes have no zeros, so encoding them draws no random signs
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
         return announced_row(assignment.announcements).partitions
@@ -144,9 +144,9 @@ class DataElectionClient(ClientAlgorithm):
         numel: int,
         seed: int,
     ) -> Tensor:
-        """Return the vote of a row: the majority of its partitions' ballots.
+        """Return the vote of a client: the majority of the ballots of its partitions.
 
-        Raises NonFiniteError if the row has several partitions and most of their updates hold NaN or infinity.
+        Raises NonFiniteError if there are several partitions, and most of their updates hold NaN or infinity.
         """
         errors = [error for _, error in summaries if error is not None]
         if len(summaries) > 1 and 2 * len(errors) > len(summaries):
@@ -157,7 +157,7 @@ class DataElectionClient(ClientAlgorithm):
 
 @dataclass(frozen=True)
 class BallotElectionClient(ClientAlgorithm):
-    """Client half for form=ballots: send the signs of the update, then vote on the ballots that the server forwards."""
+    """Client half for form=ballots: a client sends the signs of its update, then votes on the ballots that the server forwards."""
 
     phases: tuple[str, ...] = (BALLOTS, TALLY)
 
@@ -179,7 +179,7 @@ class BallotElectionClient(ClientAlgorithm):
     def encode_one(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes | None:
-        assert update is not None  # both phases have an update
+        assert update is not None  # in both phases of a round, clients send an update
         if context.phase == BALLOTS:
             return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
         return memory.propose(update, seed=seed, context=context)
@@ -194,7 +194,7 @@ class Election(Vote):
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = ElectionOptions
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (Sign,)
-    required_memory: ClassVar[str] = NoMemory.name  # honest votes agree to the bit
+    required_memory: ClassVar[str] = NoMemory.name  # error feedback would make honest votes differ
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -205,15 +205,15 @@ class Election(Vote):
             self.sealed = SealedRound(DerivedKeys(self.config.seed))
             self.client_algorithm = replace(client, ring=self.sealed.ring)
         self.f = o.byzantine if o.f is None else o.f
-        self.code = np.empty((0, 0), np.uint8)  # G; empty until the cohort size is known
+        self.code = np.empty((0, 0), np.uint8)  # allocation matrix G, empty at first
         self.notice = self._guarantee()
-        self.known_clients: set[int] = set()  # all clients that were ever connected
+        self.known_clients: set[int] = set()  # all clients that were ever connected.
         # State of the current round:
         self.seats = NO_SEATS  # NO_SEATS if there are too few clients
-        self._asked = 0  # clients in the cohort
+        self._asked = 0  # number of clients in the cohort
         self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0
-        self._results: dict[str, PhaseResult] = {}  # by phase, for phases that have ended
+        self._results: dict[str, PhaseResult] = {}  # results of the phases that have ended
         if self.cohort_size:
             self._make_code(self.cohort_size)
 
@@ -250,7 +250,7 @@ class Election(Vote):
         o, f = self.options, self.f
         if n > clients:
             raise ConfigError(
-                f"--strategy election with seats={n} needs rounds of at least {n} clients, and rounds have {clients}; give "
+                f"--strategy election with seats={n} needs rounds of at least {n} clients, but a round has {clients} clients; give "
                 f"a smaller 'seats', a larger --participation, or more --clients"
             )
         if 2 * o.byzantine >= n:
@@ -262,8 +262,8 @@ class Election(Vote):
             o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS
         ):
             raise ConfigError(
-                f"--strategy election with sealed=true: every voter must count every ballot, since other votes would reveal ballots, but "
-                f"code={o.code} with {n} seats and byzantine={o.byzantine} does not ensure this; give code=deterministic, an odd "
+                f"--strategy election with sealed=true: every voter must count every ballot, since votes on few ballots reveal them, "
+                f"but with code={o.code}, {n} seats and byzantine={o.byzantine} some voters do not; give code=deterministic, an odd "
                 f"number of 'seats', at least {MIN_PARTITIONS}, and byzantine=(seats - 1)/2"
             )
         if not codes.can_close(clients, n, o.byzantine, f):
@@ -274,12 +274,12 @@ class Election(Vote):
             )
         if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
             raise ConfigError(
-                f"--strategy election with sealed=true needs at least {MIN_PARTITIONS} valid ballots, and f={f} Byzantine clients of "
-                f"{clients} can leave fewer; give a smaller 'f', or more 'seats' and --clients"
+                f"--strategy election with sealed=true needs ballots of at least {MIN_PARTITIONS} partitions, but with f={f} Byzantine "
+                f"clients of {clients}, fewer may be valid; give a smaller 'f', or more 'seats' and --clients"
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Return what the run guarantees against Byzantine clients, as text. `clients`: the cohort size, or 0 if it is unknown."""
+        """Return a text on what the run guarantees against Byzantine clients. `clients`: number of clients in a round, 0 if unknown."""
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [
@@ -295,20 +295,17 @@ class Election(Vote):
                     else ("counts the ballots of", f"of {len(code)} groups of clients")
                 )
                 sentences.append(
-                    f"a voter {counts} {codes.mean_redundancy(code):.3g} {unit} on average, not {requested:.3g}: draws with an "
-                    "empty row or column are repeated"
+                    f"a voter {counts} {codes.mean_redundancy(code):.3g} {unit} on average, not {requested:.3g}: draws of the allocation "
+                    "matrix with an empty row or column are repeated"
                 )
             return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
         byzantine = f"{f} Byzantine client{'s' * (f != 1)}"
         if o.form == "data":
-            text = (
-                f"up to {byzantine} in a round cannot change the model: voters train on all partitions of their row, "
-                "with the data of all clients"
-            )
+            text = f"up to {byzantine} in a round cannot change the model: voters train on several partitions of the data of all clients"
         else:
             text = (
-                f"the tally is protected against {byzantine} in a round, the ballots are not: the ballot of a Byzantine client counts "
-                "like any other"
+                f"the counting of ballots is protected against {byzantine} in a round, but not the ballots: "
+                "the ballot of a Byzantine client counts like any other"
             )
         if clients:
             margin = codes.assign_seats(range(clients), len(code), o.byzantine, 0, 1).margin
@@ -318,9 +315,9 @@ class Election(Vote):
             absent = f"more than {spare} clients" if spare else "any client"
             text += f"; with {absent} absent, a round does not move the model"
         if o.sealed:
-            text += "; sealed: the server sees votes, sizes and times, and a ballot only if a voter reveals it"
+            text += "; ballots are encrypted: the server sees votes, message sizes and times, but a ballot only if a voter reveals it"
         if o.sealed and clients > MANY_CARDS:
-            text += f"; each client signs and checks {clients} cards a round; a smaller --participation needs fewer"
+            text += f"; each client signs and checks {clients} cards (one-time keys) a round; a smaller --participation needs fewer cards"
         return text
 
     # During a round.
@@ -334,10 +331,10 @@ class Election(Vote):
         self.known_clients |= set(clients)
         if len(cohort) < n:
             cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
-        # Empty seats get absent clients with negative ids.
+        # A seat without a client gets an absent client with a negative id.
         empty = range(-max(0, n - len(cohort)), 0)
         data_sets = [*cohort, *empty]
-        if self.options.form == "data":  # voters have the data of absent clients, too
+        if self.options.form == "data":  # voters can train on the data of absent clients
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
         if not codes.can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = NO_SEATS
@@ -372,10 +369,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The quorum of the run, raised if it is too small for a result that is guaranteed to be correct.
-
-        Fast Byzantine clients could fill a smaller quorum.
-        """
+        """The run's rule for the end of a phase, with a larger quorum if needed: fast Byzantine clients could fill a smaller quorum."""
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -391,7 +385,7 @@ class Election(Vote):
         return RoundCompletion(raised, self.config.timeout_s)
 
     def row(self, client: int) -> CodeRow:
-        """Return the row of the allocation matrix whose partitions a client counts in this round."""
+        """Return the row of the allocation matrix with the partitions that a client counts in this round."""
         seat = self.seats.of(client)
         numbers = np.flatnonzero(self.code[seat]).tolist()
         return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
@@ -427,7 +421,7 @@ class Election(Vote):
         return [self._open_vote(frame) for frame in frames]
 
     def _open_vote(self, frame: bytes) -> Update | FrameError | None:
-        """Return the vote in a frame of a sealed election; None if the frame contains only complaints."""
+        """Decode the vote in a frame of a sealed election. Return None if the frame contains only complaints about ballots."""
         try:
             complaints, vote = split_vote(frame)
             if complaints and not vote:
@@ -446,15 +440,15 @@ class Election(Vote):
 
     @property
     def _too_few_ballots(self) -> str:
-        """The reason why a sealed round has too few ballots for a vote; "" if it has enough, or has not received them yet."""
+        """The reason why a sealed round has too few ballots for a vote; "" if there are enough, or if ballots have not arrived yet."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
-        row = next(iter(self.sealed.rows.values()))  # every row contains all senders
+        row = next(iter(self.sealed.rows.values()))  # every row has all senders of ballots
         senders = {a.client for a in self._results[BALLOTS].accepted}
         return too_few_ballots(row, senders - self.sealed.proofs.keys())
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
-        """Return the reason why these votes are too few for a certainly correct result; "" if they suffice."""
+        """Return the reason why the result of too few votes could be wrong, or "" if the result is certainly correct."""
         voters = {client for members in self.seats.members for client in members}
         m, f = len(self.proven_byzantine), self.f
         absent = len(voters - {a.client for a in voted} - self.proven_byzantine)
@@ -462,8 +456,8 @@ class Election(Vote):
             return ""
         possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
         return (
-            f"the vote could be wrong and was discarded: of {len(voters)} voters {absent} are absent and {m} proven Byzantine, "
-            f"{possible} Byzantine, and 2·{max(0, f - m)} + {m} + {absent} is not below the margin {self.seats.margin}"
+            f"the result could be wrong and was discarded: of {len(voters)} voters, {absent} are absent, {m} proven Byzantine and "
+            f"{possible} Byzantine, and 2·{max(0, f - m)} + {m} + {absent} is not below the lead {self.seats.margin} of correct votes"
         )
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
@@ -493,7 +487,8 @@ class Election(Vote):
         return self.convicted | {a.client: reason for a in remaining}
 
     def _is_judged(self, client: int) -> bool:
-        # Honest votes on few partitions often lose by wide margins, so only votes on most of the partitions are judged, if there are any.
+        # Honest votes that count few partitions often lose by wide margins, so only voters that count most partitions are judged, if any
+        # do.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.of(client)])
 

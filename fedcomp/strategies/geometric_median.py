@@ -3,12 +3,13 @@
 Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning. arXiv:1912.13445, 2019; IEEE TSP 2022, algorithm 2 (smoothed
 Weiszfeld).
 
-    z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   starting from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n
+    z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   starting from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n.
 
-x_i are the n updates, at most f of them Byzantine; n > 2f is required. z is a weighted mean of the updates, so a step needs only their
-inner products and takes n² operations. The paper starts from a point in the convex hull of the updates. Here, z is in the convex hull after
-the first step. The paper stops when the sum of the distances hardly changes. With distant Byzantine vectors, the sum hardly changes from
-the first step on. So the iteration here stops when the norm of the gradient is small. Each vector contributes at most 1 to the gradient.
+The x_i are the n updates of a round, at most f of them Byzantine, with n > 2f. Since z is a weighted mean of the updates, an iteration
+needs only their inner products and takes n² operations. The paper starts from a point in the convex hull of the updates; in fedcomp, z is
+there after the first iteration. The paper stops when the sum of distances hardly changes, but with distant Byzantine updates this sum
+hardly changes from the first iteration on. fedcomp therefore stops when the norm of the gradient is small. Each update contributes at most
+1 to the norm of the gradient.
 """
 
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from .robust import ByDistance, RobustOptions, distances_to_mean
 
 @dataclass(frozen=True)
 class GeometricMedianOptions(RobustOptions):
-    iterations: int = 1000  # largest number of iterations
-    # The iteration stops when the norm 0..1 of the mean gradient is at most this
+    iterations: int = 1000  # largest number of iterations.
+    # Stop when the norm (0..1) of the mean gradient of the distances is at most this number
     tolerance: float = 1e-6
-    smoothing: float = 1e-6  # ν: smaller distances are replaced by ν
+    smoothing: float = 1e-6  # ν: smaller distances between vectors count as ν
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,7 +34,7 @@ class GeometricMedianOptions(RobustOptions):
 
 
 class GeometricMedian(ByDistance):
-    """The smoothed geometric median."""
+    """The smoothed geometric median of the updates."""
 
     name: ClassVar[str] = "geometric-median"
     options: GeometricMedianOptions
@@ -45,7 +46,7 @@ class GeometricMedian(ByDistance):
             lengths = distances_to_mean(products, weights)
             inverse = 1 / lengths.clip(self.options.smoothing)
             before, weights = weights, inverse / inverse.sum()
-            step = inverse.sum() * (weights - before)  # a step of gradient descent
+            step = inverse.sum() * (weights - before)  # a gradient step, as weights of the vectors
             if step @ products @ step <= (self.options.tolerance * len(products)) ** 2:
                 break
         return weights

@@ -1,15 +1,16 @@
-"""Global top-k: the mean of sparse updates is reduced to as many coordinates as one update has.
+"""Global top-k: the server keeps the k largest coordinates of the mean of sparse updates that have k coordinates each.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
 networks. ICDCS 2019.
 
-    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  the other values of C(a_i) are returned to the memory of client i
+    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  the server returns the other values of C(a_i) to client i.
 
-The default downlink, `topk:density=1`, sends the k coordinates without loss, as float32.
+C(a_i) is the decoded update of client i, and w_i its weight as in the strategy `average`. The density of the uplink codec determines k. If
+a schedule makes updates denser, k is the number of coordinates of the densest update in the round. In the paper, pairs of workers select
+coordinates in a tree; in fedcomp, the server sees the whole sum and selects once. The returned values are encoded as a frame, whose bytes
+count as traffic.
 
-C(a_i) is the decoded update of client i, and w_i its weight as in `average`. The uplink's density determines k, or the largest frame of the
-round if a schedule makes frames denser. In the paper, workers select pair by pair in a tree. Here, the server sees the whole sum and
-selects once. Values are returned to a client as a frame, whose bytes are counted.
+The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,22 +32,22 @@ from .base import AcceptedUpdate, Aggregation, RoundUpdates
 
 
 class GTopK(Average):
-    """The k largest coordinates of the weighted mean."""
+    """The k largest coordinates of the weighted mean of the updates."""
 
     name: ClassVar[str] = "gtopk"
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = (TopK, Largest)
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._selected = np.empty(0, np.int64)  # positions in the last aggregate
+        self._selected = np.empty(0, np.int64)  # indices that the last aggregate kept
         if getattr(self.uplink.unscoped, "values", "") == "2bit":
             raise ConfigError(
-                f"--uplink {self.uplink}: --strategy gtopk returns dropped values in frames, and values=2bit would round them again; "
+                f"--uplink {self.uplink}: --strategy gtopk returns unused values to clients, and values=2bit would round them twice; "
                 "use values=fp16"
             )
         if self.counterpart is not None or self.config.memory == NoMemory.name:
             raise ConfigError(
-                f"--strategy gtopk returns dropped values to the client, and memory '{self.config.memory}' cannot keep them; "
+                f"--strategy gtopk returns unused values to clients, but --memory {self.config.memory} cannot keep them; "
                 "use --memory residual"
             )
 
@@ -69,11 +70,11 @@ class GTopK(Average):
             return b""
         dropped = update.dense()
         dropped[torch.from_numpy(self._selected)] = 0
-        # The values were decoded from frames of this codec, so encoding them again is lossless.
+        # The uplink codec has already rounded the dropped values, so encoding them again is lossless.
         return at_density(self.uplink, 1.0).encode(dropped, layout=self.layout)
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
-        """Return the positions of the k largest coordinates of the mean, or of each of its tensors if the uplink has scope @layer."""
+        """Return the indices of the k largest coordinates of `mean`, or of each of its tensors if the uplink codec has the scope @layer."""
         positions = [np.empty(0, np.int64)]
         for span in codecs.spans(self.uplink, self.layout):
             k = self.uplink.unscoped.count(span.stop - span.start)

@@ -1,13 +1,13 @@
-"""Krum: the update with the closest neighbours. Multi-Krum: the mean of the updates with the closest neighbours.
+"""Krum chooses the update with the closest neighbours. Multi-Krum averages several updates with the closest neighbours.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017.
 
     s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors x_j nearest to x_i, j ≠ i
     krum         y = x_i with the smallest s(i)
-    multi-krum   y = the mean of the `keep` vectors with the smallest s(i); `keep` is n − f by default, and at most n − f
+    multi-krum   y = the mean of the `keep` vectors with the smallest s(i); `keep` is n − f by default, and at most n − f.
 
-x_i are the n updates, at most f of them Byzantine, and y is the result. Both rules need n > 2f + 2. Of equal scores, that of the smaller
-client id comes first.
+The x_i are the n updates of a round, at most f of them Byzantine, and y is the aggregate. Krum and Multi-Krum need n > 2f + 2. If two
+updates have equal scores s(i), the update of the smaller client id comes first.
 """
 
 import math
@@ -21,7 +21,7 @@ from .robust import ByDistance, RobustOptions, squared_distances
 
 
 class Krum(ByDistance):
-    """The update with the closest neighbours."""
+    """The single update with the closest neighbours."""
 
     name: ClassVar[str] = "krum"
 
@@ -35,13 +35,13 @@ class Krum(ByDistance):
         return weights
 
     def keep(self, vectors: int) -> int:
-        """Return how many of the vectors are averaged."""
+        """Return the number of updates to average, out of `vectors` updates."""
         return 1
 
 
 @dataclass(frozen=True)
 class MultiKrumOptions(RobustOptions):
-    keep: int = 0  # number of updates that are averaged; 0 = all but f
+    keep: int = 0  # number of updates to average; 0 = all but f
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class MultiKrumOptions(RobustOptions):
 
 
 class MultiKrum(Krum):
-    """The mean of the updates with the closest neighbours."""
+    """The mean of several updates with the closest neighbours."""
 
     name: ClassVar[str] = "multi-krum"
     options: MultiKrumOptions
@@ -63,7 +63,7 @@ class MultiKrum(Krum):
 
 
 def scores(products: np.ndarray, f: int) -> np.ndarray:
-    """Return the score s(i) of every vector, float64 [n], given the vectors' inner products [n, n]."""
+    """Return the Krum scores of n updates, float64 [n], given their inner products [n, n]."""
     n = len(products)
     distances = squared_distances(products)
     np.fill_diagonal(distances, np.inf)

@@ -1,17 +1,19 @@
-"""Median and trimmed mean of every coordinate.
+"""Coordinate-wise median and trimmed mean of the clients' updates.
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards optimal statistical rates. ICML 2018, options I and II.
 
     median         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two
-    trimmed mean   y_i = the mean of these values without the f largest and the f smallest
+    trimmed mean   y_i = the mean of these values without the f largest and the f smallest.
 
-With n clients, at most f of them Byzantine, both rules need n > 2f. Then y_i lies within the range of the honest clients' values. The paper
-trims a fraction β ≥ f/n on each side.
+With n clients, at most f of them Byzantine, median and trimmed mean need n > 2f. Then y_i lies within the range of the honest clients'
+values. The paper trims a fraction β ≥ f/n of the values on each side.
 
-If most clients do not send a coordinate, its median is 0. With sparse uplinks, most values that clients send are therefore lost: the
-clients' memories count these values as accepted and do not send them again. The default uplink is dense, unless each update is averaged
-with its nearest neighbours before the rule (option `mix`). Accuracy in % on the task digits (10 clients, all in every round, partition
-dirichlet:0.3, 50 rounds, downlink fp16, f=2, one seed):
+If most clients do not send a coordinate, its median is 0. With a sparse uplink codec, most values that clients send are therefore lost: the
+clients' memories count these values as accepted and do not send them again. So the default uplink codec is dense. Sparse codecs also work
+with the option `mix`, which averages each update with its nearest neighbours before the median.
+
+The table shows the accuracy in % on the task digits for four uplink codecs, with 10 clients in each of 50 rounds, partition dirichlet:0.3,
+downlink fp16, f=2, and one seed.
 
                      stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
     average            91.1      92.8             92.5              93.1
@@ -28,7 +30,7 @@ from .robust import ByCoordinate
 
 
 class Median(ByCoordinate):
-    """The coordinate-wise median."""
+    """The median of each coordinate of the updates."""
 
     name: ClassVar[str] = "median"
 
@@ -41,7 +43,7 @@ class Median(ByCoordinate):
 
 
 class TrimmedMean(Median):
-    """The mean of each coordinate without its f largest and f smallest values."""
+    """The mean of each coordinate of the updates, without its f largest and f smallest values."""
 
     name: ClassVar[str] = "trimmed-mean"
 

@@ -1,17 +1,17 @@
 """Server optimizers, which turn the averaged update of a round into a step of the model.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. Δ is the
-round's averaged update, x the model, η is `--server-lr`, and x ← x + η·step:
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. The model x moves
+by x ← x + η·step, where η is `--server-lr`. With the averaged update Δ of the round, the optimizers are:
 
     sgd     m ← μm + Δ;                 step = m, or with nesterov Δ + μm
     adam    m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ)
-    yogi    m as for adam;              v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ)
+    yogi    m as for adam;              v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ).
 
-m starts from 0, and v from τ², as in the paper. There is no bias correction. Nesterov's momentum on the averaged update of many local steps
-is the outer optimizer of Douillard et al.: DiLoCo. arXiv:2311.08105, 2023, with μ = 0.9 and η = 0.7. The downlink codec compresses the
-step, which can be dense although the averaged update is sparse.
+As in the paper, the first moment m starts from 0, the second moment v starts from τ², and there is no bias correction. Nesterov momentum
+with μ = 0.9 and η = 0.7, after many local steps, is the outer optimizer of DiLoCo (Douillard et al., arXiv:2311.08105, 2023). The downlink
+codec compresses the step, which can be dense although the averaged update is sparse.
 
-A round that does not move the model leaves m and v unchanged.
+A round that does not move the model leaves the moments m and v unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -26,12 +26,12 @@ from ..errors import NonFiniteError, SpecError
 from ..kernels import all_finite
 from ..memories.base import Changes, ReadValue, ReadVector
 
-FIRST, SECOND = "optimizer-m", "optimizer-v"  # names of m and v in a checkpoint
+FIRST, SECOND = "optimizer-m", "optimizer-v"  # names of the moments m and v in a checkpoint
 
 
 @dataclass(frozen=True)
 class SGDOptions:
-    momentum: float = 0.0  # μ
+    momentum: float = 0.0  # μ: factor of the momentum
     nesterov: bool = False
 
     def __post_init__(self) -> None:
@@ -42,21 +42,21 @@ class SGDOptions:
 
 @dataclass(frozen=True)
 class AdaptiveOptions:
-    beta1: float = 0.9  # β₁
-    beta2: float = 0.99  # β₂
-    tau: float = 1e-3  # τ, in the unit of updates
+    beta1: float = 0.9  # β₁: decay of the first moment
+    beta2: float = 0.99  # β₂: decay of the second moment
+    tau: float = 1e-3  # τ: added to √v, so that steps stay finite
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "beta1", "beta2")
-        spec.check_ranges(self, tau=(1e-18, 1e18))  # τ² must be a float32
+        spec.check_ranges(self, tau=(1e-18, 1e18))  # τ² must fit in float32
 
 
 class Optimizer(ABC):
-    """A server optimizer, whose state consists of vectors, float32 [numel], on the CPU."""
+    """A server optimizer, whose state consists of float32 vectors [numel] on the CPU."""
 
     name: ClassVar[str]
     Options: ClassVar[type]
-    # The norm of a step does not depend on the norm of the update
+    # Whether the norm of a step is independent of the norm of the averaged update
     scale_free: ClassVar[bool] = False
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
@@ -66,15 +66,15 @@ class Optimizer(ABC):
 
     @property
     def is_identity(self) -> bool:
-        """Whether every step equals the averaged update."""
+        """Whether every step of the model equals the averaged update."""
         return False
 
     @abstractmethod
     def step(self, update: Tensor) -> Tensor:
-        """Return the step of a round from its averaged update [numel], which may be modified in place. `commit` stores the new state."""
+        """Return the step for the averaged update [numel] of a round. May modify `update` in place. `commit` stores the new state."""
 
     def commit(self) -> None:
-        """Store the state of the last step, after the model has moved."""
+        """Store the state that the last `step` computed, after the model has moved."""
         if self._next:
             self.state, self._next = self._next, {}
 
@@ -89,7 +89,7 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """The averaged update, with or without momentum."""
+    """The averaged update as the step, with or without momentum."""
 
     name: ClassVar[str] = "sgd"
     Options: ClassVar[type] = SGDOptions
@@ -109,7 +109,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Steps of about the same length in every coordinate."""
+    """Adam: steps of about the same length in every coordinate."""
 
     name: ClassVar[str] = "adam"
     Options: ClassVar[type] = AdaptiveOptions
@@ -122,7 +122,7 @@ class Adam(Optimizer):
         if FIRST in self.state:
             m.add_(self.state[FIRST], alpha=o.beta1)
         v = self.second(self.state.get(SECOND, torch.tensor(o.tau**2)), update * update)
-        if not all_finite(v.numpy()):  # else v would stay infinite, and all later steps would be 0
+        if not all_finite(v.numpy()):  # an infinite v would make all later steps 0
             raise NonFiniteError(
                 "the squares of the averaged update exceed the range of float32; lower --lr"
             )
@@ -130,12 +130,12 @@ class Adam(Optimizer):
         return m / v.sqrt().add_(o.tau)
 
     def second(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the next v."""
+        """Return the next second moment from the last one and the squared update."""
         return v * self.options.beta2 + squares * (1 - self.options.beta2)
 
 
 class Yogi(Adam):
-    """Adam, except that v changes by at most Δ² in a round."""
+    """Adam, except that the second moment changes by at most the square of the averaged update in a round."""
 
     name: ClassVar[str] = "yogi"
 
@@ -147,7 +147,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {cls.name: cls for cls in (SGD, Adam, Y
 
 
 def optimizer(text: str) -> Optimizer:
-    """Return the optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
+    """Create a server optimizer from a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
     with spec.error_context(text):
         cls, options = spec.choose(spec.parse_part(text, "optimizer"), OPTIMIZERS, "optimizer")
     return cls(options)

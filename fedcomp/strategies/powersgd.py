@@ -1,20 +1,20 @@
-"""PowerSGD in two exchanges: a low-rank approximation of the mean of the clients' matrices.
+"""PowerSGD in two phases: a low-rank approximation of the mean of the clients' update matrices.
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
-    phase left     the server announces Q, client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ; P̂ is an orthonormal basis of the weighted mean of
-                   the Pᵢ
-    phase right    the server announces P̂, client i sends Qᵢ = Mᵢᵀ P̂; Q is the weighted mean of the Qᵢ, the update is P̂ Qᵀ, and the next
-                   round starts from Q
+    phase left     The server announces Q. Client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ. The server computes P̂, an orthonormal basis of the
+                   weighted mean of the Pᵢ.
+    phase right    The server announces P̂. Client i sends Qᵢ = Mᵢᵀ P̂. The server computes Q, the weighted mean of the Qᵢ. The update is
+                   P̂ Qᵀ, and the next round starts from Q.
 
-Both exchanges are linear, so the update is one step of power iteration on the mean of the Mᵢ. The error of each client, Mᵢ − P̂ Qᵢᵀ, stays
-in its memory `lowrank`. Tensors that are not matrices, and matrices that are not larger than their factors, are averaged uncompressed in
-the second phase. Only updates that are accepted in the second phase move the model.
+Both phases are linear, so the update is one step of power iteration on the mean of the matrices Mᵢ. The error of each client, Mᵢ − P̂ Qᵢᵀ,
+stays in its memory `lowrank`. In the second phase, clients also send uncompressed all tensors that are not matrices, and matrices that are
+not larger than their factors. Only updates that are accepted in the second phase move the model.
 
-The default downlink, `identity`, sends the update uncompressed.
+The default downlink codec, `identity`, sends the update uncompressed.
 
-Unlike in the paper, a server announces Q and P̂, and their bytes are counted for every client. A client that is lost between the phases has
-contributed to P̂, but rolls back its whole update.
+Unlike in the paper, a server announces Q and P̂ to every client, and their bytes count as traffic. If a client is lost between the phases,
+its Pᵢ has contributed to P̂, but the client rolls back its whole update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,14 +47,14 @@ from .base import (
 
 @dataclass(frozen=True)
 class PowerSGDOptions:
-    rank: int = 2  # number of columns of the factors; larger = more bytes, smaller error
+    rank: int = 2  # number of columns of each factor; larger = more bytes, smaller error
 
     def __post_init__(self) -> None:
         Factors(self.rank)
 
 
 class PowerSGD(Average):
-    """The low-rank factors of the mean update, averaged in two phases."""
+    """The mean update as low-rank factors, which the server averages in two phases."""
 
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = PowerSGDOptions
@@ -75,8 +75,8 @@ class PowerSGD(Average):
         self.second_numel = self.right_numel + total_numel(factors.other_shapes)
         start = normal(seeds.key(self.config.seed, self.name), self.right_numel)
         self.right = start.astype(FLOAT).tobytes()  # Q
-        self.basis = b""  # P̂ of the round
-        self._next = b""  # Q after this round, stored if the model moves
+        self.basis = b""  # the basis P̂ of the round
+        self._next = b""  # Q after this round, kept if the model moves
 
     def _check_settings(self) -> None:
         super()._check_settings()

@@ -1,33 +1,34 @@
-"""Base classes of robust aggregation rules, which replace the mean and tolerate f Byzantine clients in a round.
+"""Base classes of robust aggregation rules, which replace the mean of updates and tolerate f Byzantine clients in a round.
 
-A rule reads updates of any codec in blocks of coordinates. All clients have the same weight. The update of a client that sent no frame is
-zero. An update that a rule ignores counts as accepted, so its client does not send it again. The input vectors of a rule are the updates
-accepted in a round and, with a memory that counts absent clients (`ef21`, `laq`), the estimates for absent clients. At most f vectors are
-from Byzantine clients.
+A robust rule works with updates of any codec, and reads them in blocks of coordinates. All clients have the same weight. A client that sent
+no update counts as a zero update. An update that a rule ignores still counts as accepted, so the client does not send it again. The input
+vectors of a rule are the updates accepted in a round and, with the memories `ef21` and `laq`, the server's estimates of the updates of
+absent clients. At most f input vectors are from Byzantine clients.
 
-A run whose cohorts are too small for the rule is refused before round 1. A client whose frame cannot be read is rejected and counts as
-Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does not move the model: its
-clients are rejected at the stage `aggregate`, and their memories roll back.
+If rounds have too few clients for the rule, the run ends with an error before round 1. A client whose frame (encoded update) cannot be read
+is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does
+not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and a CHUNK of this block in float64. The codec
-determines the size of an update in RAM: sparse and low-bit updates stay compressed; updates of `qsgd`, `terngrad`, `natural`, `adaptive`
-and `fp16` are dense from the start; a sketch that is read at density 1 becomes dense at the first read. Distances are computed from inner
-products, which are summed in float64 over CHUNK coordinates at a time, independently of BLOCK. The error of a squared distance is about
-10⁻¹⁶ of the squared lengths of its two vectors.
+In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and CHUNK coordinates of this block in float64.
+The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed. Updates of `qsgd`, `terngrad`, `natural`,
+`adaptive` and `fp16` are dense from the start. A sketch that is decoded at density 1 becomes dense when it is first read. Distances are
+computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend on BLOCK. The
+error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
 
-With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than single updates.
+With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than updates do.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
 heterogeneity. AISTATS 2023, algorithm 2.
 
-    yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f
+    yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f.
 
 Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1.
 
-    y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer
+    y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer.
 
-Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect at most f buckets. If two vectors are equally
-near, that of the smaller client id counts as nearer. With both options, buckets are averaged first, and their averages are then mixed.
+Here the xᵢ are the m input vectors of a rule. Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect
+at most f buckets. If two vectors are equally near, the vector of the smaller client id counts as nearer. With `mix` and `buckets`, buckets
+are averaged first, and then these averages are mixed.
 """
 
 import math
@@ -45,16 +46,16 @@ from ..errors import ConfigError
 from ..kernels.sums import mean_of_ranks
 from .base import AcceptedUpdate, Aggregation, PhaseResult, RoundStrategy, RoundUpdates, quorum_size
 
-BLOCK = 1 << 17  # coordinates read at a time; a multiple of the block size of rotations
-CHUNK = 1 << 13  # coordinates per inner product; divides every block
+BLOCK = 1 << 17  # coordinates to read at a time; a multiple of the block size of rotations
+CHUNK = 1 << 13  # coordinates per inner product; a divisor of BLOCK
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class RobustOptions:
     f: int = 1  # largest number of Byzantine clients in a round
-    mix: bool = False  # nearest-neighbour mixing before the rule
-    # s: number of updates that are averaged in a bucket, before mixing; 1 = no buckets
+    mix: bool = False  # first average each update with its nearest neighbours.
+    # s: first average random groups (buckets) of this number of updates; 1 = no buckets
     buckets: int = 1
 
     def __post_init__(self) -> None:
@@ -62,11 +63,11 @@ class RobustOptions:
 
 
 class Robust(RoundStrategy):
-    """A robust aggregation rule, which tolerates up to f arbitrary vectors (clients' updates)."""
+    """Base class of robust aggregation rules, which tolerate up to f arbitrary vectors among the clients' updates."""
 
     options: RobustOptions
     Options: ClassVar[type] = RobustOptions
-    supports_weights: ClassVar[bool] = False  # since a Byzantine client could report a large weight
+    supports_weights: ClassVar[bool] = False  # a Byzantine client could report a large weight
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
@@ -75,7 +76,7 @@ class Robust(RoundStrategy):
             return
         if clients < self.min_cohort:
             raise ConfigError(
-                f"--strategy {self.name} needs {self._needed()}, but a cohort has {clients}; "
+                f"--strategy {self.name} needs {self._needed()}, but a round has {clients}; "
                 "give a larger --participation, more --clients, or a smaller f"
             )
         if (quorum := quorum_size(self.config.quorum, clients)) < self.min_cohort:
@@ -86,16 +87,16 @@ class Robust(RoundStrategy):
 
     @property
     def f(self) -> int:
-        """Largest number of arbitrary vectors to tolerate: the option f minus the clients proven Byzantine and rejected in this round."""
+        """Largest number of arbitrary vectors to tolerate: the option f, minus the clients already rejected as Byzantine in this round."""
         return max(0, self.options.f - len(self._proven))
 
     def min_vectors(self) -> int:
-        """Return the smallest number of vectors with which the rule tolerates f arbitrary vectors."""
+        """Return the smallest number of input vectors with which the rule tolerates f arbitrary vectors."""
         return 2 * self.f + 1
 
     @property
     def min_cohort(self) -> int:
-        """Smallest number of clients in a round whose updates form enough vectors for the rule, after bucketing."""
+        """Smallest number of clients in a round that gives the rule enough input vectors, after bucketing."""
         vectors = max(self.min_vectors(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
@@ -110,9 +111,9 @@ class Robust(RoundStrategy):
         return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return the matrix A, float64 [k, vectors], that buckets and mixes the vectors before the rule. None leaves them unchanged.
+        """Return the matrix, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None without both options.
 
-        `products`: inner products of the vectors, which mixing needs.
+        `products`: the inner products of the vectors, which only mixing needs.
         """
         mixed = None
         if self.options.buckets > 1:
@@ -132,7 +133,7 @@ class Robust(RoundStrategy):
 
 
 class ByCoordinate(Robust):
-    """A rule that works on each coordinate separately: it averages the values in a range of ranks.
+    """A rule that sorts the values of each coordinate, and averages a range of ranks.
 
     The result does not depend on the block size or the order of the vectors, except for rounding when vectors are mixed.
     """
@@ -152,14 +153,14 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that computes a weighted sum of the vectors, with weights that depend on their distances. It reads the vectors twice."""
+    """A rule that reads the vectors twice, and computes a weighted sum with weights that depend on the vectors' distances."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        """Return the weight of every vector, float64 [k], given all inner products [k, k]. The `server_vectors` come last."""
+        """Return the weight of every vector, float64 [k], given their inner products [k, k]. The vectors of `server_vectors` come last."""
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return vectors that the server adds to those of the clients. They are not mixed."""
+        """Return vectors that the server adds, without mixing, to the clients' vectors."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -177,7 +178,7 @@ class ByDistance(Robust):
 
 
 def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the product of a matrix A (`mixture`) and a block of values [m, width]: float32 [k, width], summed in float64."""
+    """Return the matrix product of `mixture` [k, m] and a block of values [m, width], float32 [k, width], summed in float64."""
     out = np.empty((len(mixture), values.shape[1]), np.float32)
     for start in range(0, values.shape[1], CHUNK):
         part = slice(start, start + CHUNK)
@@ -186,7 +187,7 @@ def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
-    """Return the matrix A of bucketing, [⌈vectors / size⌉, vectors]. Each row averages up to `size` vectors."""
+    """Return the matrix [⌈vectors / size⌉, vectors] by which bucketing multiplies the vectors. Each row averages up to `size` vectors."""
     order = seeds.generator(seed, "buckets", round).permutation(vectors)
     matrix = np.zeros((-(-vectors // size), vectors))
     for j, row in enumerate(matrix):
@@ -196,17 +197,17 @@ def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
 
 
 def nearest(distances: np.ndarray, f: int) -> np.ndarray:
-    """Return the matrix A of mixing, [m, m]. Row i averages the m − f vectors nearest to vector i, given (squared) distances [m, m]."""
+    """Return the matrix [m, m] by which mixing multiplies vectors. Row i averages the m − f vectors nearest to vector i."""
     m = len(distances)
     matrix = np.zeros((m, m))
     for i, row in enumerate(distances):
-        row = np.where(np.arange(m) == i, -1.0, row)  # so that vector i is the nearest to itself
+        row = np.where(np.arange(m) == i, -1.0, row)  # vector i is nearest to itself
         matrix[i, np.argsort(row, kind="stable")[: m - f]] = 1 / (m - f)
     return matrix
 
 
 class UpdateMatrix:
-    """m updates as the rows of a matrix [m, numel]. An update None is a row of zeros. Infinite values become the largest float32."""
+    """Updates as the rows of a matrix [m, numel]. An update None is a row of zeros. Infinite values become the largest float32."""
 
     block: ClassVar[int] = BLOCK
 
@@ -217,7 +218,10 @@ class UpdateMatrix:
         return len(self.updates)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (slice of the coordinates, values [m, width] float32) in order. Each block overwrites the values of the previous block."""
+        """Yield blocks as pairs of a slice of coordinates and their values, float32 [m, width].
+
+        Each block overwrites the previous block.
+        """
         buffer = np.empty(len(self) * min(self.block, self.numel), np.float32)
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)
@@ -227,18 +231,18 @@ class UpdateMatrix:
             yield slice(start, stop), values
 
     def products(self) -> np.ndarray:
-        """Return the inner products of all pairs: float64 [m, m], symmetric."""
+        """Return the inner products of all pairs of rows: a symmetric matrix, float64 [m, m]."""
         total = np.zeros((len(self), len(self)))
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
                 part = values[:, start : start + CHUNK]
-                # With sparse updates, most columns are zero.
+                # With sparse updates, most columns are zero: skip them.
                 part = part[:, part.any(axis=0)].astype(np.float64)
                 total += part @ part.T
         return (total + total.T) / 2
 
     def combine(self, weights: np.ndarray, into: Tensor) -> None:
-        """Write Σ wᵢ·rowᵢ to `into`, float32 [numel], summed in float64 in the order of the rows. Rows with weight 0 are not read."""
+        """Write the weighted sum of the rows to `into`, float32 [numel]. Sums are in float64. Rows with weight 0 are not read."""
         pairs = list(zip(weights.tolist(), self.updates, strict=True))
         out = into.numpy()
         for start in range(0, self.numel, self.block):
@@ -255,7 +259,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(products: np.ndarray) -> np.ndarray:
-    """Return ‖xᵢ − xⱼ‖² of all pairs, float64 [m, m], from inner products; the diagonal is 0."""
+    """Return the squared distances ‖xᵢ − xⱼ‖² of m vectors, float64 [m, m], given their inner products [m, m]."""
     squares = products.diagonal()
     distances = (squares[:, None] + squares[None] - 2 * products).clip(0)
     np.fill_diagonal(distances, 0)
@@ -263,6 +267,6 @@ def squared_distances(products: np.ndarray) -> np.ndarray:
 
 
 def distances_to_mean(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the distance of every row to the weighted mean, ‖xᵢ − Σ wⱼ xⱼ‖, float64 [m], from inner products."""
+    """Return the distances ‖xᵢ − Σ wⱼ xⱼ‖ of m vectors to their weighted mean, float64 [m], given their inner products [m, m]."""
     projections = products @ weights
     return np.sqrt((products.diagonal() - 2 * projections + weights @ projections).clip(0))

@@ -1,15 +1,15 @@
 """SCAFFOLD: control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning. ICML 2020, algorithm 1,
-option II. Client i takes K steps y ← y − η(g − c_i + c) from the model x, where g is the gradient. Then
+option II. Client i takes K local steps y ← y − η(g − c_i + c) from the model x, where g is the gradient. Then
 
-    Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i
+    Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i.
 
-The sums are over the cohort S, and N is the number of all clients. Clients send the differences of weights and control variate as one
-vector [Δw; Δv_i], and the global state is [w; v]. Here, w are the weights, and v = u·c is the control variate in the unit of updates, where
-u is the run's learning rate times its local steps. So both halves of a vector have values of similar size, and use the same codec and
-memory. Unsent parts of Δv_i stay in the residuals, so c is the mean of all c_i minus these residuals. The client state is v_i = u·c_i. The
-traffic is that of a model twice as large.
+Here c_i and c are the control variates of client i and of the server. The sums are over the clients S of the round, and N is the number of
+all clients. The server broadcasts the vector [w; v], and a client sends [Δw; Δv_i], where w are the model's weights. v = u·c and v_i =
+u·c_i are scaled control variates, with u = the run's learning rate times its local steps. Weights and scaled control variates have values
+of similar size, so they share a codec and a memory. Unsent parts of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus
+these residuals. Each client stores its v_i. The traffic is that of a model twice as large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ from .average import Average
 from .base import Aggregation, ClientAlgorithm, RoundUpdates
 from .optimizers import optimizer
 
-OWN = "scaffold/control"  # name of v_i in a client's state
+OWN = "scaffold/control"  # name of the scaled control variate v_i in a client's state
 
 
 class ScaffoldClient(ClientAlgorithm):
-    """Client half: train with the corrected gradients g − c_i + c, and send [Δw; Δv_i]."""
+    """Client half: train with corrected gradients, and send the changes of weights and control variate."""
 
     def global_layout(self, layout: Layout) -> Layout:
         return layout.doubled("control of ")
@@ -85,23 +85,23 @@ class Scaffold(Average):
         config = self.config
         if config.momentum:
             raise ConfigError(
-                f"--strategy {self.name} computes a client's mean gradient from its update, which momentum would scale; leave "
-                "--momentum out"
+                f"--strategy {self.name} computes a client's mean gradient from its update, and momentum would change its scale; "
+                "leave --momentum out"
             )
         if not optimizer(config.server_optimizer).is_identity:
             raise ConfigError(
-                f"--strategy {self.name} adds the mean change of the control variates, which --server-optimizer "
-                f"{config.server_optimizer} would alter; leave it out"
+                f"--strategy {self.name} adds the mean change of the control variates, and --server-optimizer "
+                f"{config.server_optimizer} would alter this change; leave --server-optimizer out"
             )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return default codecs with scope @layer, so that each tensor of weights or control variates has its own selection and scale."""
+        """Return the default codecs with the scope @layer, which encode each tensor of weights and of control variates separately."""
         return {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
         n_clients = max(self.config.clients or updates.clients, accepted)
-        # The server multiplies the update by --server-lr, which does not apply to c.
+        # The server later multiplies the whole update by --server-lr, which does not apply to control variates.
         into[self.model_layout.numel :] *= accepted / n_clients / self.config.server_lr
         return aggregation

@@ -1,10 +1,10 @@
 """The settings of clients in each round: density, learning rate, local steps and batch size.
 
-Density warm-up of Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018: the density falls geometrically from 25 % to its final
-value. With a warm-up of four rounds and a final density of 0.1 %, the densities are the paper's 25, 6.25, 1.56, 0.39 and 0.1 %. Learning
-rate warm-up of Goyal et al.: Accurate, large minibatch SGD. 2017: the rate grows linearly. After a warm-up, schedules.py determines the
-values. A byte budget limits every update: a client's density is the largest density whose longest possible frame fits into the client's
-part of the budget.
+The density warm-up is that of Lin, Han, Mao, Wang, Dally (Deep gradient compression, ICLR 2018): the density falls geometrically from 25 %
+to its final value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.25, 1.56, 0.39 and 0.1 %, as in the paper. The learning
+rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up,
+schedules.py takes over. A byte budget limits every update: a client's density is the largest density whose longest possible frame (encoded
+update) fits into the client's part of the budget.
 """
 
 import math
@@ -22,8 +22,8 @@ from ..schedules import OptionSchedule
 if TYPE_CHECKING:
     from .base import StrategyConfig
 
-FIRST_DENSITY = 0.25  # density at the start of a warm-up
-SEARCH_STEPS = 40  # bisections in the search for a density
+FIRST_DENSITY = 0.25  # density in the first round of a warm-up
+SEARCH_STEPS = 40  # number of bisections in the search for a density
 DENSITY_SCHEDULE = "--density-schedule"
 
 
@@ -57,7 +57,7 @@ class Schedule:
             self._min_frame_bytes()
         every = schedules.of_options(config, horizon)
         self.local = {name: values for name, values in every.items() if values.text}
-        # Density of the uplink; None = the codec's density
+        # Schedule of the uplink codec's density; None = constant density
         self.density: OptionSchedule | None = None
         if text := config.density_schedule:
             kind, warmup = schedules.FRACTION, config.density_warmup
@@ -70,7 +70,10 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return each client's settings. `bandwidths`: client → bytes/s. With `budget_bytes`, the mean replaces unknown bandwidths."""
+        """Return a dict from client to its settings in a round. `bandwidths`: from client to bytes/s.
+
+        With the option `budget_bytes`, a client with unknown bandwidth counts with the mean bandwidth.
+        """
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
@@ -82,17 +85,17 @@ class Schedule:
         return {client: replace(own, density=densities[budgets[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
-        """Return the learning rate of a round divided by that of the run."""
+        """Return the learning rate of a round, divided by the learning rate of the run."""
         warmup, scheduled = self.config.lr_warmup, self.local.get("lr")
         grown = min(1.0, round / warmup) if warmup else 1.0
         return grown * scheduled.at(round) / scheduled.default if scheduled else grown
 
     def count(self, name: str, round: int) -> int:
-        """Return the scheduled value of `name`, "local_steps" or "batch_size", in a round; 0 without a schedule."""
+        """Return the scheduled value of "local_steps" or "batch_size" (`name`) in a round; 0 without a schedule."""
         return int(self.local[name].at(round)) if name in self.local else 0
 
     def _density(self, round: int) -> float:
-        """Return the density of a round; 0 means the codec's density."""
+        """Return the density of the uplink codec in a round; 0 means the codec's own density."""
         warmup = self.config.density_warmup
         scheduled = self.density.at(max(round, warmup + 1)) if self.density else 0.0
         if round > warmup or (last := scheduled or self.codec.density) >= FIRST_DENSITY:
@@ -102,7 +105,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return each client's budget: the smallest frame, plus a part of the rest of `budget_bytes` in proportion to its bandwidth."""
+        """Divide `budget_bytes`: each client gets the smallest frame, plus a part of the rest in proportion to its bandwidth."""
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:
@@ -119,7 +122,7 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return the bytes that each client can send in `budget_s`. Raises ConfigError if a client cannot send the smallest frame."""
+        """Return the number of bytes that each client can send in `budget_s`. Raises ConfigError if the smallest frame is too large."""
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)
@@ -129,7 +132,7 @@ class Schedule:
             enough = f"{math.ceil(number)}{unit}"
             raise ConfigError(
                 f"--budget of {self.config.budget_s:g} s is too short for client {slowest}, which sends {budgets[slowest]} bytes in "
-                f"that time, but its smallest frame has {smallest}; give at least {enough}"
+                f"this time, but needs {smallest} bytes for the smallest update; give at least {enough}"
             )
         return budgets
 
@@ -137,7 +140,7 @@ class Schedule:
         return self._max_frame_bytes(1 / max(self.layout.numel, 1))
 
     def _max_density(self, n_bytes: int) -> float:
-        """Return the largest density whose longest frame has at most `n_bytes`."""
+        """Return the largest density at which no frame (encoded update) is longer than `n_bytes`."""
         low, high = 1 / max(self.layout.numel, 1), 1.0
         if self._max_frame_bytes(high) <= n_bytes:
             return high
@@ -153,6 +156,6 @@ class Schedule:
         longest = longest_frame(at_density(self.codec, density), self.layout)
         if longest is None:
             raise ConfigError(
-                f"--budget needs a codec whose frames have a largest size, but frames of {self.codec} have none; use --uplink stc"
+                f"--budget needs a codec whose frames have a largest size, but frames of {self.codec} can have any size; use --uplink stc"
             )
         return longest

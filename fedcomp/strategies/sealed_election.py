@@ -1,24 +1,24 @@
-"""Elections with sealed ballots, which the server forwards but cannot read.
+"""Elections with sealed (encrypted) ballots, which the server forwards but cannot read.
 
-Voters vote as in election.py with form=ballots (Sohn et al., NeurIPS 2020). The code must be `deterministic` with b = (n − 1)/2 for n
-seats. Then every voter counts all partitions, and honest votes reveal no more than the result. docs/explanation/elections.md specifies the
-protocol, and privacy/ballots.py has the cryptography.
+Clients vote as in election.py with form=ballots (Sohn et al., NeurIPS 2020). The election code must be `deterministic` with b = (n − 1)/2
+for n seats. Then every voter counts all data partitions, and honest votes reveal no more than the result. docs/explanation/elections.md
+specifies the protocol, and privacy/ballots.py implements the cryptography.
 
 Glossary:
 
-    row       the partitions that a voter counts; they determine the senders whose ballots the voter opens (codes.py)
-    attempt   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round
-    terms     a digest of the model and the options with which clients train in the round
-    slot      the identity of one ballot: (run, attempt, round, sender, terms); every signature and every key is bound to a slot
-    card      a voter's one-time public key for one slot, signed by the voter
-    ballot    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender
-    complaint the private key of a card, which a voter reveals if a ballot does not open with it
-    proof     a complaint together with its card and its ballot, with which anybody can check that the ballot does not open
+    row       the data partitions that a voter counts; a voter opens the ballots of all clients (senders) in its row.
+    attempt   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round.
+    terms     a digest of the model and the options with which clients train in the round.
+    slot      the identity of one ballot: run, attempt, round, sender and terms; every signature and every key is bound to a slot.
+    card      a voter's one-time public key for one slot, signed by the voter.
+    ballot    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender.
+    complaint the private key of a card, which a voter reveals if it cannot open (decrypt) a ballot with this key.
+    proof     a complaint with its card and its ballot; with a proof, anybody can check that the ballot does not open.
 
 The phases of a round are `cards`, `ballots`, `tally` and, only if a complaint is proven, `recount`. Server and clients check every
-signature. Every row must contain each client exactly once, because a vote would reveal a ballot that counts more than the others. A client
-answers each phase of a round only once, even if the server asks again: votes on several sets of ballots would reveal the ballots, and a
-sender that signed two ballots for one slot would count as Byzantine.
+signature. Every row must contain each client exactly once: if a ballot counted more than others, the votes would reveal it. A client
+answers each phase of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the ballots, and a
+sender that signs two ballots for one slot counts as Byzantine.
 """
 
 import re
@@ -54,44 +54,44 @@ from ..privacy.ballots import (
 from .base import AcceptedByPhase, AcceptedUpdate, ClientAlgorithm, RoundState, Values
 from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
-CARDS, RECOUNT = "cards", "recount"  # phases, besides BALLOTS and TALLY
-ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
-# Prefixes of the names of two announcements about a client: its public key, and the proof against it
+CARDS, RECOUNT = "cards", "recount"  # names of the other two phases
+ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase.
+# Prefixes of the names of two announcements: a client's public key, and the proof that a client is Byzantine
 KEY_OF, PROOF_OF = "key/", "proof/"
-# A vote needs ballots of at least this many partitions: a vote on fewer would reveal the ballots
+# Smallest number of partitions with valid ballots for a vote: a vote on fewer ballots would reveal them
 MIN_PARTITIONS = 3
-NO_CARD = bytes(CARD)  # in place of the card for a sender whose key the voter does not know
-MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts of a run, bytes of an attempt
-COUNT = struct.Struct("<H")  # number of complaints, at the start of a vote
-COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private key of the voter's card
-# The voter, the voter's card, and the card's private key, before the ballot
+NO_CARD = bytes(CARD)  # sent instead of a card for a sender whose key is unknown
+MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts in a run; bytes of an attempt
+COUNT = struct.Struct("<H")  # number of complaints at the start of a vote
+COMPLAINT = struct.Struct(f"<q{KEY}s")  # a complaint: sender, private key of the voter's card.
+# The head of a proof, before the ballot: the voter, the voter's card, and the card's private key
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
-ROUND = struct.Struct("<q")  # round, at the start of the record of a run (`pack_signed`)
+ROUND = struct.Struct("<q")  # round number at the start of what `pack_signed` returns
 NO_COMPLAINTS = COUNT.pack(0)
 
-# Names in RoundState.values, besides ROW, TERMS and KEY_OF:
-ATTEMPTS = "attempts"  # attempts of the run in which the client has signed, the newest last
-BITS = "bits"  # the client's own ballot
-COMPLAINTS = "complaints"  # packed complaints, until they are sent
-CARD_FOR = "card/"  # by sender: the private key of this client's card
-BALLOT_OF = "ballot/"  # by sender: the opened ballot
-ANSWERED = "answered/"  # prefix of a mark for each answered phase
+# Names of entries in RoundState.values, in addition to ROW, TERMS and KEY_OF:
+ATTEMPTS = "attempts"  # attempts in which the client has signed messages, the newest last
+BITS = "bits"  # the client's own signs (ballot before encryption)
+COMPLAINTS = "complaints"  # packed complaints, until the client sends them
+CARD_FOR = "card/"  # prefix, before a sender: private key of the card for this sender
+BALLOT_OF = "ballot/"  # prefix, before a sender: the opened ballot of this sender
+ANSWERED = "answered/"  # prefix, before a phase that the client has answered
 
 
 # Terms and messages.
 
 
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
-    """Return the terms of a round: a digest, 32 hexadecimal digits, of everything that determines how clients train.
+    """Return the terms of a round: a digest (32 hexadecimal digits) of everything that determines how clients train.
 
-    All clients must train with the same terms. With different terms, a server could make the ballots of all clients but one predictable,
-    for example with lr=0, and read the remaining ballot from the votes.
+    All clients must train with the same terms. Otherwise, a server could make the ballots of all clients but one predictable, for example
+    with lr=0, and compute the remaining ballot from the votes.
     """
     return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
 
 
 def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
-    """Return the reason why the ballots of these senders are too few for a vote on the row; "" if they suffice."""
+    """Return the reason why the ballots of these senders are too few for a vote on the row, or "" if there are enough."""
     partitions = sum(not set(part.clients).isdisjoint(senders) for part in row.partitions)
     if partitions >= MIN_PARTITIONS:
         return ""
@@ -100,7 +100,7 @@ def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
 
 @dataclass(frozen=True)
 class Proof:
-    """Evidence against a sender: its ballot, and the card and private key of a voter for whom the ballot does not open."""
+    """Evidence against a sender: its ballot, and the card and private key of a voter that cannot open (decrypt) the ballot."""
 
     voter: int
     card: bytes
@@ -112,7 +112,7 @@ class Proof:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Proof":
-        """Return the proof in `data`. Raises ProtocolError if `data` is too short."""
+        """Read the proof that `pack` returned as bytes. Raises ProtocolError if `data` is too short."""
         if len(data) < PROOF.size:
             raise ProtocolError("the server's proof against a client is cut off and proves nothing")
         voter, card, private = PROOF.unpack_from(data)
@@ -121,9 +121,9 @@ class Proof:
     def is_valid(
         self, slot: Slot, voter: ec.EllipticCurvePublicKey, sender: ec.EllipticCurvePublicKey
     ) -> bool:
-        """Return whether the proof is valid: whether the ballot does not open with the private key of the card.
+        """Return whether the proof is valid: whether the ballot does not open (decrypt) with the private key of the card.
 
-        `voter` and `sender` are their public keys. Raises ProtocolError if the voter did not sign the card, or the sender the ballot.
+        `voter` and `sender`: their public keys. Raises ProtocolError if the voter did not sign the card, or the sender the ballot.
         """
         public = card_key(self.card, slot, self.voter, voter)
         return SealedBallot.read(self.ballot, slot, sender).proven_bad(
@@ -132,14 +132,14 @@ class Proof:
 
 
 def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
-    """Return the bytes of a voter's complaints, which precede its vote. `complaints`: sender → private key of the voter's card."""
+    """Pack a voter's complaints about ballots. `complaints`: from the sender of a ballot to the private key of the voter's card."""
     return COUNT.pack(len(complaints)) + b"".join(
         COMPLAINT.pack(sender, private) for sender, private in complaints.items()
     )
 
 
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
-    """Split a voter's answer into complaints, pairs (sender, private key of the voter's card), and the vote's frame. Raises FrameError."""
+    """Split a voter's answer into its complaints, pairs of sender and private key of the voter's card, and its vote. Raises FrameError."""
     if len(frame) < COUNT.size:
         raise FrameError("a vote is cut off before its complaints")
     (count,) = COUNT.unpack_from(frame)
@@ -150,28 +150,30 @@ def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
 
 
 def attempt_of(announced: Mapping[str, bytes]) -> bytes:
-    """Return the 16 bytes of the attempt, the random name of a server start, from announcements. Raises ProtocolError."""
+    """Return the attempt (a random name of 16 bytes, drawn when the server starts) from the announcements. Raises ProtocolError."""
     attempt = announced.get(ATTEMPT, b"")
     if not re.fullmatch(rb"[0-9a-f]{32}", attempt):
         raise ProtocolError(
-            "the announced name of the attempt is not 32 hexadecimal digits; server and client need the same version of fedcomp"
+            "the announced attempt (name of a server start) is not 32 hexadecimal digits; "
+            "server and client need the same version of fedcomp"
         )
     return bytes.fromhex(attempt.decode())
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client id in the name of an announcement: a decimal number after `prefix`. Raises ProtocolError for other names."""
+    """Return the client id (a decimal number) after `prefix` in the name of an announcement. Raises ProtocolError for other names."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
-            f"the server's announcement has the name {ascii(name)[:60]}, which is not that of a client, a decimal number"
+            f"the server's announcement has the name {ascii(name)[:60]}, which does not end with a client id (a decimal number)"
         )
     return int(text)
 
 
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the announced row. Raises ProtocolError unless the row contains this client and an odd number of partitions, at least three.
+    """Return the announced row (the data partitions to count). Raises ProtocolError if a vote on this row could reveal ballots.
 
-    The sizes of the partitions must differ by at most one client, since senders in small partitions would have a larger weight.
+    The row must contain this client and an odd number of partitions, at least three. Partition sizes must differ by at most one client,
+    since senders in small partitions would have a larger weight.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
@@ -184,8 +186,8 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
         or row.client not in row.senders
     ):
         raise ProtocolError(
-            f"the announced row does not count all clients equally in an odd number of at least {MIN_PARTITIONS} partitions; "
-            "a vote on this row would reveal ballots"
+            f"the announced row (the data partitions to count) must count all clients equally, in an odd number of at least "
+            f"{MIN_PARTITIONS} partitions; a vote on this row would reveal ballots"
         )
     return row
 
@@ -195,33 +197,33 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
 
 @dataclass(frozen=True)
 class SealedElectionClient(ClientAlgorithm):
-    """Client half: send cards, a sealed ballot, a vote on the ballots of the row, and a second vote if the server excludes a sender."""
+    """Client half: send cards (one-time keys), an encrypted ballot, a vote, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
     ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for virtual clients; devices have PinnedKeys
-    options: str = ""  # options of the run, as the server announced them to the client
+    options: str = ""  # options of the run that the server announced to the client
 
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Also raise ProtocolError if the announced terms differ from the assignment's, or if the client has already signed this round."""
+        """Also raise ProtocolError if the assignment contradicts the announced terms, or if the client has already signed this round."""
         if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, assignment.announcements
         terms = terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size)
         if announced.get(TERMS) != terms.encode():
             raise ProtocolError(
-                "the server makes this client train with another model or other options than it announces to all clients, "
-                "which could reveal ballots"
+                "the server makes this client train with another model or other options than it announces to all clients; "
+                "this could reveal ballots"
             )
         attempt, known = attempt_of(announced), signed_attempts(state)
         if state and known and known[-1] == attempt and a.round <= state.round:
             raise ProtocolError(
-                f"the server asks for round {a.round}, but this client has already signed round {state.round} since the server's last start"
+                f"the server asks for round {a.round}, but this client has already signed round {state.round} after the server's last start"
             )
         if attempt in known[:-1]:
             raise ProtocolError(
-                "the server repeats the name of an earlier attempt of this run; each start of the server needs a new name"
+                "the server repeats the name of an earlier attempt of this run; it must draw a new name at each start"
             )
         if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
             raise ProtocolError(
@@ -243,7 +245,7 @@ class SealedElectionClient(ClientAlgorithm):
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vote in phase `tally` or `recount`. Return None in phase `ballots`, and for complaints without a vote."""
+        """Return the vote in the phase `tally` or `recount`. Return None in the phase `ballots`, or to send complaints without a vote."""
         self._start_phase(values, context)
         if context.phase == BALLOTS:
             return None
@@ -267,7 +269,7 @@ class SealedElectionClient(ClientAlgorithm):
             return self._cards(memory, update, values, seed, context)
         if context.phase == BALLOTS:
             return self._ballot(values, context)
-        if memory.pending is not None:  # the vote of phase TALLY, which the recount replaces
+        if memory.pending is not None:  # the recount replaces the vote of the tally
             memory.rollback()
         complaints = values.pop(COMPLAINTS, NO_COMPLAINTS)
         if update is None:
@@ -281,13 +283,14 @@ class SealedElectionClient(ClientAlgorithm):
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Mark a phase, other than the first, as answered.
+        """Record that the client answers a phase after the first.
 
-        A repeated assignment does not reach this method, since the session repeats the stored answer.
+        If the server repeats an assignment, the session sends the stored answer instead.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
-                f"the server asks for phase '{context.phase}' of another attempt (server start) than the one that began this round"
+                f"the server was restarted since this client began the round, so the client does not answer phase '{context.phase}'; "
+                "it can take part in the next round"
             )
         if values.get(TERMS) != context.announced.get(TERMS):
             raise ProtocolError(
@@ -302,8 +305,8 @@ class SealedElectionClient(ClientAlgorithm):
     def _cards(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
-        """Store this client's ballot and the private keys of its cards. Return one card for each sender of the row, ascending."""
-        assert update is not None  # the first phase has an update
+        """Store this client's signs and the private keys of its cards. Return a card (one-time key) for each sender, ascending."""
+        assert update is not None  # in the first phase, there is an update
         (error,) = nonfinite_errors(update[None], memory.layout, "the update")
         if error is not None:
             raise error
@@ -326,12 +329,12 @@ class SealedElectionClient(ClientAlgorithm):
         return b"".join(cards[s].data if s in cards else NO_CARD for s in row.senders)
 
     def _ballot(self, values: Values, context: Context) -> bytes:
-        """Return this client's ballot, sealed for the voters whose cards the server announced."""
+        """Return this client's ballot, encrypted for the voters whose cards (one-time keys) the server announced."""
         row = _row(values, context)
         slot, signer = self.slot(context, row.client), self.ring.signer(row.client)
         if _value(values, f"{KEY_OF}{row.client}", context) != point_of(signer.public_key()):
             raise ProtocolError(
-                "the key of this client has changed since the start of the round; it can take part again in the next round"
+                "the key of this client has changed since the start of the round; the client can take part in the next round"
             )
         voters: dict[int, bytes] = {}
         for name, card in context.announced.items():
@@ -339,13 +342,13 @@ class SealedElectionClient(ClientAlgorithm):
                 continue
             if (voter := client_number(name)) not in row.senders:
                 raise ProtocolError(
-                    f"the server asks for a ballot sealed for client {voter}, which is not in the announced row"
+                    f"the server asks for a ballot encrypted for client {voter}, which is not in the announced row"
                 )
             voters[voter] = card_key(card, slot, voter, _verifier(values, voter, context))
         return seal(_value(values, BITS, context), slot, voters, signer)
 
     def _open_ballots(self, memory: Memory, values: Values, context: Context) -> None:
-        """Store the announced ballots that this voter can open (decrypt), and complaints about those that it cannot."""
+        """Store the announced ballots that this voter can open (decrypt), and complaints about ballots that it cannot open."""
         row, complaints = _row(values, context), {}
         for sender in row.senders:
             if (name := str(sender)) not in context.announced:
@@ -370,13 +373,13 @@ class SealedElectionClient(ClientAlgorithm):
             verify = _verifier(values, sender, context)
             if not proof.is_valid(self.slot(context, sender), verifier(key), verify):
                 raise ProtocolError(
-                    f"the server excludes client {sender} with an invalid proof of a bad ballot"
+                    f"the server excludes client {sender} with an invalid proof that its ballot does not open"
                 )
             values.pop(f"{BALLOT_OF}{sender}", None)
 
 
 def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
-    """Return the clients whose announced keys this client did not accept in phase CARDS."""
+    """Return the clients whose announced public keys this client did not accept in the phase `cards`."""
     if assignment.phase != CARDS or state is None:
         return []
     return [
@@ -387,24 +390,24 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 
 
 def signed_attempts(state: RoundState | None) -> list[bytes]:
-    """Return the attempts (server starts) of the run in which a client has signed, the newest last."""
+    """Return the attempts (server starts) in which a client has signed messages, the newest last."""
     known = state.values.get(ATTEMPTS, b"") if state else b""
     return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return the record of a run for the client's SignatureLog: the last round and the attempts, or b"" if nothing was signed."""
+    """Return the entry of a run in the client's SignatureLog: the last round and the attempts, or b"" if the client signed nothing."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return a client's round state when it returns to a run. The state holds only the round and the attempts of the record."""
+    """Return the state of a client that returns to a run, with only the round and the attempts that `pack_signed` stored."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
-    """Return the bits of a ballot, with padding set to zero. Raises UnopenableBallot for a ballot of another size."""
+    """Return the bits of a ballot, with the padding set to zero. Raises UnopenableBallot for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
         raise UnopenableBallot(f"a ballot of {len(packed)} bytes does not fit {numel} coordinates")
     mask = 0xFF << -numel % 8
@@ -414,7 +417,7 @@ def checked_bits(packed: bytes, numel: int) -> bytes:
 def _value(values: Mapping[str, Any], name: str, context: Context) -> bytes:
     if name not in values:
         raise ProtocolError(
-            f"this client has no state for phase '{context.phase}' of this round; it can take part again in the next round"
+            f"this client has no state for phase '{context.phase}' of this round; it can take part in the next round"
         )
     return values[name]
 
@@ -433,25 +436,25 @@ def _verifier(
 
 
 class SealedRound:
-    """The server's state of one round: the cards and ballots that it forwards, and the proofs. `start` begins the next round."""
+    """The server's state in a round: the cards and ballots that it forwards, and the proofs against clients."""
 
     def __init__(self, ring: Keyring):
         self.ring, self.attempt = ring, secrets.token_hex(ATTEMPT_BYTES)
-        self.options = ""  # options of the run, as the server announces them to clients
+        self.options = ""  # options of the run that the server announces to clients
         self.start(0, {}, 0, "")
 
     def start(self, round: int, rows: Mapping[int, CodeRow], numel: int, terms: str) -> None:
-        """Start a round. `rows`: the row of each voter, by logical client id."""
+        """Start a new round. `rows`: from each voter to its row, the data partitions that it counts."""
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
-        self.cards: dict[tuple[int, int], bytes] = {}  # by voter and sender
-        self.ballots: dict[int, bytes] = {}  # by sender
-        self.proofs: dict[int, Proof] = {}  # by convicted sender
-        self.present: set[int] = set()  # clients that were accepted in phase CARDS
-        self.unknown_keys: dict[int, set[int]] = {}  # by voter: senders whose key it does not know
+        self.cards: dict[tuple[int, int], bytes] = {}  # card for each (voter, sender)
+        self.ballots: dict[int, bytes] = {}  # ballot of each sender
+        self.proofs: dict[int, Proof] = {}  # proof against each convicted sender
+        self.present: set[int] = set()  # clients that were accepted in the phase `cards`
+        self.unknown_keys: dict[int, set[int]] = {}  # for each voter, senders with unknown keys
         self._keys: dict[int, bytes] = {}
 
     def announce(self, phase: str, client: int, before: AcceptedByPhase) -> dict[str, bytes]:
-        """Return the announcements for a client at the start of a phase, given the updates accepted in the phases before."""
+        """Return the announcements to a client at the start of a phase, by name. `before`: accepted answers of earlier phases."""
         common = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}
         row = self.rows[client]
         if phase == CARDS:
@@ -477,7 +480,7 @@ class SealedRound:
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the clients to exclude if some voters do not know the announced key of a sender: client → reason.
+        """Return a dict from client to reason, for clients to exclude if some voters do not know a sender's announced key.
 
         If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. If at most
         `f` voters do not know the key, these voters are excluded.
@@ -486,19 +489,19 @@ class SealedRound:
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
         excluded = {
             sender: f"{counts[sender]} voters have another key for it (from earlier in this run or from their --roster), or no key; a "
-            "client whose key is renewed can take part again in the next run"
+            "client with a renewed key can take part in the next run"
             for sender in unknown
         }
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"its key for client {min(others)} (from earlier in this run or from its --roster) is missing or differs from that "
-                    "of other voters; give it the newest --roster, or let it take part in the next run"
+                    f"its key for client {min(others)} (from earlier in this run or from its --roster) is missing or differs from the "
+                    "key that other voters have; give it the newest --roster, or let it take part in the next run"
                 )
         return excluded
 
     def check_frame(self, phase: str, client: int, frame: bytes) -> None:
-        """Check a client's frame, and store its cards or ballot. Raises FrameError for a frame that no honest client sends."""
+        """Check a client's frame, and store its cards or ballot. Raises FrameError if no honest client would send this frame."""
         try:
             if phase == CARDS:
                 self._store_cards(client, frame)
@@ -510,30 +513,30 @@ class SealedRound:
             raise FrameError(str(error)) from error
 
     def judge(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Return the convicted clients, with reasons: senders of ballots that do not open, and voters that complained without cause."""
+        """Return a dict from convicted client to reason: senders of ballots that do not open, and voters that complained without cause."""
         convicted: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]
             if len(complaints) > (n_senders := len(self.rows[voter].senders)):
                 convicted[voter] = (
-                    f"it complained {len(complaints)} times about {n_senders} ballots; it is excluded"
+                    f"the client sent {len(complaints)} complaints about only {n_senders} ballots, so it is excluded"
                 )
                 continue
             for sender, private in complaints:
                 if proof := self._proof(voter, sender, private):
                     convicted.setdefault(
                         sender,
-                        f"its ballot does not open for voter {voter}, as a proof shows; it is excluded",
+                        f"the client's ballot does not open for voter {voter}, as a proof shows; the client is excluded",
                     )
                     self.proofs.setdefault(sender, proof)
                 else:
                     convicted[voter] = (
-                        f"it complained about the ballot of client {sender}, but that ballot opens; it is excluded"
+                        f"the client complained about the ballot of client {sender}, but this ballot opens; the client is excluded"
                     )
         return convicted
 
     def _proof(self, voter: int, sender: int, private: bytes) -> Proof | None:
-        """Return the proof that follows from a complaint; None if the complaint is not justified."""
+        """Return the proof against `sender` that a voter's complaint gives, or None if the complaint is not justified."""
         card, ballot = self.cards.get((voter, sender)), self.ballots.get(sender)
         if not card or not ballot:
             return None
@@ -542,7 +545,7 @@ class SealedRound:
         return proof if proof.is_valid(self._slot(sender), *keys) else None
 
     def _cards_for(self, sender: int) -> list[tuple[int, bytes]]:
-        """Return the cards to forward to a sender, as pairs (voter, card)."""
+        """Return the cards (one-time keys) to forward to a sender, as pairs (voter, card)."""
         return [
             (voter, card)
             for (voter, other), card in self.cards.items()
@@ -553,7 +556,7 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(
-                f"a frame of {len(frame)} bytes does not have the size of {len(senders)} cards, one for each sender"
+                f"a frame of {len(frame)} bytes does not have the size of {len(senders)} cards"
             )
         parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
         cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}
@@ -571,7 +574,7 @@ class SealedRound:
         forwarded = {voter: card[:KEY] for voter, card in self._cards_for(sender)}
         if {voter: public for voter, (public, _) in sealed.wraps.items()} != forwarded:
             raise FrameError(
-                "the ballot is not sealed for exactly the voters whose cards the server forwarded"
+                "the ballot must be encrypted for exactly the voters whose cards the server forwarded"
             )
         self.ballots[sender] = frame
 

@@ -1,14 +1,15 @@
-"""TernGrad with a shared scale.
+"""TernGrad (ternary updates) with a scale that all clients of a round share.
 
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
     phase scale    client i trains and sends sᵢ = max |x| of each tensor, after clipping;  the server announces s = maxᵢ sᵢ
-    phase train    client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`
+    phase train    client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`.
 
-Ternary values of one scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip and increases the
-variance, since s is the largest scale. A client that reports a huge scale makes all nonzero values rare and large. With the codec's scope
-@layer, as in the paper, each tensor has a scale. The default downlink, `identity`, sends the update uncompressed.
+Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip, and increases
+the variance, since s is the largest scale of all clients. If a client reports a huge scale, nonzero values become rare and large for all
+clients. With the codec's scope @layer, as in the paper, each tensor has its own scale. The default downlink codec, `identity`, sends the
+update uncompressed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,14 +42,14 @@ from .base import (
     Values,
 )
 
-SCALE = "scale"  # name of the first phase, and of the announcement in the second one
-NUMBERS = codec("identity")  # codec of phase SCALE
-UPDATE = "update"  # name of the update in RoundState.values
+SCALE = "scale"  # name of the first phase, and of the announced scales
+NUMBERS = codec("identity")  # codec for scales
+UPDATE = "update"  # name of the client's update in RoundState.values
 
 
 @dataclass(frozen=True)
 class SharedScaleClient(ClientAlgorithm):
-    """Client half: send the scale of the update in the first phase, and the ternary update with the shared scale in the second."""
+    """Client half: send the scale of the update in the first phase, and the ternary update in the second phase."""
 
     phases: tuple[str, ...] = (SCALE, TRAIN)
     one_by_one: ClassVar[bool] = True
@@ -65,13 +66,13 @@ class SharedScaleClient(ClientAlgorithm):
             return NUMBERS.encode(torch.tensor(own, dtype=torch.float32))
         if UPDATE not in values:
             raise ProtocolError(
-                f"this client has no update for phase '{context.phase}'; it can take part again in the next round"
+                f"this client has no update for phase '{context.phase}'; it can take part in the next round"
             )
         return memory.propose(values.pop(UPDATE), seed=seed, context=context)
 
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
-    """Return the scales of x [numel]: one per tensor for a codec with scope @layer, else one for the whole vector."""
+    """Return the scales of a vector x [numel]: one scale per tensor for a codec with the scope @layer, else one for the whole vector."""
     spans = codecs.spans(ternary, layout or Layout.flat(x.numel()))
     return [ternary.unscoped.scale(x[span]) for span in spans]
 
@@ -88,7 +89,7 @@ class SharedScale(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.spans = codecs.spans(self.uplink, self.layout)
-        self.scales = np.zeros(len(self.spans), FLOAT)  # shared scales of the round
+        self.scales = np.zeros(len(self.spans), FLOAT)  # shared scales of all clients in the round
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -123,18 +124,20 @@ class SharedScale(Average):
         return Aggregation()
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
-        """Return the update if all its values are 0 or ± the announced scale of their tensor, else an error."""
+        """Return the update if each value is 0 or ± the announced scale of its tensor, else a FrameError."""
         if isinstance(update, FrameError):
             return update
         for span, scale in zip(self.spans, self.scales, strict=True):
             sizes = np.abs(update.block(span.start, span.stop))
             if not ((sizes == 0) | (sizes == scale)).all():
-                return FrameError(f"the frame is not in the announced scale {scale:g}")
+                return FrameError(
+                    f"the frame has values other than 0 and ± the announced scale {scale:g}"
+                )
         return update
 
 
 def _checked(update: Update | FrameError) -> Update | FrameError:
-    """Return the scales in a frame, or an error if one of them is negative."""
+    """Return the scales that a client sent, or a FrameError if a scale is negative."""
     if isinstance(update, FrameError) or not (update.block(0, update.numel) < 0).any():
         return update
     return FrameError("a scale is negative")

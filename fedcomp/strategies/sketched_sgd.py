@@ -1,19 +1,20 @@
-"""Sketched SGD: sketches locate the large coordinates of the mean, and a second exchange fetches their exact values.
+"""Sketched SGD: sketches locate the large coordinates of the mean update, and a second phase fetches their exact values.
 
 Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
 
-In the phase `sketch`, client i sends the sketch S(vᵢ). From the mean sketch Σ wᵢ S(vᵢ) / Σ wᵢ, the server estimates every coordinate of
-the mean of the vᵢ, and announces the P·k coordinates with the largest estimates as candidates. In the phase `values`, client i sends the
-values of vᵢ at the candidates. The update has the k largest values of their weighted mean, and 0 at all other coordinates.
+In the phase `sketch`, client i sends the sketch S(vᵢ). Here vᵢ is the accumulated update of client i, and wᵢ its weight. From the mean
+sketch Σ wᵢ S(vᵢ) / Σ wᵢ, the server estimates every coordinate of the mean of the vᵢ, and announces the P·k coordinates with the largest
+estimates as candidates. In the phase `values`, client i sends the values of vᵢ at the candidates. The server keeps the k largest values of
+the weighted mean as the update; all other coordinates of the update are 0.
 
-Momentum and the unsent vector vᵢ stay in the clients' memory `sketched`. The frame of `returned_frame` tells this memory which of the P·k
-candidates were dropped. This frame is the same for all clients, and takes about 3.3 bits per kept coordinate for P = 4. The memory cannot
-learn the dropped candidates from the broadcast: the downlink may drop coordinates, and an absent client may get the model without the
-broadcast of its round.
+The momentum and the unsent part of vᵢ stay in the clients' memory `sketched`. After the round, the server sends clients the positions of
+the dropped candidates (`returned_frame`). The frame with these positions is the same for all clients, and takes about 3.3 bits per kept
+coordinate for P = 4. The broadcast does not tell clients which candidates were dropped: the downlink codec may drop coordinates, and an
+absent client may download the model without the broadcast.
 
-k (`density`) and P (`candidates`) are options of the strategy, and the uplink's density has no effect. With `@layer`, each tensor has a
-sketch, and a number of candidates in proportion to its size. The default downlink, `topk` with this k, sends the update without loss.
-Unlike in the paper, the counted bytes include positions: those of the candidates, of the dropped candidates, and of the broadcast.
+The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
+tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends
+the update without loss. Unlike in the paper, traffic includes all positions: of candidates, of dropped candidates, and in the broadcast.
 """
 
 import math
@@ -45,8 +46,8 @@ from .base import (
 
 @dataclass(frozen=True)
 class SketchedSGDOptions:
-    density: float = 1 / 100  # fraction of the coordinates that a round moves
-    # P: candidates per moved coordinate; more = more bytes, fewer missed coordinates
+    density: float = 1 / 100  # fraction of the coordinates that a round changes.
+    # P: number of candidates per coordinate of the update; more = more bytes, fewer missed coordinates
     candidates: int = 4
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class SketchedSGDOptions:
 
 
 class SketchedSGD(Average):
-    """The k largest coordinates of the weighted mean, among candidates from a sketch."""
+    """The k largest coordinates of the weighted mean, among the candidates that a sketch indicates."""
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = SketchedSGDOptions
@@ -68,14 +69,14 @@ class SketchedSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         density = self.options.density
-        # Decodes sketches at the density of the candidates.
+        # Codec that decodes a sketch at the density of the candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * density))
         sizes = [span.stop - span.start for span in codecs.spans(self.uplink, self.layout)]
         self.max_candidates = sum(map(self.reader.unscoped.count, sizes))
         self.count = TopK(density).count(self.layout.numel)  # k
-        self.candidates = np.empty(0, np.int64)  # positions of the candidates of the round
-        self._announced = b""  # frame of the candidates
-        self._returned = b""  # frame of the candidates that the last aggregate dropped
+        self.candidates = np.empty(0, np.int64)  # indices of the candidates of the round
+        self._announced = b""  # candidates of the round, encoded
+        self._returned = b""  # candidates that the last aggregate dropped, encoded
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -98,7 +99,7 @@ class SketchedSGD(Average):
             mean = torch.zeros(self.layout.numel, dtype=torch.float32)
             weighted = self.weighted_updates(result.accepted)
             updates = [update for update, _ in weighted]
-            # Weights are halved so that the sum cannot overflow.
+            # Halve the weights so that the sum cannot overflow.
             add_all(updates, [weight / 2 for _, weight in weighted], mean)
             self.candidates = kernels.top_k([mean], self.max_candidates).positions.numpy()
             self._announced = _marks(self.candidates, self.layout.numel)
@@ -124,7 +125,7 @@ class SketchedSGD(Average):
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:
-    """Return a frame that marks `positions` among `numel` coordinates."""
+    """Encode a set of positions among `numel` coordinates as a frame."""
     marked = torch.zeros(numel, dtype=torch.float32)
     marked[torch.from_numpy(positions)] = 1
     return MARKS.encode(marked)

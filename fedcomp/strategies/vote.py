@@ -6,15 +6,16 @@ Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication e
     v_i = sign(x_i);   V = majority of the v_i in each coordinate;   θ ← θ + η V
     momentum on the server   m ← β m + (1 − β) V;   θ ← θ + η sign(m)
     momentum on the client   x_i is replaced by the momentum of the memory `signum` (the papers' Signum)
-    weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without it (ICLR 2019, algorithm 1)
+    weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
 
-x_i is the update of client i. η is `lr`, the learning rate of local SGD, since a vote has no length of its own. A zero in x_i gets a random
-sign, keyed by the client, so that the random signs of different clients cancel. Ties are broken at random, keyed by (seed, round,
-coordinate). Cohorts should be odd: in even cohorts, breaking ties at random costs 2 to 3 points of accuracy compared with no step in tied
-coordinates. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and
-the vote ignores the scales of `efsign`. The default downlink, `efsign`, sends ±η without loss.
+Here x_i is the update of client i, and θ the model. The step size η is `lr`, the learning rate of local SGD, since a majority of signs has
+no length of its own. A zero in x_i gets a random sign, which differs between clients, so that these signs cancel on average. Ties are
+broken at random. The number of clients in a round should be odd: if it is even, breaking ties at random costs 2 to 3 points of accuracy,
+compared with no step at tied coordinates. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct
+the errors of their signs, and the vote ignores the scales of `efsign`. The default downlink codec, `efsign`, sends ±η without loss.
 
-The suspicion of a client is the fraction of all its votes so far that lost by a margin of at least half of the voters.
+The suspicion of a client is the fraction of its votes on single coordinates, over all rounds, that lost by a margin of at least half of the
+voters.
 """
 
 import json
@@ -38,22 +39,22 @@ from ..memories.none import NoMemory
 from .base import Aggregation, RoundStrategy, RoundUpdates
 from .codes import signs_of
 
-MOMENTUM, SUSPICION = "momentum", "suspicion"  # names in a checkpoint
+MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of checkpoint entries
 LARGEST = float(np.finfo(np.float32).max)
-LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send every coordinate of a vector of ±η
-WIDE_MARGIN = 0.5  # fraction of the voters; a vote that loses by at least this margin is suspicious
+LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
+WIDE_MARGIN = 0.5  # margin, as a fraction of the voters, by which a suspicious vote loses
 
 
 @dataclass(frozen=True)
 class VoteOptions:
-    momentum: float = 0.0  # β: momentum on the server
+    momentum: float = 0.0  # β: factor of the momentum on the server
 
     def __post_init__(self) -> None:
         spec.check_decays(self, "momentum")
 
 
 class Vote(RoundStrategy):
-    """A step of length η in every coordinate, in the direction of the majority."""
+    """A majority vote: a step of the same length in every coordinate, in the direction of most clients."""
 
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = VoteOptions
@@ -68,16 +69,16 @@ class Vote(RoundStrategy):
         self.momentum: Tensor | None = None
         if self.options.momentum:
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
-        self._next = self.momentum  # m after this round, stored if the model moves
-        # By client: the number of its votes that lost by a wide margin, and the number of all its votes.
+        self._next = self.momentum  # momentum after this round, kept if the model moves.
+        # For each client, the number of its votes that lost by a wide margin, and the number of all its votes.
         self._counts: dict[int, tuple[int, int]] = {}
-        self._next_counts = self._counts  # counts after this round, stored if the model moves
+        self._next_counts = self._counts  # counts after this round, kept if the model moves
 
     def _check_settings(self) -> None:
         super()._check_settings()
         if self.config.lr * self.config.server_lr > LARGEST:
             raise ConfigError(
-                f"--lr {self.config.lr:g} times --server-lr {self.config.server_lr:g} is the step of every coordinate, and exceeds the "
+                f"the step of every coordinate is --lr {self.config.lr:g} times --server-lr {self.config.server_lr:g}, which exceeds the "
                 "range of float32; give smaller values, such as --lr 0.01"
             )
         if (
@@ -85,7 +86,7 @@ class Vote(RoundStrategy):
             and spec.parse(self.config.downlink_memory).parts[0].name == NoMemory.name
         ):
             raise ConfigError(
-                f"--strategy {self.name} moves every coordinate by the same length, and --downlink {self.downlink} drops a part of each "
+                f"--strategy {self.name} moves every coordinate by the same length, but --downlink {self.downlink} does not send the whole "
                 "step; leave --downlink out, or give --downlink-memory residual"
             )
 
@@ -111,7 +112,10 @@ class Vote(RoundStrategy):
         return Aggregation(decay=float(np.float32(max(0.0, 1.0 - step * config.weight_decay))))
 
     def _tally(self, ballots: Mapping[int, kernel.Vote], updates: RoundUpdates) -> np.ndarray:
-        """Return the packed majority of `ballots`, client → packed signs. For each client, count its votes that lost by a wide margin."""
+        """Return the packed signs of the majority, and count each client's votes that lost by a wide margin.
+
+        `ballots`: client → packed signs.
+        """
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
         _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
@@ -127,7 +131,7 @@ class Vote(RoundStrategy):
         return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
-        """Write the step of the model for a packed majority to `into` [numel]."""
+        """Write the step of the model to the tensor `into` [numel]. `result`: the packed signs of the majority."""
         numel, lr = self.layout.numel, self.config.lr * self.schedule.rate(updates.round)
         largest = max(map(abs, updates.weights.aminmax())) if numel else 0.0
         if not float(largest) + lr * self.config.server_lr <= LARGEST:
@@ -166,9 +170,9 @@ class Vote(RoundStrategy):
 
 
 def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
-    """Return the majority, ±1 [n], of ±1 votes [voters, n]: a tensor or an array, with the type of `votes`.
+    """Return the majority [n] of votes [voters, n], each +1 or −1, as a tensor or an array like `votes`.
 
-    Ties are broken at random, keyed by (seed, coordinate). Raises ConfigError for votes of another shape, and for values other than ±1.
+    Ties are broken at random, with a seed from `seed` and the coordinate. Raises ConfigError for another shape or other values.
     """
     cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
     if cast.ndim != 2 or len(cast) == 0:
@@ -185,10 +189,10 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
 
 
 def even_cohort(clients: int) -> str:
-    """Return a warning that majority votes of an even cohort have ties; "" for an odd or unknown (0) number of clients."""
+    """Return a warning that majority votes of an even number of clients have ties; "" if the number is odd or unknown (0)."""
     if clients % 2 or not clients:
         return ""
     return (
-        f"a cohort of {clients} clients is even: ties of the vote are broken at random, which costs accuracy; make the cohort odd "
-        "with --clients or --participation"
+        f"the number of clients in a round is {clients}, which is even: ties of the vote are broken at random, which costs accuracy; "
+        "make the number odd with --clients or --participation"
     )

@@ -63,6 +63,6 @@ def test_differences_to_a_bfloat16_update_are_computed_in_float32():
 def test_a_codec_that_does_not_contract_is_refused(spec):
     with pytest.raises(
         ConfigError,
-        match="--memory ef21 does not converge with .*, which does not contract; use --uplink stc, or --memory none",
+        match="--memory ef21 does not converge with .*, which is not contractive; use --uplink stc, or --memory none",
     ):
         memory("ef21", codec(spec), NUMEL, LAYOUT)

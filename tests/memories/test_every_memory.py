@@ -146,9 +146,9 @@ def test_an_update_of_another_model_is_refused(name, spec):
     m = warm(name, spec)
     before = copied(m.state_dict())
     for x in (torch.ones(1), torch.ones(NUMEL + 1), torch.ones(1, NUMEL)):
-        with pytest.raises(ConfigError, match=f"the memory needs {NUMEL} elements"):
+        with pytest.raises(ConfigError, match=f"the memory needs vectors of {NUMEL} elements"):
             propose(m, x)
-        with pytest.raises(ConfigError, match=f"the memory needs {NUMEL} elements"):
+        with pytest.raises(ConfigError, match=f"the memory needs vectors of {NUMEL} elements"):
             propose_stack([m], x[None], [0])
     assert m.pending is None and same_state(m.state_dict(), before)
 
@@ -257,7 +257,7 @@ def test_an_empty_stack_returns_no_frames(name):
 
 @every_memory
 def test_a_layout_of_another_model_is_refused(name):
-    with pytest.raises(ConfigError, match="layout has 400 elements and the memory 401"):
+    with pytest.raises(ConfigError, match="layout has 400 elements, but numel is 401"):
         memory(name, codec("stc"), 401, layout_of(400))
 
 

@@ -172,7 +172,7 @@ def test_the_threshold_is_the_weighted_sum_of_the_last_steps():
 
 def test_a_threshold_of_another_length_is_refused():
     m = memory("laq", codec("identity"), NUMEL)
-    with pytest.raises(ProtocolError, match="announced 'threshold' has 3 bytes, not 8"):
+    with pytest.raises(ProtocolError, match="announced a 'threshold' of 3 bytes, not 8"):
         m.propose(update(1), context=Context(announced={THRESHOLD: b"abc"}))
     assert m.pending is None
 

@@ -210,14 +210,14 @@ def test_a_phase_in_the_wrong_order_is_refused():
     with pytest.raises(ConfigError, match="no proposal is pending"):
         right(m, b"")
     basis = basis_of(left(m, update(1)))
-    with pytest.raises(ConfigError, match="has no frame for a phase 'train'"):
+    with pytest.raises(ConfigError, match="cannot make a frame for the phase 'train'"):
         m.proceed()
     right(m, basis)
-    with pytest.raises(ConfigError, match="has no frame for a phase 'right'"):
+    with pytest.raises(ConfigError, match="cannot make a frame for the phase 'right'"):
         right(m, basis)
     alone = make()
     alone.propose(update(1))
-    with pytest.raises(ConfigError, match="has no frame for a phase 'right'"):
+    with pytest.raises(ConfigError, match="cannot make a frame for the phase 'right'"):
         right(alone, basis)
 
 
@@ -226,7 +226,7 @@ def test_memories_with_one_frame_refuse_a_second_phase():
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="memory 'residual' has no frame for a phase 'right'; use the memory that the strategy requires",
+        match="memory 'residual' cannot make a frame for the phase 'right'; use the memory that the strategy requires",
     ):
         right(m, b"")
     assert m.pending == frame

@@ -193,7 +193,7 @@ def test_a_codec_that_does_not_contract_is_refused(layerwise):
     c = LayerWise(Unscaled()) if layerwise else Unscaled()
     with pytest.raises(
         ConfigError,
-        match="diverges with topk:.*, which does not contract; use --memory none, or --uplink stc",
+        match="diverges with topk:.*, which is not contractive; use --memory none, or --uplink stc",
     ):
         memory("residual", c, NUMEL, LAYOUT)
     assert memory("none", c, NUMEL, LAYOUT).propose(update(1))
@@ -278,7 +278,7 @@ def test_memory_refuses_arguments_of_other_types(name, given):
 @for_each("spec", [spec for spec in ONE_EACH if codec(spec).contraction(NUMEL) is None])
 def test_the_codec_that_an_error_suggests_is_accepted(spec):
     with pytest.raises(
-        ConfigError, match="which does not contract; use --memory none, or --uplink "
+        ConfigError, match="which is not contractive; use --memory none, or --uplink "
     ) as refused:
         make(spec)
     make(str(refused.value).partition("--uplink ")[2].partition(",")[0])

@@ -159,7 +159,7 @@ def test_a_returned_part_of_a_frame_is_refused(name):
     frame = m.propose(update(1))
     with pytest.raises(
         ConfigError,
-        match="needs whole frames, but the server returned a part of this frame; use --memory residual",
+        match="uses whole frames, but the server used only a part of this frame; use --memory residual",
     ):
         m.commit(returned=codec("identity").encode(update(1)))
     assert m.pending == frame and m.shift is None

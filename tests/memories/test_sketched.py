@@ -229,18 +229,18 @@ def test_a_phase_in_the_wrong_order_is_refused():
     for phase in ("train", VALUES):
         with pytest.raises(
             ConfigError,
-            match=f"no frame for a phase '{phase}'; give --strategy sketched-sgd, or --memory none",
+            match=f"cannot make a frame for the phase '{phase}'; give --strategy sketched-sgd, or --memory none",
         ):
             m.propose(update(1), context=Context(phase=phase))
         assert m.pending is None and not vector(m).any()
     m.propose(update(1), context=BEGIN)
-    with pytest.raises(ConfigError, match="has no frame for a phase 'right'"):
+    with pytest.raises(ConfigError, match="cannot make a frame for the phase 'right'"):
         m.proceed(context=Context(phase="right"))
 
 
 @for_each("spec", ["stc", "identity", "topk@layer", "topk+fp16"])
 def test_other_codecs_are_refused(spec):
-    sentence = "--memory sketched needs --strategy sketched-sgd and --uplink sketch, not .*; give these, or --memory dgc"
+    sentence = "--memory sketched needs --strategy sketched-sgd and --uplink sketch, not .*; give both, or --memory dgc"
     with pytest.raises(ConfigError, match=sentence):
         memory("sketched", codec(spec), NUMEL, LAYOUT)
 

@@ -69,7 +69,7 @@ def test_digits_are_learned(tmp_path, strategy, uplink, least):
 def test_a_cohort_that_is_too_small_is_refused_before_anything_is_written(
     tmp_path, strategy, needs
 ):
-    with pytest.raises(UserError, match=f"needs {needs} clients .* a cohort has 5; give") as error:
+    with pytest.raises(UserError, match=f"needs {needs} clients .* a round has 5; give") as error:
         simulate(replace(RUN, strategy=strategy, out=out(tmp_path, "run")))
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 

@@ -151,12 +151,12 @@ def test_strategies_with_their_own_step_refuse_a_server_optimizer(tmp_path, name
     [
         (
             {"server_optimizer": "adam"},
-            "moves every coordinate by about --server-lr, which is 1; give a smaller value",
+            "changes every weight by about --server-lr, which is 1; give a smaller value",
         ),
         ({"server_optimizer": "sdg"}, "unknown optimizer 'sdg'; did you mean 'sgd'"),
         (
             {"server_optimizer": "yogi", "server_lr": 0.1, "memory": "laq", "uplink": "fp16"},
-            "steps of --server-optimizer yogi have another unit",
+            "with --server-optimizer yogi the size of a step does not depend on",
         ),
     ],
 )

@@ -38,7 +38,8 @@ def test_later_phases_need_the_state_of_the_first_phase():
     ]:
         with pytest.raises(
             ProtocolError,
-            match="this client has no state from phase 'first' of round 4, so it cannot go on; it can take part again in the next round",
+            match="this client has no state from phase 'first' of round 4, so it cannot continue the round; "
+            "it can take part in the next round",
         ):
             TWO.starts_round(in_phase(phase), state)
 
@@ -107,7 +108,7 @@ def test_a_memory_with_one_frame_refuses_a_second_phase():
     (refused,) = TWO.encode([m], None, [{}], [1], Context(phase="second"))
     assert isinstance(
         refused, ConfigError
-    ) and "memory 'none' has no frame for a phase 'second'" in str(refused)
+    ) and "memory 'none' cannot make a frame for the phase 'second'" in str(refused)
 
 
 def test_virtual_clients_answer_like_real_ones_to_different_assignments():

@@ -113,7 +113,7 @@ def test_the_round_after_a_failed_one_moves_the_model():
     )
     outcomes = list(f.loop.rounds(range(1, 5)))
     assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
-    assert "1 are absent and 0 proven Byzantine" in outcomes[1].rejections[0].reason
+    assert "1 are absent, 0 proven Byzantine" in outcomes[1].rejections[0].reason
     assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
 
 
@@ -316,7 +316,7 @@ def test_the_notice_mentions_many_cards():
         made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice
         for clients in (1000, 1001)
     )
-    assert "cards" not in few and "1001 cards a round" in many
+    assert "cards" not in few and "1001 cards (one-time keys) a round" in many
 
 
 def test_the_notice_says_what_each_form_guarantees():
@@ -342,7 +342,7 @@ def test_a_bernoulli_code_reports_its_redundancy_as_drawn():
 
 
 def test_the_notice_advises_against_even_cohorts():
-    advice = "a cohort of 10 clients is even"
+    advice = "the number of clients in a round is 10, which is even"
     assert advice in made("vote", 10).notice and not made("vote", 9).notice
     assert advice in made("election:code=uncoded,byzantine=2", 10).notice
     assert "is even" not in made("election:byzantine=2", 10).notice, (

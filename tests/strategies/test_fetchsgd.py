@@ -366,7 +366,7 @@ def test_the_restored_state_equals_the_saved_one():
         (
             "fetchsgd",
             {"downlink_memory": "residual"},
-            "leave --downlink-memory out, or set it to none",
+            "leave --downlink-memory out, or give none",
         ),
         (
             "fetchsgd",

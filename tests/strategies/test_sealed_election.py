@@ -274,7 +274,7 @@ def test_an_unjustified_complaint_excludes_the_voter(monkeypatch, tmp_path):
     (rejections,) = heard.summary.rejections
     assert (
         list(rejections.clients) == [3]
-        and "but that ballot opens" in rejections.reason
+        and "but this ballot opens" in rejections.reason
         and not heard.of(RECOUNT)
     )
     assert heard.model == run(monkeypatch, tmp_path, once, "honest").model
@@ -330,13 +330,13 @@ def test_an_equivocating_sender_is_named_even_if_too_few_ballots_remain(
 
 def test_options_with_which_one_byzantine_client_stops_every_vote_are_refused():
     for clients in (3, 4, 5):
-        with pytest.raises(UserError, match="can leave fewer; give a smaller 'f'"):
+        with pytest.raises(UserError, match="fewer may be valid; give a smaller 'f'"):
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=0", 3).code.all()
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
         "each partition has two clients"
     )
-    with pytest.raises(UserError, match="can leave fewer; give a smaller 'f'"):
+    with pytest.raises(UserError, match="fewer may be valid; give a smaller 'f'"):
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=2", 6)
 
 
@@ -347,7 +347,7 @@ def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
     )
     assert (
         "against 1 Byzantine client in a round, " in sealed
-        and "the server sees votes, sizes and times" in sealed
+        and "the server sees votes, message sizes and times" in sealed
     )
     assert "more than 2 clients absent" in sealed and "more than 4 clients absent" in one
     assert (
@@ -376,7 +376,7 @@ def test_too_many_complaints_are_rejected_without_checking_them(monkeypatch, tmp
         replace(SEALED, rounds=1, attack="false-complaint:clients=3,times=10000"),
     )
     assert not judged and [list(r.clients) for r in heard.summary.rejections] == [[3]]
-    assert "complained 50000 times about 5" in heard.summary.rejections[0].reason
+    assert "50000 complaints about only 5" in heard.summary.rejections[0].reason
 
 
 @pytest.mark.parametrize("phase", [CARDS, BALLOTS])

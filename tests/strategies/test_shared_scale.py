@@ -145,7 +145,7 @@ def test_a_frame_with_another_scale_is_rejected():
     (rejection,) = outcome.rejections
     assert (
         rejection.client == 2
-        and "is not in the announced scale" in rejection.reason
+        and "the announced scale" in rejection.reason
         and len(outcome.accepted) == 5
     )
 
