@@ -4,8 +4,8 @@ A client's memory (fedcomp.memories) keeps the part of updates that frames (enco
 *proposal*. The client's next assignment says whether the server accepted the frame. To *settle* a proposal is to commit it if the server
 accepted the frame, and to roll it back otherwise.
 
-A session handles the assignments of the clients that it hosts: one client on a device, a cohort in a simulation. Clients at the same
-model version have the same weights, so one copy of the model serves all clients of a session.
+A session handles the assignments of the clients that it hosts: one client on a device, a cohort in a simulation. Clients at the same model
+version have the same weights, so one copy of the model serves all clients of a session.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -78,8 +78,8 @@ class Recovery:
     def restore(self) -> int:
         """Restore the run from the checkpoint, or save a new run as round 0. Return the round of the checkpoint.
 
-        Raises RunFolderError if the task's model or data have changed since the start of the run, or if the run has done more than
-        `rounds` rounds. Raises CheckpointError if the checkpoint is damaged.
+        Raises RunFolderError if the task's model or data have changed since the start of the run, or if the run has done more than `rounds`
+        rounds. Raises CheckpointError if the checkpoint is damaged.
         """
         stored = self.checkpoint.value(RUN)
         if stored is None:

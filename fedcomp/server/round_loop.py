@@ -64,8 +64,8 @@ class RoundLoop:
 
     `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By
     default, `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of
-    clients that answered and were asked. `bandwidths`: uplink speeds by client, in bytes per second, if known.
-    `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
+    clients that answered and were asked. `bandwidths`: uplink speeds by client, in bytes per second, if known. `evaluates(round)` returns
+    whether the clients of a round evaluate the model that they receive.
 
     The cohort and the order in which updates are summed depend on the client ids, not on the order of answers.
     """

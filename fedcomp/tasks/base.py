@@ -56,8 +56,8 @@ class Task:
     `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data means a fedcomp
     Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. `test`
     may be None: the model can then be evaluated on clients only (--evaluate clients). If a batch is a tuple, its inputs are passed to the
-    model by position; if it is a dict, by keyword, and `target` is the key of its targets. `collate(items) → batch` is the
-    `collate_fn` of `torch.utils.data.DataLoader`.
+    model by position; if it is a dict, by keyword, and `target` is the key of its targets. `collate(items) → batch` is the `collate_fn` of
+    `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
     model's output, if any, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive the logits

@@ -1,7 +1,7 @@
 """CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, 32x32 in colour.
 
-VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. Source: Sattler, Wiedemann, Müller, Samek: Robust
-and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
+VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. Source: Sattler, Wiedemann, Müller, Samek: Robust and
+communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
 
 ResNet-18: He, Zhang, Ren, Sun: Deep residual learning for image recognition. CVPR 2016. The stem for CIFAR-10 is one 3x3 convolution.
 GroupNorm (Wu & He: Group normalization. ECCV 2018) replaces BatchNorm, whose running statistics differ between clients with different data:
