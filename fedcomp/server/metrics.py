@@ -27,7 +27,8 @@ TOTALS = {  # fields of RoundRecord
     "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
     "relayed_bytes": "Bytes of frames from relays.",
 }
-MAX_CLIENT_METRICS = 128  # if clients report more metrics, the least recently reported are dropped
+# If clients report more metrics, the least recently reported metrics are dropped.
+MAX_CLIENT_METRICS = 128
 MEAN_HELP = "Mean of a metric over the clients, as last reported."
 WORST_HELP = "Mean of a metric over the worst tenth of the clients, as last reported."
 CLIENT_TOTALS = {
@@ -49,11 +50,11 @@ class Metrics(Callback, Collector):
         self.totals: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # number of rejections by stage
         self.client_totals: dict[str, Counter[int]] = {name: Counter() for name in CLIENT_TOTALS}
-        self.client_records: dict[int, ClientRecord] = {}  # the last one of each client
-        self.latency_s: dict[int, float] = {}  # of the last answer of each client
-        # The last values of each metric that clients reported, ordered by the round in which it was last reported.
+        self.client_records: dict[int, ClientRecord] = {}  # the last record of each client
+        self.latency_s: dict[int, float] = {}  # by client: latency of the last answer.
+        # The last values of each metric that clients reported. The least recently reported metric comes first.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.suspicion: Mapping[int, float] = {}  # that of the last RoundRecord with votes
+        self.suspicion: Mapping[int, float] = {}  # from the last RoundRecord with votes
         self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
             "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS
@@ -63,7 +64,7 @@ class Metrics(Callback, Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
-    # The hooks of a callback.
+    # The hooks of `Callback`.
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         self.port = port
@@ -200,7 +201,7 @@ def _family(
     values: float | Mapping[Any, float | None] | None,
     label: str = "",
 ) -> Metric:
-    """Return a metric family. `values`: a number, or a dict from label value to number. None adds no sample."""
+    """Return a metric family. `values` is a number, or a dict from label values to numbers. A value of None adds no sample."""
     if not isinstance(values, Mapping):
         return kind(f"fedcomp_{name}", help, values)
     family = kind(f"fedcomp_{name}", help, labels=[label])
@@ -218,20 +219,20 @@ def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
 
 
 def _without_created(histogram: Histogram) -> Metric:
-    """Return the family of a histogram without the time of its creation, which Prometheus would show as another family."""
+    """Return the metric family of a histogram without the samples `_created`, which Prometheus would show as another family."""
     (family,) = histogram.collect()
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return family
 
 
 def _encodable(text: str) -> str:
-    """Return a text with "?" in place of characters that UTF-8 cannot encode, such as those of a file name in another encoding."""
+    """Return `text` with "?" in place of characters that UTF-8 cannot encode. Such characters occur in file names with another encoding."""
     return text.encode("utf-8", "replace").decode()
 
 
 @contextmanager
 def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
-    """Serve the metrics on a loopback port within a `with` block, and yield their URL. Port 0 means any free port.
+    """Serve the metrics on a loopback port within a `with` block, and yield their URL. With port 0, the system chooses a free port.
 
     Raises ConfigError if the port cannot be opened.
     """
