@@ -41,5 +41,5 @@ def read(split: str) -> Data:
 
 @builtin_task("digits")
 def digits(data: Path | None = None) -> Task:
-    """Return the task of a small network on scikit-learn's digits. `data` is ignored."""
+    """Return the task of training a small network on scikit-learn's digits. `data` is ignored."""
     return Task("digits", network, partial(read, "train"), partial(read, "test"))
