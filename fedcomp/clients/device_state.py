@@ -41,8 +41,8 @@ def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | li
 
 
 def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) -> None:
-    """Restore a client of a session from the result of `pack`. If the session's copy of the model is newer than the stored copy, it is
-    kept.
+    """Restore a client of a session from the result of `pack`. If the session's copy of the model is newer than the stored copy, the stored
+    copy is ignored.
 
     Raises CheckpointError if `stored` is not a result of `pack`.
     """

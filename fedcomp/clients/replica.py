@@ -68,8 +68,8 @@ class Replica:
     def check_path(self, assignment: Assignment, version: str) -> None:
         """Raise NeedDense if the download of an assignment cannot be applied to model version `version`.
 
-        A list of frames can be applied to its base version and to the version after each frame. If the server did not receive the client's
-        last report, the base version is older than the client's version.
+        A list of frames (encoded updates) can be applied to its base version, and to the version after each frame. If the server did not
+        receive the client's last report, the download's base version is older than the client's version.
         """
         a = assignment
         if a.form == DENSE or version == a.base:

@@ -1,9 +1,9 @@
 """The client's part of a round: commit or roll back the previous update, apply the download, train, and encode the new update.
 
-A client's memory (fedcomp.memories) stores the part of the updates that compression left out. An encoded update is a *frame*. A frame is a
-*proposal* until the client knows whether the server accepted it. The server says so in the client's next *assignment* (the message that
-starts the client's work). To *settle* a proposal means to commit it to the memory if the server accepted the frame, and to roll the memory
-back otherwise.
+A client's memory (fedcomp.memories) stores the part of the updates that compression left out. An encoded update is called a frame. A frame
+is a proposal until the client knows whether the server accepted it. The client's next assignment (the message that starts its work) says
+whether the server accepted the frame. To settle a proposal means to commit it to the memory if the server accepted the frame, and to roll
+the memory back otherwise.
 
 A session does the work of one client on a device, or of many clients in a simulation. Clients at the same model version have the same
 weights, so all clients of a session share one copy of the model.
@@ -39,8 +39,8 @@ from .replica import NeedDense, Replica
 from .state import ClientState
 from .trainer import ClientResult, Trainer
 
-# A function that is called before updates are encoded. Its arguments are the assignments, memories and updates [m, numel] of m clients. The
-# function must not change its arguments.
+# A function that is called before updates are encoded. The arguments are the assignments, memories and updates [m, numel] of m clients,
+# which the function must not change.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
 
 
@@ -120,7 +120,8 @@ class EncodingSession:
         Raises NeedDense if the download cannot be applied to the client's version of the model, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        if state.memory.pending is not None:  # else `_commit_accepted` may have committed it
+        # Else `_commit_accepted` may have committed the update.
+        if state.memory.pending is not None:
             state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
             state.memory.reset()  # the server has committed another frame of this client
@@ -173,11 +174,11 @@ class EncodingSession:
 
 
 class ClientSession(EncodingSession):
-    """A session that answers assignments with reports.
+    """A session that trains its clients, and answers assignments with reports.
 
-    With `keeps_rounds`, a client's state in a round is kept until the client's next round. By default, the state is dropped when any client
-    begins a new round. `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so
-    they are freed once they are applied.
+    With `keeps_rounds`, a client's state in a round is kept until the client's next round, instead of until the next round of any client.
+    `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are freed once
+    they are applied.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class ClientSession(EncodingSession):
         return [a for a in assignments if a.client not in reports], measured
 
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
-        """Commit the updates that the server accepted in one call for all clients.
+        """Commit accepted updates to the memories of all clients in one call.
 
         A client is left out if the server accepted only a part of its update, or if its momentum must be masked.
         """
@@ -354,7 +355,7 @@ class ClientSession(EncodingSession):
         return reports
 
     def _continue(self, group: Any, assignments: Sequence[Assignment]) -> dict[int, Report]:
-        """Return the reports of clients for a phase after the first phase of a round."""
+        """Return the clients' reports for a later phase of a round (not the first)."""
         reports: dict[int, Report] = {}
         proceeding: list[Assignment] = []
         new_updates: list[tuple[Assignment, Tensor]] = []

@@ -20,7 +20,7 @@ from ..messages import compact_json
 from ..training import nested_state
 
 BUFFERS, TRAINING = "buffers", "training"  # names of entries in the serialised record
-MOMENTUM = "local-momentum"  # name of the vector
+MOMENTUM = "local-momentum"  # name of the momentum vector
 
 
 @dataclass
@@ -29,7 +29,7 @@ class ClientState:
 
     memory: Memory
     version: str  # version of the client's copy of the model
-    ticket: str = ""  # ticket (hash) of the memory's latest frame
+    ticket: str = ""  # ticket (hash) of the client's latest frame
     buffers: dict[str, Tensor] | None = None  # buffers of the model, and tensors of the algorithm.
     momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum.
     # State of the optimizer or of the user's train_fn, if this state is kept between rounds.

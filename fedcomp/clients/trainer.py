@@ -25,7 +25,7 @@ class ClientResult(NamedTuple):
     assignment: Assignment
     result: JobResult
     traces: Traces = NO_TRACES
-    lr_sum: float = 0.0  # sum of the learning rates of all local steps
+    lr_sum: float = 0.0  # sum of the learning rates of all local steps.
 
 
 # Results of the clients that did not fail, and their updates [clients, numel].
@@ -33,7 +33,7 @@ Stack = tuple[list[ClientResult], Tensor]
 
 
 class Trainer:
-    """Trains the clients of a session. `shards[client]` holds the indices of the client's examples in `data`."""
+    """The local training of the clients of a session. `shards[client]` holds the indices of the client's examples in `data`."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class Trainer:
         all_shards: Shards | None = None,
         at_once: int = 1,
     ):
-        """Algorithms that train on data partitions need `all_shards`, the example indices of all clients of the run; by default `shards`.
+        """`all_shards`, by default `shards`, has the example indices of all clients of the run, for algorithms that train on data
+        partitions.
 
         `at_once` is the number of clients or partitions whose updates are in memory at the same time.
         """

@@ -1,7 +1,7 @@
 """The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
 
 Each round updates the model once. The cohort of a round consists of the clients whose answers are aggregated in the round, and of clients
-that are rejected because they are too late. The downlink bytes of a round are those sent to clients that start to train in the round.
+that are rejected because they are too late. The downlink bytes of a round count the downloads of clients that start to train in the round.
 Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint contains the answers that
 are not aggregated yet. If a client had not answered when the server stopped, the client has no assignment after the restart.
 """
@@ -50,7 +50,7 @@ class Answer:
 
 
 class AsynchronousLoop(RoundLoop):
-    """The rounds of an asynchronous strategy.
+    """The round loop of an asynchronous strategy.
 
     `work_s(round, client)` returns how many virtual seconds a client needs for the work that it started in a round. If `work_s` is None,
     the loop runs in real time.

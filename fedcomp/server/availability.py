@@ -6,7 +6,8 @@ are connected. A client that crashes or loses its network therefore delays a run
 that answered after the deadline can be drawn again.
 
 In a run with a deadline, a round needs at least two clients. With --quorum below 1, the round also needs this fraction of the cohort. If
-fewer clients are connected, the round waits. If the wait takes as long as the deadline, silent clients may be drawn as well.
+fewer clients are connected than a round needs, the round waits. If the wait takes as long as the deadline, silent clients may be drawn as
+well.
 
 A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits for a
 disconnected client without a time limit, during a round and between rounds.
@@ -75,7 +76,7 @@ def _min_after_deadline(config: RunConfig, cohort: int) -> int:
 
 
 class Availability:
-    """Keeps track of silent clients (clients that missed a deadline). `usual` is the number of clients that were not silent when the last
+    """The record of silent clients (clients that missed a deadline). `usual` is the number of clients that were not silent when the last
     round began.
 
     A round waits for at most `usual` clients, so that it does not wait again for clients that were already missing.

@@ -5,9 +5,9 @@ smallest of three kinds of download, measured in encoded bytes:
 
     frames:      the missed broadcasts, one by one;
     overwrite:   the current values of the coordinates that the missed broadcasts touched;
-    dense:       the whole model
+    dense:       the whole model.
 
-The cache never needs more bytes than the dense model. A client that missed more bytes of broadcasts gets the whole model.
+The cache never needs more bytes than the dense model. A client gets the whole model if the broadcasts that it missed are larger.
 """
 
 import sys
@@ -43,8 +43,8 @@ MAX_NUMBERED_VERSIONS = 10_000
 @dataclass(frozen=True)
 class Broadcast:
     round: int
-    base: str  # version before the broadcast
-    version: str  # version after the broadcast
+    base: str  # model version before the broadcast
+    version: str  # model version after the broadcast
     frame: bytes
 
 
@@ -71,7 +71,7 @@ class TouchedPositions:
         self._cache, self._open = cache, open
         # For each position, the newest decoded broadcast that changes it: 1 is the latest broadcast, 0 means none.
         self._first = np.zeros(numel, np.int32)
-        # The element [i] is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
+        # Element [i] is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
         self._counts = [0]
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:

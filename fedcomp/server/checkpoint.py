@@ -1,7 +1,7 @@
-"""Checkpoints, from which an interrupted run continues.
+"""Checkpoints, from which an interrupted run continues. A checkpoint consists of two kinds of files:
 
-    state.sqlite:           vectors, values and cached broadcasts by name; for a large entry, only the number of its file
-    files/7.safetensors:    file number 7, which contains one entry of 256 KiB or more and is never overwritten
+    state.sqlite:           vectors, values and cached broadcasts by name; for a large entry, only the number of its file;
+    files/7.safetensors:    file number 7, which contains one entry of 256 KiB or more and is never overwritten.
 
 `save` writes new files, and then all changed entries in one SQLite transaction. If the process is killed or the power fails, the folder
 therefore contains either the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries to disk in a thread, so
@@ -240,7 +240,7 @@ class Checkpoint:
             yield
         except (PermissionError, sqlite3.OperationalError) as error:
             raise CheckpointError(
-                f"{where} cannot be opened ({error}); make room for it and make it writable"
+                f"{where} cannot be opened ({error}); check its permissions and the free disk space"
             ) from error
         except (OSError, SafetensorError, sqlite3.Error, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(

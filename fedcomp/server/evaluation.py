@@ -39,7 +39,7 @@ INITIAL_STATISTICS = (
     "make model(inputs) accept a batch of inputs, or use GroupNorm"
 )
 INITIAL_BUFFERS = (
-    "training changes buffers of the model ({}) that are not sent; the server evaluates and saves the model with their initial "
+    "training changes buffers of the model ({}) that clients do not send; the server evaluates and saves the model with their initial "
     "values"
 )
 

@@ -30,7 +30,8 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
-MAX_REASON_CHARS = 1000  # maximum length of the reason for a failure that a client or relay reports
+# Maximum number of characters of a failure reason that a client or relay reports.
+MAX_REASON_CHARS = 1000
 POLL_S = 0.1  # maximum seconds between two checks whether the phase is complete
 
 
@@ -59,7 +60,7 @@ class Traffic:
     seconds: dict[int, float] = field(default_factory=dict, compare=False)
     # By client: number of model versions that the client had missed at its first assignment, or None if unknown.
     behind: dict[int, int | None] = field(default_factory=dict)
-    # By client: number of rounds by which the answer is late. Clients that are in time have no entry.
+    # By client: number of rounds by which the answer is late. Clients that answer in time have no entry.
     staleness: dict[int, int] = field(default_factory=dict)
     first_download: int = 0  # downlink bytes to clients that have never reported a model version.
     # Downlink bytes beyond the size of the newest broadcast, for clients that missed earlier broadcasts.
@@ -85,8 +86,8 @@ class Exchange:
     """The exchange of messages between the server and a cohort in one phase of a round.
 
     `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report. The attribute `on_answer(answered,
-    asked)` is called after each answer, with the number of clients that have answered and the number of clients in the phase. `traffic`
-    counts the bytes in both directions.
+    asked)` is called after each answer, with the numbers of clients that have answered and that were asked. `traffic` counts the bytes in
+    both directions.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
             raise ValueError(f"has a tensor '{name}' that the model lacks")
         if tensor.shape != own[name].shape:
             raise ValueError(
-                f"has a tensor '{name}' of shape {list(tensor.shape)}, but the model's has {list(own[name].shape)}"
+                f"has a tensor '{name}' of shape {list(tensor.shape)}, but the model's tensor has the shape {list(own[name].shape)}"
             )
     model.load_state_dict(tensors, strict=False)
 

@@ -1,9 +1,9 @@
 """A log in JSON lines: one object per event of a run or of a client, with the time in UTC.
 
-    {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
-
 Each event of a run corresponds to a hook of `Callback`. The fields of an event are those of the dataclasses in callbacks.py. At most one
-`progress` event is logged per second.
+`progress` event is logged per second. For example:
+
+    {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 """
 
 import dataclasses

@@ -44,7 +44,7 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """Writes scalars for TensorBoard to the run folder, one point per round. The scalars are named like the fields of metrics.jsonl.
+    """A writer of TensorBoard scalars to the run folder, one point per round. The scalars are named like the fields of metrics.jsonl.
 
     Raises ConfigError if the package tensorboard is not installed.
     """

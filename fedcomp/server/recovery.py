@@ -45,8 +45,8 @@ class Stateful(Protocol):
 
 
 class Recovery:
-    """Saves and restores the state of a run. Call `restore` before the first round, `mark_changed` after each round, and `save` for each
-    checkpoint.
+    """The saving and restoring of a run's state. Call `restore` before the first round, `mark_changed` after each round, and `save` for
+    each checkpoint.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Recovery:
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
         self.changed: set[int] = set()  # clients that took part since the last checkpoint.
-        # Hashes of the model and the data, which must not change. The keys are used in error messages.
+        # Hashes of the model and the data, which must not change. The keys of this dict are used in error messages.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,
             "other examples": data.digest if data is not None else "none",

@@ -31,7 +31,7 @@ MAX_REASONS, MAX_CLIENTS = 16, 16
 # Fields of Summary.
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
-TRAIN = "train_"  # prefix of the names of metrics from training
+TRAIN = "train_"  # prefix of the names of metrics from training.
 # Metrics for which the worst tenth of the clients is reported.
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 KINDS = "kinds"  # name of an entry in a checkpoint.
@@ -83,7 +83,7 @@ def bandwidths_of(
 ) -> dict[int, float]:
     """Return the uplink bandwidth of each client in bytes per second, or an empty dict if the run has no --budget.
 
-    The bandwidths are those of --bandwidths, or those of the virtual network, `uplinks`. They are assigned to the clients in turn.
+    The bandwidths are those of --bandwidths, or those of the virtual network, `uplinks`. Bandwidths are assigned to the clients in turn.
     `uplinks` is None without a virtual network. Raises ConfigError if the budget is too small.
     """
     c = config
@@ -247,7 +247,7 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 class WarningLog:
-    """Collects the warnings of a run. Each warning is passed to `forward` at once, and is added to the record of its round.
+    """A log of the warnings of a run. Each warning is passed to `forward` at once, and is added to the record of its round.
 
     If warnings have a kind, only the first warning of each kind is reported, even if the run is resumed. All warnings without a kind are
     reported.

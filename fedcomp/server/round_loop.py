@@ -49,7 +49,7 @@ class RoundResult:
     accepted: list[AcceptedUpdate]
     rejections: list[Rejection]
     traffic: Traffic
-    broadcast: Broadcast | None  # None: the model is unchanged.
+    broadcast: Broadcast | None  # None if the model is unchanged.
     # By client: fraction of the client's votes that lost by a wide margin. Empty unless the strategy counts votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration in virtual seconds, None in real time
@@ -62,12 +62,12 @@ class RoundResult:
 
 
 class RoundLoop:
-    """Runs the rounds of a strategy over a transport, and keeps the server's record of each client.
+    """The round loop of a strategy over a transport, with the server's record of each client.
 
     `gather` returns the ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By default,
-    `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the number of clients that
-    have answered and the number of clients in the phase. `bandwidths` are uplink speeds by client, in bytes per second, if known.
-    `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
+    `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of clients
+    that have answered and that were asked. `bandwidths` are uplink speeds by client, in bytes per second, if known. `evaluates(round)`
+    returns whether the clients of a round evaluate the model that they receive.
 
     The cohort and the order in which updates are summed depend on the client ids, not on the order of answers.
     """
@@ -137,7 +137,7 @@ class RoundLoop:
         before: AcceptedByPhase,
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
-        """Prepare a phase. Return its Exchange, and the assignments to send to the clients in `configs`.
+        """Return the Exchange of a phase, and the assignments to send to the clients in `configs`.
 
         `before` holds the accepted updates of the earlier phases of the round. The bytes of the assignments are counted in `traffic`.
         """
@@ -290,8 +290,8 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return a large dense update without its frame and values, so that their memory can be freed. The values become NaN. Return other
-    updates unchanged.
+    """Return a large dense update without its frame and values, so that their memory can be freed. The values of the result are NaN. Return
+    other updates unchanged.
     """
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:

@@ -1,10 +1,10 @@
-"""The run folder: the files of a run.
+"""The run folder contains the files of a run:
 
-config.toml        every option with its resolved value, and the choices for this machine, such as the engine
-metrics.jsonl      one line per round (callbacks.RoundRecord)
-summary.json       totals (callbacks.Summary)
-model.safetensors  the trained parameters under the names of the user's module, or its whole state_dict() if it has buffers
-checkpoint/        the state from which --resume continues (server/checkpoint.py)
+config.toml        every option with its resolved value, and the choices for this machine, such as the engine;
+metrics.jsonl      one line per round (callbacks.RoundRecord);
+summary.json       totals (callbacks.Summary);
+model.safetensors  the trained parameters under the names of the user's module, or its whole state_dict() if it has buffers;
+checkpoint/        the state from which --resume continues (server/checkpoint.py).
 """
 
 import fcntl
@@ -92,7 +92,7 @@ class RunFolder:
             self._lock = None
 
     def write_config(self, config: RunConfig, resolved: dict[str, Any]) -> None:
-        """Write config.toml: every option, and under [resolved] the choices for this machine."""
+        """Write every option to config.toml, and under [resolved] the choices for this machine."""
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
         with self._writing():
             self._replace(RUN_FILE, tomli_w.dumps(values).encode())

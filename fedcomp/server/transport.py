@@ -1,4 +1,4 @@
-"""The interface between the round loop and the code that carries its messages."""
+"""The interface between the round loop and the code that carries messages to clients."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-# Seconds that a client has to reconnect if its connection ends before it has answered. Its assignment is then sent again.
+# Seconds that a client has to reconnect if its connection ends before it has answered. The client's assignment is then sent again.
 GRACE_S = 5.0
 NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
 
@@ -26,7 +26,7 @@ class Delivery:
 
     client: int
     answer: Report | Lost
-    arrived_s: float  # time of arrival by the transport's clock
+    arrived_s: float  # time of arrival by the transport's clock.
     # Clients whose updates a relay may have added to this client's update.
     summed: tuple[int, ...] = ()
 
@@ -35,8 +35,8 @@ class Clock:
     """The clock of a run, which measures real time. A simulation with a virtual network has a clock with virtual time."""
 
     time_s: float = 0.0  # virtual seconds since the run began
-    started_s: float = 0.0  # result of `now` at the start of the last exchange
-    limit_s: float | None = None  # time limit of the last exchange, in seconds
+    started_s: float = 0.0  # result of `now` at the start of the last exchange of messages
+    limit_s: float | None = None  # time limit of the last exchange of messages, in seconds
 
     def begin(self, limit_s: float | None) -> None:
         """Start an exchange of messages with a time limit in seconds, or None for no limit."""

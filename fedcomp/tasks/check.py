@@ -44,11 +44,11 @@ def check(
 ) -> Layout:
     """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1.
 
-    Return the layout of the model. A metric that fails on two examples is called again on the whole test set. `train` and `test` replace
-    the task's data unless they are None. If there is no test data, pass the training data as `test`. Raises TaskError if a check fails. The
-    error names the task, the value that the task's code returned, and the expected value. Raises ConfigError if `augment` is True and the
-    task has no augmentation. A FedcompError that the task's code raises, such as DataError, is passed on unchanged. The state of torch's
-    global generator does not change.
+    Return the layout (parameter names and shapes) of the model. A metric that fails on two examples is called again on the whole test set.
+    `train` and `test` replace the task's data unless they are None. If there is no test data, pass the training data as `test`. Raises
+    TaskError if a check fails. The error names the task, the value that the task's code returned, and the expected value. Raises
+    ConfigError if `augment` is True and the task has no augmentation. A FedcompError that the task's code raises, such as DataError, is
+    passed on unchanged. The state of torch's global generator does not change.
     """
     if augment and task.augment is None:
         raise ConfigError(

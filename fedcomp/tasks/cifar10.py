@@ -80,7 +80,7 @@ def images(data: Path | None) -> ImageDataset:
 def network() -> nn.Module:
     """Return VGG11* with 865,482 parameters, for inputs [B, 3, 32, 32].
 
-    As in the code of Sattler et al., convolutions are initialised by fan-out (He et al. 2015).
+    As in Sattler et al.'s code, convolutions are initialised by fan-out (He et al. 2015).
     """
     layers: list[nn.Module] = []
     channels = 3

@@ -98,7 +98,7 @@ class Data:
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples with the indices `rows`, by default all examples, as a torch Dataset of pairs (input, target)."""
         inputs: Any = self.inputs
-        # Any, because torch's types do not declare a tensor as a dataset.
+        # `Any`, because torch's types do not declare a tensor as a dataset.
         targets: Any = self.targets
         if isinstance(inputs, dict):
             inputs = StackDataset(**inputs)
@@ -112,7 +112,7 @@ class Data:
         return self.targets
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the input `name` of all examples, or `groups` if `name` is None. Raises ConfigError if there is no such input."""
+        """Return the input `name` of all examples, or `groups` if `name` is None. Raises ConfigError if no input has this name."""
         if name is None:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
@@ -200,8 +200,8 @@ class LazyData:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises ConfigError if there is no such
-        column.
+        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises ConfigError if the dataset has no
+        such column.
         """
         if name is None:
             return self.groups
@@ -248,9 +248,8 @@ class DataSource:
 def data_from(
     value: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
 ) -> Any:
-    """Convert data in one of the forms that DATA_FORMS describes to Data or LazyData. Any other value is returned unchanged.
-
-    float64 arrays become tensors of torch's default type, and integer arrays int64 tensors, as layers and losses require. A dict or list
+    """Convert data in one of the forms that DATA_FORMS describes to Data or LazyData. Any other value is returned unchanged. NumPy float64
+    arrays become tensors of torch's default dtype, and integer arrays become int64 tensors, as layers and losses require. A dict or list
     with the data of each client is concatenated, and the keys of the dict or the positions in the list become the groups. Raises ValueError
     for a client without examples.
     """
@@ -276,7 +275,7 @@ def data_from(
 
 
 def as_batch(collated: Any, target: str = TARGET) -> Batch:
-    """Convert the result of a collate function to a Batch. Raises ValueError unless the result is a tuple, a list or a dict."""
+    """Convert the result of a collate function to a Batch. Raises ValueError unless `collated` is a tuple, a list or a dict."""
     if isinstance(collated, Batch):
         return collated
     if isinstance(collated, Mapping):
@@ -427,9 +426,7 @@ def _stack_column(name: str, column: Any) -> Tensor:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Convert a value to a tensor without gradient. The dtype of float64 arrays becomes torch's default dtype, that of integer arrays
-    int64.
-    """
+    """Convert a value to a tensor without gradient. NumPy float64 arrays get torch's default dtype, and integer arrays get int64."""
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)

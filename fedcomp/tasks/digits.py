@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of 8x8 pixels that scikit-learn contains. No download is needed.
+"""The 1,797 handwritten digits of 8x8 pixels that scikit-learn contains. The task needs no download.
 
 A fixed random split has 1,437 training and 360 test examples. Pixels are standardised by the mean and standard deviation of the training
 set.

@@ -38,13 +38,13 @@ task = Task(
     train=lambda: spirals(6000, seed=1),
     test=lambda: spirals(1000, seed=2),
     # Further arguments of Task:
-    # - loss: a function of outputs and targets that returns the mean over a batch. The default is the cross-entropy.
-    # - accuracy: a function that returns a fraction from 0 to 1, or None. The default compares the largest output with the target.
+    # - loss: a function of outputs and targets that returns the mean over a batch. By default, the loss is the cross-entropy.
+    # - accuracy: a function that returns a fraction from 0 to 1, or None. By default, the largest output must be the target.
     # - metrics: a dict, name → function of the outputs and targets of the whole test set.
     # - augment: a fedcomp.tasks.Augmentation, which changes training examples if --augment is given.
 )
 
-# If your data is in a folder, define a function that returns the task. Its argument is the folder of --data (a pathlib.Path), or None.
+# If your data is in a folder, define a function that returns the task. Its argument is the folder of --data, a pathlib.Path or None:
 #
 # def task(folder):
 #     return Task(name="mine", model=model, train=lambda: read(folder / "train.csv"), test=lambda: read(folder / "test.csv"))

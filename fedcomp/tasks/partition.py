@@ -38,9 +38,9 @@ class Classes:
     """Give each client examples of exactly N = `per_client` random classes, about equally many of each class.
 
     This partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
-    examples. In this class, the examples of all classes are split into clients × N parts of similar size. Larger classes have more parts. A
-    client takes one part of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer
-    than N classes. Raises ConfigError if clients × N is less than the number of classes.
+    examples. Here, the examples are split into clients × N parts of similar size, each with examples of one class. A client takes one part
+    of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N classes. Raises
+    ConfigError if clients × N is less than the number of classes.
     """
 
     per_client: int
@@ -292,7 +292,8 @@ def _slices(size: int, count: int) -> np.ndarray:
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
     """Divide `total` parts among the classes in proportion to their sizes, by Webster's method. Return the number of parts of each class.
 
-    A class gets at least one part, at most `max_parts` parts, and at most one part per example. The sum may therefore be less than `total`.
+    A class gets at least one part, at most `max_parts` parts, and at most one part per example. The sum of the result may therefore be less
+    than `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

@@ -73,7 +73,8 @@ def recalibrate_on(
 
 
 def recalibration_error(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
-    """Try the forward pass that recalibration needs. Return a description of its error, or an empty string. The model is left in eval mode.
+    """Try the forward pass that recalibration needs. Return a description of the error, or an empty string if there is none. The model is
+    left in eval mode.
 
     The forward pass fails, for example, for a model that has no `forward` and is evaluated by its task's `evaluate_fn`.
     """

@@ -42,8 +42,8 @@ _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
 
 class CharacterLSTM(nn.Module):
-    """An LSTM with 824,425 parameters. For each character in int64 [batch, length], the LSTM returns the scores of the next character:
-    float32 [batch, length, 97].
+    """An LSTM with 824,425 parameters. For characters (int64 [batch, length]), the LSTM returns the scores of each next character (float32
+    [batch, length, 97]).
     """
 
     def __init__(self, embedded: int = 8, hidden: int = 256, layers: int = 2):

@@ -132,8 +132,8 @@ class Engine(ABC):
     ) -> tuple[Tensor, list[JobResult | Exception]]:
         """Train every job on `data`, starting from the weights `start` (float32 [numel]).
 
-        `data` and `start` must be on the engine's device. Return the updates of the jobs that succeeded (float32 [jobs, numel], in order),
-        and a list with the result or exception of each job. The caller may change the updates in place. Raises ConfigError if no client can
+        `data` and `start` must be on the engine's device. Return the updates of the successful jobs (float32 [jobs, numel], in order), and
+        a list with the result or exception of each job. The caller may change the updates in place. Raises ConfigError if no client can
         train with these options.
         """
 
@@ -184,7 +184,7 @@ LossFunction = Callable[[Batch], Tensor]  # returns the mean loss of a batch
 
 
 class SGDSteps:
-    """Takes the local steps of one client with plain SGD, by `Descent`."""
+    """The local steps of one client with plain SGD, implemented by `Descent`."""
 
     def __init__(self, descent: Descent):
         self.descent = descent
@@ -207,7 +207,7 @@ class SGDSteps:
 
 
 class OptimizerSteps:
-    """Takes the local steps of one client with a torch optimizer: that of the task, or that of --optimizer.
+    """The local steps of one client with a torch optimizer, which is set by the task or by --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
     is the optimizer's state after the client's last round. Learning rates and other settings of the optimizer are those of the current
@@ -291,7 +291,7 @@ class SerialEngine(ClientEngine):
         if self.device.type == "cuda":
             rnns = [module for module in self.model.modules() if isinstance(module, nn.RNNBase)]
             separate |= {p for rnn in rnns for p in rnn.parameters()}
-        # Pairs of a parameter that is not a view and its slice of `weights`. Values are copied between them before and after training.
+        # Pairs of a parameter that is not a view and its slice of `weights`. Values are copied between the two before and after training.
         self.copied: list[tuple[nn.Parameter, Tensor]] = []
         set_memory_format(self.model, self.channels_last)
         views = self.layout.views(self.weights).values()

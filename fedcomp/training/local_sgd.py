@@ -53,10 +53,10 @@ class LocalSGD:
     precision: str = "float32"
     # Weight ρ of FedProx. The proximal term is added after clipping, like weight decay.
     proximal: float = 0.0
-    optimizer: str = SGD  # name and options of a torch optimizer
-    # Optimizer state: "fresh" in each round, or "kept" between rounds.
+    optimizer: str = SGD  # name and options of a torch optimizer.
+    # The optimizer state is "fresh" in each round, or "kept" between rounds.
     optimizer_state: str = "fresh"
-    accumulate: int = 1  # number of batches whose gradients are averaged in a step
+    accumulate: int = 1  # number of batches whose gradients are averaged in a step.
     # Learning rate schedule over the local steps, such as "cosine".
     step_schedule: str | None = None
     lr_multiple: float = 1.0  # factor of the learning rate in this round, set by the server
@@ -103,7 +103,7 @@ class LocalSGD:
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with the changes that the server assigned for a round.
 
-        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, that option does not change. A nonzero `steps` replaces both
+        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, the option stays unchanged. A nonzero `steps` replaces both
         `steps` and `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
         """
         if not 0 < lr < math.inf:
@@ -130,7 +130,7 @@ class LocalSGD:
 class Traces(NamedTuple):
     """Vectors besides the weights that local steps read or update in place: float32 [numel], or [clients, numel] for a stack of clients."""
 
-    # Momentum before the first step; set to that after the last step.
+    # Momentum before the first step. `Descent.finish` stores the momentum after the last step here.
     momentum: Tensor | None = None
     sums: Tensor | None = None  # sums of clipped gradients
     squares: Tensor | None = None  # sums of the squares of clipped gradients
@@ -220,7 +220,9 @@ class Descent:
             self.momenta = gradients
 
     def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
-        """Add clipped gradients to the moments. Return the clipped gradients plus correction, weight decay and proximal term."""
+        """Add clipped gradients to the moments (sums of gradients and of their squares). Return the clipped gradients plus correction,
+        weight decay and proximal term.
+        """
         if self.traces.moments is not None:
             sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
             for total, square, gradient in zip(sums, squares, gradients, strict=True):

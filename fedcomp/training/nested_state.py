@@ -1,4 +1,4 @@
-"""Serialisation of nested values, such as the `state_dict()` of an optimizer: JSON, followed by the tensors as safetensors."""
+"""Serialisation of nested values, such as the `state_dict()` of an optimizer, as JSON followed by the tensors in safetensors format."""
 
 import json
 from typing import Any

@@ -46,7 +46,7 @@ class LocalRound:
     batch_size: int  # examples in a batch
     precision: str  # float32, bfloat16 or float16
     device: torch.device  # device of the model; the data is on the CPU
-    seed: int  # seed of this client in this round, with which torch's global generators are seeded
+    seed: int  # seed of this client in this round, used for torch's global generators
     state: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
