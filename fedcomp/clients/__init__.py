@@ -1,1 +1,3 @@
-"""The client: the session that trains and encodes updates, and the state between rounds. No module here depends on a transport."""
+"""The client side: local training, the encoding of updates, and the state of a client. This package does not depend on a transport such as
+gRPC.
+"""

@@ -15,11 +15,13 @@ from .session import EncodingSession
 from .state import ClientState
 
 CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
-MAX_PAST_VERSIONS = 32  # largest number of earlier model versions that are stored
+MAX_PAST_VERSIONS = 32  # maximum number of earlier model versions (hashes) that a device stores
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the stored state of a client, by name. A list stands for the concatenation of its byte strings. No tensor is copied."""
+    """Return the tensors and bytes that a device stores for a client, by name. A list of byte strings is stored as one byte string. Tensors
+    are not copied.
+    """
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
     values = round_state.values if round_state else {}
@@ -39,7 +41,8 @@ def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | li
 
 
 def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) -> None:
-    """Restore a client of a session from the result of `pack`. The session keeps its copy of the model if it is newer.
+    """Restore a client of a session from the result of `pack`. If the session's copy of the model is newer than the stored copy, the stored
+    copy is ignored.
 
     Raises CheckpointError if `stored` is not a result of `pack`.
     """
@@ -51,18 +54,18 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         head = json.loads(stored[SESSION])
         replica = session.replica
         new = len(replica.past_versions) == 1
-        # Do not restore an older version if another client has already moved the shared copy to a newer one.
+        # All clients of a session share one copy of the model. Do not replace this copy by an older version.
         if new or replica.version in head["passed"]:
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))
         if round_state := unpack_round(stored):
             session.rounds[client] = round_state
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"the stored state is damaged ({error})") from error
+        raise CheckpointError(f"the stored state of this client is damaged ({error})") from error
 
 
 def unpack_round(stored: Mapping[str, Any]) -> RoundState | None:
-    """Return the client's state in its current round, None if it has none, from `stored`, a result of `pack`.
+    """Return the client's state in its current round from `stored`, the result of `pack`. Return None if the client is in no round.
 
     Raises KeyError, TypeError or ValueError if `stored` is not a result of `pack`.
     """

@@ -1,4 +1,4 @@
-"""The evaluation of the model on the held-out data of a client."""
+"""Evaluation of the model on the held-out data of clients."""
 
 from collections.abc import Mapping
 
@@ -23,11 +23,11 @@ from .trainer import Shards
 
 
 class ClientEvaluator:
-    """An evaluator of model weights on the held-out data of clients, one client after the other, in this process.
+    """An evaluator of model weights on the held-out data of one client at a time.
 
-    `shards[client]` are the rows of the client's examples in `train`, and `held_out[client]` are the rows in `test` on which the client
-    evaluates. `train` and `test` are on `device`, and the model is moved to it. Before each evaluation, running statistics (of batch
-    normalization) are recalibrated on up to 2,000 of the client's training examples.
+    `shards[client]` holds the indices of the client's training examples in `train`. `held_out[client]` holds the indices of the client's
+    held-out examples in `test`. `train` and `test` must be on `device`, and the model is moved to `device`. Before each evaluation, the
+    running statistics of batch normalization are computed again from up to 2,000 of the client's training examples.
     """
 
     def __init__(
@@ -51,9 +51,8 @@ class ClientEvaluator:
         )
 
     def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
-        """Return the metrics of `weights` [n] on the client's held-out examples. Without such examples, the result has no metrics.
-
-        Raises ProtocolError for metric names that cannot be sent.
+        """Return the metrics of the model weights `weights` [numel] on the client's held-out examples. Return no metrics if the client has
+        no held-out examples. Raises ProtocolError if the name of a metric cannot be sent to the server.
         """
         rows = self.held_out[client]
         if not len(rows):

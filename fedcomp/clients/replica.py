@@ -1,4 +1,4 @@
-"""A client's copy of the model. Only downloads change this copy, so that it stays bit-identical to the server's model."""
+"""A client's copy of the model. Only downloads from the server change the copy, so it stays bit-identical to the server's model."""
 
 import itertools
 from collections.abc import Iterable
@@ -23,24 +23,27 @@ DENSE_CODEC = codec("identity")
 
 
 class NeedDense(ProtocolError):
-    """Raised if a download does not lead from the client's model version to the server's, so that the client needs all weights."""
+    """Raised if a download cannot be applied to the client's version of the model. The client then needs a download with all weights."""
 
 
 class Replica:
-    """A client's copy of the model: weights [numel] and their version. Only `move` and `restore` change `weights`, in place."""
+    """A client's copy of the model: the weights as a vector [numel], and their version. Only `move` and `restore` change `weights`, in
+    place.
+    """
 
     def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
         self.weights, self.layout, self.downlink = weights, layout, downlink
         self.version = initial_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        self.past_versions = {self.version: None}  # all versions of this copy so far, in order
+        self.past_versions = {self.version: None}  # all versions that this copy has had, in order
 
     def move(self, assignment: Assignment) -> None:
-        """Update the weights to the assignment's model version. Frames of the download that this copy has applied before are skipped.
+        """Apply the download of an assignment (the server's message). Frames (encoded updates) that this copy has already applied are
+        skipped.
 
-        Raises NeedDense, with the weights unchanged, if the download cannot be applied to this copy's version. Raises FrameError for a
-        damaged frame. Raises NeedDense also if the fingerprint (hash) of the resulting weights is wrong; the copy then has no version until
-        it receives all weights.
+        Raises NeedDense, and leaves the weights unchanged, if the download cannot be applied to the current version. Raises FrameError for
+        a damaged frame. Also raises NeedDense if the hash of the updated weights differs from the server's hash. In this case, the copy has
+        no valid version until it receives all weights.
         """
         if assignment.version != self.version:
             self._apply(assignment)
@@ -51,20 +54,22 @@ class Replica:
         if self.fingerprint != assignment.fingerprint:
             self.version, self.past_versions = "", {}
             raise NeedDense(
-                f"after the download to version {assignment.version[:8]}, the fingerprint of the weights is wrong; all weights are needed"
+                f"after the download of model version {assignment.version[:8]}, the hash of the client's weights "
+                "differs from the server's; the client needs all weights"
             )
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str] = ()) -> None:
-        """Restore stored weights [numel] of the model version `version`. `past_versions`: the versions that this copy had before."""
+        """Restore stored weights [numel] of model version `version`. `past_versions` are the earlier versions of this copy, in order."""
         self.weights.copy_(weights)
         self.version = version
         self.fingerprint = fingerprint(self.weights)
         self.past_versions = dict.fromkeys([*past_versions, version])
 
     def check_path(self, assignment: Assignment, version: str) -> None:
-        """Raise NeedDense unless `version` is the start of the assignment's download, or a version that the download leads through.
+        """Raise NeedDense if the download of an assignment cannot be applied to model version `version`.
 
-        The download starts from an older version than the client's if the server did not receive the client's last report.
+        A list of frames (encoded updates) can be applied to its base version, and to the version after each frame. If the server did not
+        receive the client's last report, the download's base version is older than the client's version.
         """
         a = assignment
         if a.form == DENSE or version == a.base:
@@ -75,7 +80,8 @@ class Replica:
             passes = version in _versions(a)
         if not passes:
             raise NeedDense(
-                f"the download starts from version {a.base[:8]}, but this client is at version {version[:8]}; it needs all weights"
+                f"the download starts from model version {a.base[:8]}, but this client has "
+                f"version {version[:8]}; the client needs all weights"
             )
 
     def _apply(self, assignment: Assignment) -> None:
@@ -89,7 +95,7 @@ class Replica:
             versions, steps = _versions(assignment), []
             if versions[-1] != assignment.version:
                 raise FrameError(
-                    "the frames of the download do not lead to the model version that the download names"
+                    "the frames of the download do not result in the model version that the server announced"
                 )
             for frame in assignment.frames[versions.index(self.version) :]:
                 factor, step = unwrap_decay(frame, numel)
@@ -108,5 +114,5 @@ class Replica:
 
 
 def _versions(assignment: Assignment) -> list[str]:
-    """Return the versions that the frames of a download lead through, starting with the base version."""
+    """Return the base version of a download, and the model version after each of its frames."""
     return [*itertools.accumulate(assignment.frames, next_version, initial=assignment.base)]

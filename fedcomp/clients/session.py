@@ -1,11 +1,12 @@
-"""The client's part of a round: commit or roll back the previous frame, apply the download, train, and encode the update into a frame.
+"""The client's part of a round: commit or roll back the previous update, apply the download, train, and encode the new update.
 
-A client's memory (fedcomp.memories) keeps the part of updates that frames (encoded updates) leave out. Each frame that a memory makes is a
-*proposal*. The client's next assignment says whether the server accepted the frame. To *settle* a proposal is to commit it if the server
-accepted the frame, and to roll it back otherwise.
+A client's memory (fedcomp.memories) stores the part of the updates that compression left out. An encoded update is called a frame. A frame
+is a proposal until the client knows whether the server accepted it. The client's next assignment (the message that starts its work) says
+whether the server accepted the frame. To settle a proposal means to commit it to the memory if the server accepted the frame, and to roll
+the memory back otherwise.
 
-A session handles the assignments of the clients that it hosts: one client on a device, a cohort in a simulation. Clients at the same
-model version have the same weights, so one copy of the model serves all clients of a session.
+A session does the work of one client on a device, or of many clients in a simulation. Clients at the same model version have the same
+weights, so all clients of a session share one copy of the model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,24 +39,27 @@ from .replica import NeedDense, Replica
 from .state import ClientState
 from .trainer import ClientResult, Trainer
 
-# A function that is called before encoding, with the assignments, memories and updates [m, numel] of the clients. It must not change them.
+# A function that is called before updates are encoded. The arguments are the assignments, memories and updates [m, numel] of m clients,
+# which the function must not change.
 Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
 
 
 class ClientHook:
-    """Methods that a `ClientSession` calls around training and encoding, to simulate Byzantine clients. The base class changes nothing."""
+    """Methods that a `ClientSession` calls around training and encoding, to simulate Byzantine clients. The methods of the base class
+    change nothing.
+    """
 
-    needs_whole_cohort: bool = False  # whether one call must get all clients of a phase
+    needs_whole_cohort: bool = False  # whether one call of `handle` must get all clients of a phase
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
-        """Called with the assignments of the first phase of a round, before they are handled."""
+        """Receive the assignments of the first phase of a round, before the session handles them."""
 
     def no_answer_reason(self, assignment: Assignment) -> str:
-        """Return why the client does not answer; "" if it answers."""
+        """Return why the client does not answer, or the empty string if it answers."""
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Divide assignments into groups, each with a hashable key. Groups are trained and encoded one after the other."""
+        """Divide assignments into groups, each with a hashable key. The session handles one group after the other."""
         return [(None, list(assignments))] if assignments else []
 
     def training_data(self, group: Any, data: Examples) -> Examples:
@@ -63,29 +67,31 @@ class ClientHook:
         return data
 
     def on_updates(self, group: Any, assignments: Sequence[Assignment], updates: Tensor) -> Tensor:
-        """Return the updates [k, n] that a group encodes, by default `updates`. The tensor `updates` may be overwritten."""
+        """Return the updates [m, numel] that the m clients of a group encode, by default `updates`. The tensor `updates` may be
+        overwritten.
+        """
         return updates
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
-        """Return the report that a client sends, by default `report`, which has the frame that the client's memory proposed."""
+        """Return the report that a client sends, by default `report`. The frame in `report` was made by `memory`."""
         return report
 
 
 class States(Protocol):
-    """The states of the clients of a session, by logical id."""
+    """The states of the clients of a session, by client id."""
 
     def at(self, client: int) -> ClientState:
-        """Return the state of a client; a new state if it has none."""
+        """Return the state of a client, or a new state if the client has none yet."""
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of these clients into memory."""
+        """Load the states of these clients into main memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
-        """Mark the states of these clients as changed, for the next checkpoint."""
+        """Mark the states of these clients as changed, so that the next checkpoint stores them."""
 
 
 class HostedStates(States):
-    """The states of the clients that a process hosts, by logical id."""
+    """The states of the clients that a process hosts, by client id."""
 
     def __init__(self) -> None:
         self.by_client: dict[int, ClientState] = {}
@@ -94,7 +100,7 @@ class HostedStates(States):
         return self.by_client[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Do nothing: all states are in memory."""
+        """Do nothing: all states are in main memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
         """Do nothing: the process stores the state of each client itself."""
@@ -106,18 +112,19 @@ class EncodingSession:
     def __init__(self, replica: Replica, states: States, algorithm: ClientAlgorithm, seed: int):
         self.replica, self.states = replica, states
         self.algorithm, self.seed = algorithm, seed
-        self.rounds: dict[int, RoundState] = {}  # client → state in its current round
+        self.rounds: dict[int, RoundState] = {}  # by client: the state in its current round
 
     def download(self, assignment: Assignment) -> None:
-        """Commit or roll back the client's pending proposal, and update the copy of the model to the assignment's version.
+        """Commit or roll back the client's previous update, and apply the assignment's download to the copy of the model.
 
-        Raises NeedDense for a download that cannot be applied to the client's version, and FrameError for a damaged frame.
+        Raises NeedDense if the download cannot be applied to the client's version of the model, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        if state.memory.pending is not None:  # else it is already committed, with its cohort
+        # Else `_commit_accepted` may have committed the update.
+        if state.memory.pending is not None:
             state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
-            state.memory.reset()  # the server committed another proposal to its side of the memory
+            state.memory.reset()  # the server has committed another frame of this client
             state.after = ""
         if state.version != a.version:
             self.replica.check_path(a, state.version)
@@ -134,10 +141,10 @@ class EncodingSession:
         updates: Tensor | None,
         traces: Sequence[Traces] | None = None,
     ) -> list[Frame]:
-        """Return the clients' frames for a phase, and store the frames' tickets (hashes) in the clients' states.
+        """Return one frame (encoded update) per client, and store the hash of each frame (its ticket) in the client's state.
 
-        `updates` [m, numel] may be overwritten. `updates` is None in a later phase, in which each memory continues its current proposal. If
-        a client fails, the result has a FedcompError in place of the client's frame.
+        The tensor `updates` [m, numel] may be overwritten. If `updates` is None, as in later phases of a round, each memory encodes the
+        next frame of its current update. If a client fails, the result has a FedcompError in place of the client's frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -167,11 +174,11 @@ class EncodingSession:
 
 
 class ClientSession(EncodingSession):
-    """A session that answers assignments with reports.
+    """A session that trains its clients, and answers assignments with reports.
 
-    `keeps_rounds`: keep a client's round state until the client's next round; by default it is dropped when any new round begins.
-    `evaluator` is None if clients do not evaluate. The frames of an assignment, which may be as large as the model, are dropped once they
-    are applied.
+    With `keeps_rounds`, a client's state in a round is kept until the client's next round, instead of until the next round of any client.
+    `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are freed once
+    they are applied.
     """
 
     def __init__(
@@ -195,14 +202,13 @@ class ClientSession(EncodingSession):
 
     @property
     def at_once(self) -> int:
-        """The number of assignments that one call of `handle` should get."""
+        """The number of assignments to pass to one call of `handle`."""
         whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
-        """Return one report for each assignment. The report of a client that fails has the stage and the reason of the failure.
-
-        Other clients continue.
+        """Return one report for each assignment. If a client fails, its report contains the stage and the reason of the failure, and the
+        other clients continue.
         """
         reports: dict[int, Report] = {}
         if not self.keeps_rounds:
@@ -234,7 +240,9 @@ class ClientSession(EncodingSession):
     def _open(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], list[Assignment]]:
-        """Settle pending proposals and apply downloads. Return the assignments that start a round, and the assignments of later phases."""
+        """Commit or roll back the clients' previous updates, and apply the downloads. Return two lists of assignments: those that start a
+        round, and those of later phases of a round.
+        """
         with timed("compression"):
             self._commit_accepted(assignments)
         starting: list[Assignment] = []
@@ -257,7 +265,9 @@ class ClientSession(EncodingSession):
     def _evaluate(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], dict[int, ReportedMetrics]]:
-        """Evaluate the model for the assignments that ask for it. Return the assignments that did not fail, and the metrics."""
+        """Evaluate the model on the clients whose assignments ask for an evaluation. Return the assignments of clients that did not fail,
+        and the metrics by client.
+        """
         measured: dict[int, ReportedMetrics] = {}
         if self.evaluator is not None and any(a.evaluate for a in assignments):
             weights = self.algorithm.model_weights(self.replica.weights)
@@ -271,7 +281,10 @@ class ClientSession(EncodingSession):
         return [a for a in assignments if a.client not in reports], measured
 
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
-        """Commit a cohort's accepted proposals in one call, except for clients with a returned frame or with momentum to mask."""
+        """Commit accepted updates to the memories of all clients in one call.
+
+        A client is left out if the server accepted only a part of its update, or if its momentum must be masked.
+        """
         accepted = []
         for a in assignments:
             state = self.states.at(a.client)
@@ -291,7 +304,9 @@ class ClientSession(EncodingSession):
     def _start_round(
         self, group: Any, assignments: Sequence[Assignment], measured: Mapping[int, ReportedMetrics]
     ) -> dict[int, Report]:
-        """Train clients of a group and return their reports of the first phase. Updates are freed when this method returns."""
+        """Train clients of a group, and return their reports for the first phase of the round. The updates are freed when this method
+        returns.
+        """
         failures: dict[int, Exception] = {}
         data = self.hook.training_data(group, self.trainer.data)
         with timed("local SGD", clients=len(assignments)):
@@ -307,7 +322,9 @@ class ClientSession(EncodingSession):
     def _finish_training(
         self, trained: list[ClientResult], updates: Tensor, measured: Mapping[int, ReportedMetrics]
     ) -> dict[int, Report]:
-        """Encode the updates [m, n] of trained clients, and store the results of training in their states."""
+        """Encode the updates [m, numel] of m trained clients, and store the results of training in the clients' states. Return the reports
+        by client.
+        """
         assignments = [t.assignment for t in trained]
         states = [self.states.at(a.client) for a in assignments]
         buffers = [state.buffers or {} for state in states]
@@ -338,7 +355,7 @@ class ClientSession(EncodingSession):
         return reports
 
     def _continue(self, group: Any, assignments: Sequence[Assignment]) -> dict[int, Report]:
-        """Return the reports of clients in a later phase."""
+        """Return the clients' reports for a later phase of a round (not the first)."""
         reports: dict[int, Report] = {}
         proceeding: list[Assignment] = []
         new_updates: list[tuple[Assignment, Tensor]] = []
@@ -367,7 +384,7 @@ class ClientSession(EncodingSession):
         updates: Tensor | None = None,
         traces: Sequence[Traces] | None = None,
     ) -> dict[int, Report]:
-        """Encode `updates`, or without them the next frame of each client's memory. Return the clients' reports, by client."""
+        """Encode `updates`, or if `updates` is None, the next frame of each client's memory. Return the reports by client."""
         reports: dict[int, Report] = {}
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):
@@ -400,16 +417,16 @@ class ClientSession(EncodingSession):
 
 
 def context_of(assignment: Assignment) -> Context:
-    """Return the context of an assignment, for the codec and the memory."""
+    """Return the settings of an assignment that codecs and memories need."""
     a = assignment
     return Context(round=a.round, phase=a.phase, announced=a.announcements, rate=a.lr)
 
 
 def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:
-    """Return `error`, or an error that names NaN or infinity in the training data as the possible cause."""
+    """Return `error`, or a new error if NaN or infinity in the training data may be the cause."""
     if not isinstance(error, NonFiniteError):
         return error
-    if isinstance(trainer.data, LazyData):  # a search could take longer than training
+    if isinstance(trainer.data, LazyData):  # searching the data could take longer than training
         return NonFiniteError(f"{error}, and check the data of train() for NaN and infinity")
     if found := describe_non_finite(trainer.data, trainer.shards[client]):
         return NonFiniteError(
@@ -419,5 +436,5 @@ def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> Fedcom
 
 
 def reason(error: Exception | SystemExit) -> str:
-    """Return the reason for a report: the first line of a fedcomp error, or file, line and message of an error in the user's code."""
+    """Return the reason of a failure: the first line of a fedcomp error, or the file, line and message of an error in the user's code."""
     return str(client_error(error)).strip().split("\n")[0]

@@ -1,6 +1,6 @@
-"""The state of a client between rounds, and its serialised form: named vectors, and a record with all other values.
+"""The state of a client between rounds, and its serialised form: named vectors, and a record (bytes) with all other values.
 
-Devices store the state in their state folder, simulations in a `ClientStore`.
+A device stores the state in its state folder. A simulation stores the states of all clients in a `ClientStore`.
 """
 
 import itertools
@@ -19,25 +19,25 @@ from ..memories.base import mask
 from ..messages import compact_json
 from ..training import nested_state
 
-BUFFERS, TRAINING = "buffers", "training"  # names of values in the record
-MOMENTUM = "local-momentum"  # name of a vector
+BUFFERS, TRAINING = "buffers", "training"  # names of entries in the serialised record
+MOMENTUM = "local-momentum"  # name of the momentum vector
 
 
 @dataclass
 class ClientState:
-    """The state of a client between rounds. The client's copy of the model is not part of it, since it belongs to the session."""
+    """The state of a client between rounds. The client's copy of the model is not part of this state: the session owns the copy."""
 
     memory: Memory
     version: str  # version of the client's copy of the model
-    ticket: str = ""  # ticket of the memory's pending proposal
-    buffers: dict[str, Tensor] | None = None  # running statistics, and tensors of the algorithm
-    momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum
-    # State of the optimizer or of the user's train_fn, if it is kept between rounds.
+    ticket: str = ""  # ticket (hash) of the client's latest frame
+    buffers: dict[str, Tensor] | None = None  # buffers of the model, and tensors of the algorithm.
+    momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum.
+    # State of the optimizer or of the user's train_fn, if this state is kept between rounds.
     training: dict[str, Any] | None = None
-    after: str = ""  # ticket of the last proposal that the memory committed
+    after: str = ""  # ticket (hash) of the last frame that was committed to the memory
 
     def move(self, to_place: Callable[[Tensor], Tensor]) -> None:
-        """Move each vector to another device: replace it by `to_place(vector)`."""
+        """Replace each vector by `to_place(vector)`, for example by a copy on another device."""
         state = self.memory.state_dict(copy=False)
         state |= {name: to_place(v) for name, v in state.items() if isinstance(v, Tensor)}
         self.memory.load_state_dict(state, copy=False)
@@ -45,10 +45,11 @@ class ClientState:
             self.momentum = to_place(self.momentum)
 
     def settle(self, accepted: str, returned: bytes = b"") -> None:
-        """Commit the memory's pending proposal if its ticket is `accepted`, else roll the proposal back.
+        """Commit the latest update to the memory if the server accepted it, else roll the memory back.
 
-        `returned`: a frame with the entries of the accepted proposal that the server dropped, b"" for none. The momentum is set to zero at
-        the accepted coordinates. Repeated calls have no effect. Raises FrameError, with nothing changed, for a damaged `returned`.
+        `accepted` is the ticket (hash) of the accepted update. `returned` encodes the entries of the accepted update that the server left
+        out, b"" if there are none. The momentum of local SGD is set to zero at the accepted coordinates. Repeated calls have no effect.
+        Raises FrameError, and changes nothing, if `returned` is damaged.
         """
         memory = self.memory
         if memory.pending is None:
@@ -63,10 +64,7 @@ class ClientState:
             mask([self.momentum], sent, dropped)
 
     def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
-        """Return the vectors [numel], named `<name>.<vector>`, and a record of all other values as a list of byte strings.
-
-        No vector is copied.
-        """
+        """Return the vectors [numel], named `<name>.<vector>`, and all other values as a list of byte strings. Vectors are not copied."""
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}
@@ -96,7 +94,8 @@ class ClientState:
         vector: Callable[[str], Tensor | None],
         make_memory: Callable[[], Memory],
     ) -> Self:
-        """Return the state from the result of `pack`. `vector` returns a vector by its name, `make_memory` an empty memory to fill.
+        """Restore a state from the result of `pack`. `vector(name)` returns a vector. `make_memory()` returns an empty memory, which is
+        then filled.
 
         Raises CheckpointError if `record` was not made by `pack`.
         """

@@ -1,4 +1,4 @@
-"""Local training of the clients of a session, which returns a stack of their updates [k, n]."""
+"""Local training of the clients of a session."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_all_batches, plan_batches
 from .state import ClientState
 
-Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # client → positions of its examples
+Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # client → indices of its examples
 
 
 class ClientResult(NamedTuple):
@@ -25,14 +25,15 @@ class ClientResult(NamedTuple):
     assignment: Assignment
     result: JobResult
     traces: Traces = NO_TRACES
-    lr_sum: float = 0.0  # sum of the learning rates of the steps
+    lr_sum: float = 0.0  # sum of the learning rates of all local steps.
 
 
-Stack = tuple[list[ClientResult], Tensor]  # k clients that did not fail, and their updates [k, n]
+# Results of the clients that did not fail, and their updates [clients, numel].
+Stack = tuple[list[ClientResult], Tensor]
 
 
 class Trainer:
-    """The training of the clients of a session. `shards[client]` are the rows of the client's examples in `data`."""
+    """The local training of the clients of a session. `shards[client]` holds the indices of the client's examples in `data`."""
 
     def __init__(
         self,
@@ -46,15 +47,16 @@ class Trainer:
         all_shards: Shards | None = None,
         at_once: int = 1,
     ):
-        """`all_shards`: the shards of all clients of the run, for algorithms that train on partitions; by default `shards`.
+        """`all_shards`, by default `shards`, has the example indices of all clients of the run, for algorithms that train on data
+        partitions.
 
-        `at_once`: number of clients or partitions whose updates are in memory at the same time.
+        `at_once` is the number of clients or partitions whose updates are in memory at the same time.
         """
         self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
         self.all_shards = shards if all_shards is None else all_shards
         self._round = 0
-        # Results of the current round: (id(data), partition) → (summary of the update, or an exception; mean loss).
+        # The results of the current round, by id(data) and partition: a summary of the update (or an exception), and the mean loss.
         self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:
@@ -69,9 +71,9 @@ class Trainer:
         state_of: Callable[[int], ClientState],
         failures: dict[int, Exception],
     ) -> Stack:
-        """Train the clients of the assignments on `data`, starting from `global_state`. Return their results and updates.
+        """Train the clients of the assignments on `data`, starting from `global_state`. Return the clients' results and updates.
 
-        Clients that fail are left out and added to `failures`.
+        The exceptions of clients that fail are added to `failures`; these clients have no result.
         """
         start = self.algorithm.model_weights(global_state).to(self.engine.device)
         if self.algorithm.trains_on_partitions:
@@ -110,7 +112,7 @@ class Trainer:
         global_state: Tensor,
         state_of: Callable[[int], ClientState],
     ) -> list[Job]:
-        """Return one job for each assignment. All of them have the learning rate, steps and batch size of `sgd`."""
+        """Return one training job for each assignment. All jobs use the learning rate, number of steps and batch size of `sgd`."""
         shards = [self.shards[a.client] for a in assignments]
         plans = plan_all_batches(sgd, shards, self.seed, [(a.round, a.client) for a in assignments])
         jobs = []
@@ -125,7 +127,8 @@ class Trainer:
             jobs.append(Job(a.round, a.client, plan, state.buffers, traces, shard, state.training))
         return jobs
 
-    # Training on partitions. In each round, the model is trained once on each partition, for all clients that have the partition.
+    # Training on partitions of the data. In each round, the model is trained once on each partition, for all clients that hold the
+    # partition.
 
     def _train_on_partitions(
         self,
@@ -166,7 +169,7 @@ class Trainer:
     def _train_partitions(
         self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
     ) -> None:
-        """Train on partitions with the settings of an assignment, and add the results to `_results`."""
+        """Train on data partitions with the settings of assignment `a`, and add the results to `self._results`."""
         jobs: dict[DataPartition, Job] = {}
         for partition in partitions:
             job = _attempt(self._partition_job, partition, a)
@@ -188,25 +191,26 @@ class Trainer:
                 self._results[id(data), partition] = summary, result.loss
 
     def _partition_job(self, partition: DataPartition, a: Assignment) -> Job:
-        """Return the job of a partition. Raises ProtocolError if this process lacks data of the partition."""
+        """Return the training job of a data partition. Raises ProtocolError if this process does not have all data of the partition."""
         sgd = self.sgd.for_round(a.lr, a.steps, a.batch_size)
         try:
             shard = np.concatenate([self.all_shards[client] for client in partition.clients])
         except LookupError as error:
             raise ProtocolError(
-                f"this client lacks data of partition {partition.number}; give the client the data of all partitions, and --partition-id"
+                f"this client does not have all data of partition {partition.number}; "
+                "give the client the data of all partitions, and set --partition-id"
             ) from error
         plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
         return Job(a.round, partition.number, plan, rows=shard)
 
 
 def _none(start: Tensor) -> Tensor:
-    """Return an empty stack of updates: float32 [0, n]."""
+    """Return an empty stack of updates: float32 [0, numel]."""
     return torch.empty(0, len(start), dtype=torch.float32, device=start.device)
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function. Return its result or the exception that it raised. A ConfigError is raised instead, since it affects all clients."""
+    """Call `function`, and return its result or the exception that it raised. A ConfigError is not caught, since it affects all clients."""
     try:
         return function(*arguments)
     except ConfigError:

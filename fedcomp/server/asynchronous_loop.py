@@ -1,9 +1,9 @@
-"""The round loop of asynchronous strategies: a round ends with the first answers, and the other clients continue their work.
+"""The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
 
-A round is one step of the model. The cohort of a round consists of the clients whose answers the round takes, and of the clients that are
-too late. The downlink bytes of a round are those of the clients that start work in the round. In virtual time, answers are taken in the
-order of their virtual arrival; in real time, in the order of their arrival. Answers that no round has taken are part of the checkpoint. If
-a client's answer had not arrived when the server stopped, the client has no assignment after the restart.
+Each round updates the model once. The cohort of a round consists of the clients whose answers are aggregated in the round, and of clients
+that are rejected because they are too late. The downlink bytes of a round count the downloads of clients that start to train in the round.
+Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint contains the answers that
+are not aggregated yet. If a client had not answered when the server stopped, the client has no assignment after the restart.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's answer that no round has taken yet."""
+    """A client's answer that is not aggregated yet."""
 
-    round: int  # round in which the client started work
-    arrival_s: float  # time of arrival, in seconds
-    report: Report | None  # None: no report, or a report that cannot be read
+    round: int  # round in which the client started to train
+    arrival_s: float  # time at which the answer arrived, in seconds
+    report: Report | None  # None: the client sent no readable report
     result: AcceptedUpdate | Rejection
 
     @property
@@ -50,10 +50,10 @@ class Answer:
 
 
 class AsynchronousLoop(RoundLoop):
-    """The rounds of an asynchronous strategy.
+    """The round loop of an asynchronous strategy.
 
-    `work_s(round, client)` returns the virtual duration in seconds of the work that a client started in a round. If `work_s` is None, the
-    loop runs in real time.
+    `work_s(round, client)` returns how many virtual seconds a client needs for the work that it started in a round. If `work_s` is None,
+    the loop runs in real time.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class AsynchronousLoop(RoundLoop):
         super().__init__(*parts, **settings)
         self.work_s, self.options = work_s, self.strategy.options
         self.now = 0.0  # virtual seconds
-        self.started_in: dict[int, int] = {}  # client at work → round in which it started
-        self.answers: dict[int, Answer] = {}  # of clients at work, not yet taken by a round
-        # Clients whose answers arrived or were taken since the last checkpoint.
+        self.started_in: dict[int, int] = {}  # busy client → round in which it started
+        self.answers: dict[int, Answer] = {}  # answers of busy clients, not aggregated yet.
+        # Clients whose answers arrived or were aggregated since the last checkpoint.
         self.changed: set[int] = set()
-        # Exchanges with clients at work, by the round in which they started.
+        # By round: the exchange of messages with the clients that started in the round.
         self._exchanges: dict[int, Exchange] = {}
-        self._reports: dict[int, Report] = {}  # received, but not yet part of an answer
-        # By client: seconds from assignment to an answer that is not yet taken.
+        self._reports: dict[int, Report] = {}  # reports that are not part of an Answer yet.
+        # By client: seconds from the assignment to an answer that is not aggregated yet.
         self._seconds: dict[int, float] = {}
 
     def run_round(self, round: int) -> RoundResult:
@@ -81,7 +81,7 @@ class AsynchronousLoop(RoundLoop):
         rejected = {client: self._reject_late(client, round) for client in late}
         self._start_clients(round, traffic, excluded=rejected.keys())
         taken = self._wait_for_answers(round, started)
-        traffic.uplink.clear()  # an update counts in the round that takes it
+        traffic.uplink.clear()  # an update counts as traffic of the round that aggregates it
         for client, answer in (unread | taken).items():
             traffic.uplink[client] = len(answer.report.frame) if answer.report else 0
         traffic.staleness = {c: round - a.round for c, a in taken.items() if a.round < round}
@@ -99,15 +99,17 @@ class AsynchronousLoop(RoundLoop):
         ]
         cohort = sorted(taken.keys() | rejected.keys())
         phases = {TRAIN: accepted}
-        del unread, taken, results, accepted  # so that `close` can free the updates
+        # Drops references, so that `close` can free the updates.
+        del unread, taken, results, accepted
         return self.close(round, cohort, phases, rejected, traffic)
 
     # Clients at work.
 
     def _start_clients(self, round: int, traffic: Traffic, excluded: Collection[int]) -> None:
-        """Send assignments to free clients, except `excluded`, until the configured fraction of the clients is at work."""
+        """Send assignments to idle clients, except `excluded`, until the fraction --participation of the clients is busy."""
         clients = self.gather()
-        self.now = max(self.now, self.clock.time_s)  # `gather` may have waited for clients
+        # Time may have passed while `gather` waited for clients.
+        self.now = max(self.now, self.clock.time_s)
         free = set(clients) - self.started_in.keys() - set(excluded)
         room = max(0, cohort_size(self.config.participation, len(clients)) - len(self.started_in))
         starting = draw_cohort([*free], min(room, len(free)), self.config.seed, round)
@@ -116,14 +118,15 @@ class AsynchronousLoop(RoundLoop):
         self._exchanges[round] = exchange
         self.started_in |= dict.fromkeys(starting, round)
         for earlier in self._exchanges.values():
-            earlier.traffic = traffic  # dense models sent from now on count in this round
+            # Whole models that are sent from now on count as traffic of this round.
+            earlier.traffic = traffic
         if self.work_s is None:
             exchange.send(assignments)
         else:
             exchange.run(assignments, RoundCompletion())
 
     def _wait_for_answers(self, round: int, started: float) -> dict[int, Answer]:
-        """Wait for the number of answers that ends a round, and return these answers by client."""
+        """Wait until enough answers have arrived to end the round, and return these answers by client."""
         at_work = len(self.started_in)
         wanted = min(at_work, max(1, math.floor(self.options.wait * at_work + 0.5)))
         timeout_s = math.inf if self.config.timeout_s is None else self.config.timeout_s
@@ -153,7 +156,7 @@ class AsynchronousLoop(RoundLoop):
         self._reports[report.client] = report
 
     def _collect(self) -> None:
-        """Convert the new results of the exchanges to answers that a round can take."""
+        """Convert newly received results to `Answer` objects."""
         for started_in, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
                 work_s = self.work_s
@@ -173,7 +176,7 @@ class AsynchronousLoop(RoundLoop):
         return Rejection(client, DEADLINE, reason)
 
     def _release(self, client: int) -> None:
-        """Make a client free for new work, and record the version of its model."""
+        """Mark a client as idle, and record the version of its model."""
         del self.started_in[client]
         answer = self.answers.pop(client)
         self.changed.add(client)
@@ -201,7 +204,7 @@ class AsynchronousLoop(RoundLoop):
         self.changed.clear()
 
     def _unpack(self, data: bytes) -> Answer:
-        """Return the answer that `_pack` packed. Raises ValueError or TypeError for malformed bytes."""
+        """Return the Answer that `_pack` serialised as `data`. Raises ValueError or TypeError for malformed bytes."""
         head, _, packed = data.partition(b"\n")
         started_in, arrival_s, rejection = json.loads(head)
         try:
@@ -227,7 +230,7 @@ def make_loop(
     work_s: Callable[[int, int], float] | None = None,
     **settings: Any,
 ) -> RoundLoop:
-    """Return the loop that runs a strategy's rounds. `settings`: the keyword arguments of `RoundLoop`."""
+    """Return the loop that runs a strategy's rounds. `settings` are the keyword arguments of `RoundLoop`."""
     if strategy.asynchronous:
         return AsynchronousLoop(strategy, broadcasts, transport, work_s=work_s, **settings)
     return RoundLoop(strategy, broadcasts, transport, **settings)

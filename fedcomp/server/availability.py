@@ -1,15 +1,16 @@
 """The clients that a round waits for, and the clients from which the cohort of a round is drawn.
 
-A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or one of its answers arrives,
-however late. A round does not wait for silent clients, and no cohort is drawn from them while enough other clients are connected. A client
-that has crashed or lost its network therefore costs a run one deadline, not one deadline per round. A client that is only slower than the
-deadline is drawn again once its late answer has arrived.
+A client becomes *silent* when a deadline passes without its answer. A silent client stays silent until it joins again or one of its answers
+arrives, however late. A round does not wait for silent clients, and silent clients are not drawn for a cohort while enough other clients
+are connected. A client that crashes or loses its network therefore delays a run by one deadline, not by one deadline per round. A client
+that answered after the deadline can be drawn again.
 
-In a run with a deadline, a round needs at least two clients. With --quorum below 1, the round also needs this fraction of a whole cohort.
-If fewer clients are connected, the round waits; after another deadline, the cohort may be drawn from silent clients as well.
+In a run with a deadline, a round needs at least two clients. With --quorum below 1, the round also needs this fraction of the cohort. If
+fewer clients are connected than a round needs, the round waits. If the wait takes as long as the deadline, silent clients may be drawn as
+well.
 
-A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits for
-such a client without limit, during a round and between rounds.
+A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits for a
+disconnected client without a time limit, during a round and between rounds.
 """
 
 import math
@@ -20,12 +21,13 @@ from ..config import RunConfig
 from ..strategies.base import cohort_size, quorum_size
 from .transport import GRACE_S
 
-RETURN_S = 15.0  # time in which clients reconnect to a restarted server; they retry every 5 s
+# Seconds that clients have to reconnect to a restarted server; clients retry every 5 s.
+RETURN_S = 15.0
 
 
 @dataclass(frozen=True)
 class Quota:
-    """The number of clients that a round waits for. After `patience_s` seconds, `min_clients` clients are enough.
+    """The number of clients that a round waits for. After a wait of `patience_s` seconds, the round begins with `min_clients` clients.
 
     If `patience_s` is None, the round waits for `wanted` clients without a time limit.
     """
@@ -36,7 +38,9 @@ class Quota:
 
     @classmethod
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
-        """Return the quota of a run's first round, which waits for all clients. Only a resumed run with a deadline has a time limit."""
+        """Return how many clients a run's first round waits for: all clients. The wait has a time limit only in a resumed run with a
+        deadline.
+        """
         if resumed and config.deadline:
             return cls(
                 config.clients,
@@ -47,28 +51,33 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota of later rounds. They wait for the quorum, or if there is a deadline, for a whole cohort until then."""
+        """Return how many clients later rounds wait for: the quorum, or in a run with a deadline, a whole cohort until the deadline."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
-        """Return this quota, raised for a strategy that needs at least `clients` clients."""
+        """Return this quota with both numbers of clients raised to at least `clients`, the number that a strategy needs."""
         return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
-        """Return the seconds that a round waits for a client that lost its connection; inf: no limit. `clients`: clients of the run."""
+        """Return the seconds that a round waits for a client that lost its connection, inf for no limit. `clients` is the number of clients
+        of the run.
+        """
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or with `config.quorum` below 1, the quorum if it is larger."""
+    """Return how many clients a round needs after the deadline: two, or the quorum if `config.quorum` is below 1 and the quorum is
+    larger.
+    """
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
 class Availability:
-    """The silent clients, and the number of clients that were not silent when the last round began (`usual`).
+    """The record of silent clients (clients that missed a deadline). `usual` is the number of clients that were not silent when the last
+    round began.
 
     A round waits for at most `usual` clients, so that it does not wait again for clients that were already missing.
     """
@@ -98,7 +107,7 @@ class Availability:
     ) -> Sequence[int] | None:
         """Return the clients from which a cohort may be drawn now, or None if the round has to wait.
 
-        `connected`: the clients that can be reached now. `waited_s`: seconds that the round has waited so far.
+        `connected` are the clients that can be reached now. `waited_s` is how many seconds the round has waited so far.
         """
         responsive = [client for client in connected if client not in self.silent]
         timed_out = quota.patience_s is None or waited_s >= quota.patience_s

@@ -1,13 +1,13 @@
-"""The downlink: versions of the model, the cache of broadcasts, and the downloads of clients that missed rounds.
+"""The downlink: versions of the model, a cache of broadcasts, and downloads for clients that missed rounds.
 
-Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here, a client that missed rounds gets the
-smallest of three forms, measured in encoded bytes:
+Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. In fedcomp, a client that missed rounds gets the
+smallest of three kinds of download, measured in encoded bytes:
 
     frames:      the missed broadcasts, one by one;
     overwrite:   the current values of the coordinates that the missed broadcasts touched;
-    dense:       the whole model
+    dense:       the whole model.
 
-The cache need not be larger than the dense model, since a longer list of frames would be larger than the dense form.
+The cache never needs more bytes than the dense model. A client gets the whole model if the broadcasts that it missed are larger.
 """
 
 import sys
@@ -36,15 +36,15 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# Maximum number of versions that `behind` knows; more if the cache has more versions.
+# Maximum number of model versions that `behind` knows. If the cache has more versions, `behind` knows all of them.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
 @dataclass(frozen=True)
 class Broadcast:
     round: int
-    base: str  # version before the broadcast
-    version: str  # version after the broadcast
+    base: str  # model version before the broadcast
+    version: str  # model version after the broadcast
     frame: bytes
 
 
@@ -60,19 +60,25 @@ class Download:
 
 
 class TouchedPositions:
-    """The positions that the newest broadcasts of a cache touched. Each broadcast is decoded only once, however many clients missed it."""
+    """The positions (indices of weights) that the newest broadcasts changed.
+
+    Each broadcast is decoded only once, however many clients missed it.
+    """
 
     def __init__(
         self, cache: Sequence[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
     ):
         self._cache, self._open = cache, open
-        # By position: the newest opened broadcast that touches it, where 1 is the latest broadcast of the cache; 0: none.
+        # For each position, the newest decoded broadcast that changes it: 1 is the latest broadcast, 0 means none.
         self._first = np.zeros(numel, np.int32)
-        # Number of positions that the newest 0, 1, 2, … broadcasts touched; sys.maxsize: one of them touched all.
+        # Element [i] is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
         self._counts = [0]
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
-        """Return the positions that the newest `missed` broadcasts touched, ascending; None if their values need at least `below` bytes."""
+        """Return the positions that the newest `missed` broadcasts changed, in ascending order.
+
+        Return None if the values at these positions need at least `below` bytes.
+        """
         counts, first = self._counts, self._first
         while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
             positions = self._open(self._cache[-len(counts)])
@@ -96,27 +102,29 @@ class Broadcasts:
         self.weights, self.layout, self.codec = weights, layout, codec
         self.memory, self.cache_bytes = memory, cache_bytes
         self.cache: deque[Broadcast] = deque()
-        # Bytes of the broadcast that led to this version, cached or not; 0 before the first.
+        # Size in bytes of the broadcast that led to the current version; 0 before the first broadcast.
         self.newest_bytes = 0
         self.version = initial_version(weights, layout.fingerprint)
-        self.first = self.version  # version of the weights that clients begin with
+        self.first = self.version  # version of the model with which clients begin
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        self._touched: TouchedPositions | None = None  # of the cache; None: not computed yet
-        self._numbers = {self.version: 0}  # version → number, in the order in which they were made
+        # None: not computed yet for the current cache.
+        self._touched: TouchedPositions | None = None
+        self._numbers = {self.version: 0}  # version → its number, counted from the first version
 
     def start_from(self, weights: Tensor) -> None:
-        """Replace the weights [numel] before round 1. Clients begin with the old weights and download the new ones."""
+        """Replace the weights [numel] before round 1. Clients begin with the old weights and download the new weights."""
         self.weights.copy_(weights)
         self.version = initial_version(weights, self.layout.fingerprint)
         self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
 
     @classmethod
     def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
-        """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU. The weights are not copied.
+        """Return the downlink of a run that starts from the model weights `weights` (float32 [numel], on the CPU). The weights are not
+        copied.
 
-        Raises ConfigError for a memory that does not work on the downlink.
+        Raises ConfigError if the memory of the option --downlink-memory does not work on the downlink.
         """
         config, layout = strategy.config, strategy.layout
         name, codec, numel = config.downlink_memory, strategy.downlink, layout.numel
@@ -135,7 +143,7 @@ class Broadcasts:
                 f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use residual"
             )
         if downlink_memory.name == "residual" and codec.unscoped.lossless:
-            # A residual would stay zero.
+            # A lossless codec leaves no residual.
             downlink_memory = memory("none", codec, numel, layout)
         first = strategy.client_algorithm.initial_global_state(weights)
         return cls(first, layout, codec, downlink_memory, int(config.cache * 4 * numel))
@@ -143,10 +151,10 @@ class Broadcasts:
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0
     ) -> Broadcast | None:
-        """Return the broadcast that adds the encoded `update` [numel] to the model, or None if there is nothing to send.
+        """Encode `update` [numel], and return the broadcast that adds it to the model, or None if there is nothing to send.
 
-        The broadcast multiplies the model by `factor`, a float32 from 0 to 1, before it adds the update. This method changes only the
-        proposal of the memory. For an update that is not finite, raises NonFiniteError and changes nothing.
+        The broadcast multiplies the model by `factor`, a float32 from 0 to 1, before it adds the update. The model does not change until
+        `publish` is called. Raises NonFiniteError, and changes nothing, if the update is not finite.
         """
         step = self.memory.propose(update, seed=seed)
         if step is None:
@@ -180,7 +188,7 @@ class Broadcasts:
         version: str,
         newest_bytes: int,
     ) -> None:
-        """Continue from a checkpoint."""
+        """Restore the model and the cache from a checkpoint."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
         self.cache = deque(cache)
@@ -192,13 +200,15 @@ class Broadcasts:
         self._touched = None
 
     def behind(self, version: str) -> int | None:
-        """Return by how many versions `version` is behind the current one; None if `version` is unknown."""
+        """Return how many versions `version` is behind the current version of the model, or None if `version` is unknown."""
         if version not in self._numbers:
             return None
         return self._numbers[self.version] - self._numbers[version]
 
     def download(self, version: str) -> Download:
-        """Return the smallest download from `version` to the current version; the dense model if `version` is unknown."""
+        """Return the smallest download that updates a model from `version` to the current version. If `version` is unknown, return the
+        whole model.
+        """
         if version == self.version:
             return Download(UP_TO_DATE, version, [])
         if version not in self._downloads:
@@ -223,7 +233,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:
-        """Free the cached downloads. Downloads are made again when they are needed."""
+        """Free the cached downloads. A download is encoded again when a client needs it."""
         self._downloads.clear()
 
     def dense(self) -> Download:
@@ -233,7 +243,7 @@ class Broadcasts:
         return self._downloads[DENSE]
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
-        """Return the positions that a broadcast changed; None if it changed all positions."""
+        """Return the positions that a broadcast changed, or None if it changed all positions."""
         factor, step = unwrap_decay(broadcast.frame, self.weights.numel())
         if factor != 1:
             return None

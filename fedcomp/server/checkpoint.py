@@ -1,12 +1,12 @@
-"""Checkpoints, from which an interrupted run continues.
+"""Checkpoints, from which an interrupted run continues. A checkpoint consists of two kinds of files:
 
-    state.sqlite:           vectors, values and cached broadcasts by name; for a large one, only the number of its file;
-    files/7.safetensors:    file number 7, with one vector, value or frame of 256 KiB or more; never overwritten
+    state.sqlite:           vectors, values and cached broadcasts by name; for a large entry, only the number of its file;
+    files/7.safetensors:    file number 7, which contains one entry of 256 KiB or more and is never overwritten.
 
-`save` writes new files, and then all changed entries in one SQLite transaction. After a kill or a power failure at any moment, the folder
-therefore has the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries in a thread, so that they can leave
-memory. Staged entries can be read back at once, and the next `save` makes them part of the checkpoint without writing them again. Nothing
-is pickled.
+`save` writes new files, and then all changed entries in one SQLite transaction. If the process is killed or the power fails, the folder
+therefore contains either the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries to disk in a thread, so
+that their memory can be freed. Staged entries can be read back at once, and the next `save` adds them to the checkpoint without writing
+them again. Nothing is pickled.
 """
 
 import sqlite3
@@ -27,10 +27,10 @@ from ..durable_files import flush
 from ..errors import CheckpointError
 from .broadcasts import Broadcast
 
-FILE_BYTES = 1 << 18  # an entry of at least this size has a file of its own
-CACHE_KIB = 32_000  # largest page cache of SQLite, in KiB
+FILE_BYTES = 1 << 18  # an entry of at least this many bytes is stored in its own file
+CACHE_KIB = 32_000  # maximum size of SQLite's page cache, in KiB
 STATE, FILES, SUFFIX = "state.sqlite", "files", ".safetensors"
-DATA = "data"  # name of the only tensor in a file
+DATA = "data"  # name of the single tensor in each safetensors file
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entry (name TEXT PRIMARY KEY, file INTEGER, data BLOB);
@@ -43,24 +43,25 @@ STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
 STAGED, SAVED = (f"SELECT file, data FROM {table} WHERE name = ?" for table in ("staged", "entry"))
 REPLACED = "SELECT file FROM staged WHERE name = ? AND file IS NOT NULL"
 FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
-BROADCAST = "broadcast/{:012}"  # start of a broadcast's name, with its round; then /BASE/VERSION
+BROADCAST = "broadcast/{:012}"  # the name of a broadcast is broadcast/ROUND/BASE/VERSION.
 
-# Name, number of the file or None, content or None.
+# A row of the database: name, file number or None, content or None.
 Row = tuple[str, int | None, bytes | memoryview | None]
 
 
 class Checkpoint:
-    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read; only one may write.
+    """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read the checkpoint, but only one
+    thread may write it.
 
-    `flushed`: further files that `save` flushes to the disk. The constructor raises CheckpointError if the folder cannot be read.
+    `flushed` are further files that `save` flushes to disk. The constructor raises CheckpointError if the folder cannot be read.
     """
 
     def __init__(self, folder: Path, flushed: Sequence[Path] = ()):
         self.folder, self.flushed = folder, flushed
-        self._lock = threading.RLock()  # for `_state` and the removal of files
+        self._lock = threading.RLock()  # protects `_state` and the removal of files
         self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
-        self._staging: Future[None] | None = None  # the thread's work on the last batch
-        self._batch: Set[str] = set()  # names of the entries in that batch
+        self._staging: Future[None] | None = None  # the write of the last staged batch
+        self._batch: Set[str] = set()  # names of the entries in the last staged batch
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -74,7 +75,7 @@ class Checkpoint:
             self._remove_unused()
 
     def _refuse_other_versions(self) -> None:
-        """Raise CheckpointError if another version of fedcomp wrote the tables."""
+        """Raise CheckpointError if another version of fedcomp wrote the database."""
         if self._state.execute("SELECT 1 FROM sqlite_master WHERE name = 'broadcast'").fetchone():
             raise CheckpointError(
                 f"the checkpoint in {self.folder} was written by another version of fedcomp; continue the run with that version, or "
@@ -95,10 +96,10 @@ class Checkpoint:
         broadcasts: Sequence[Broadcast] = (),
         oldest: int = 0,
     ) -> None:
-        """Write vectors and values, add broadcasts, and remove broadcasts of rounds before `oldest`: either all of this, or nothing.
+        """Write vectors and values, add broadcasts, and remove the broadcasts of rounds before `oldest`, all in one transaction.
 
-        A value of None removes the entry. Staged entries become part of the checkpoint. Raises CheckpointError if the disk is full; the
-        previous checkpoint is then intact.
+        An entry with the value None is removed from the checkpoint. Staged entries become part of the checkpoint. If the disk is full,
+        raises CheckpointError and leaves the previous checkpoint intact.
         """
         self._wait_for_stage()
         with self._writing():
@@ -130,8 +131,8 @@ class Checkpoint:
         """Write vectors and values in the background.
 
         Staged entries can be read back at once, and the next `save` adds them to the checkpoint. The caller must not change the entries
-        afterwards. If the process is killed before the next `save`, the staged entries are lost. If the disk is full, the following calls
-        raise CheckpointError; the previous checkpoint is then intact.
+        afterwards. If the process is killed before the next `save`, the staged entries are lost. If the disk is full, later calls raise
+        CheckpointError, and the previous checkpoint stays intact.
         """
         self._wait_for_stage()
         self._batch = vectors.keys() | values.keys()
@@ -148,12 +149,12 @@ class Checkpoint:
                     self._path(row[0]).unlink(missing_ok=True)
 
     def _wait_for_stage(self) -> None:
-        """Wait until the entries of the last `stage` are written. Raises CheckpointError if the entries could not be written."""
+        """Wait until the entries of the last call of `stage` are written. Raises CheckpointError if the entries could not be written."""
         if self._staging is not None:
             self._staging.result()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the database row of an entry. A large entry is first written to a file."""
+        """Return the database row of an entry. A large entry is written to its own file first."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(
@@ -174,7 +175,7 @@ class Checkpoint:
     # Reading.
 
     def vector(self, name: str) -> Tensor | None:
-        """Return the vector with this name [numel], None if there is none. Raises CheckpointError if it cannot be read."""
+        """Return the vector [numel] with this name, or None if there is none. Raises CheckpointError if the vector cannot be read."""
         entry = self._entry(name)
         if entry is None or isinstance(entry, Tensor):
             return entry
@@ -182,12 +183,12 @@ class Checkpoint:
             return torch.from_numpy(np.frombuffer(entry, np.float32).copy())
 
     def value(self, name: str) -> bytes | None:
-        """Return the value with this name, None if there is none. Raises CheckpointError if it cannot be read."""
+        """Return the value with this name, or None if there is none. Raises CheckpointError if the value cannot be read."""
         entry = self._entry(name)
         return entry.numpy().tobytes() if isinstance(entry, Tensor) else entry
 
     def values(self, prefix: str) -> dict[str, bytes]:
-        """Return the values whose names begin with `prefix`, by their names without the prefix."""
+        """Return the values whose names begin with `prefix`. The keys of the result are the names without the prefix."""
         with self._reading(), self._lock:
             rows = self._state.execute(
                 "SELECT name FROM entry WHERE name >= ? AND name < ? ORDER BY name",
@@ -213,7 +214,8 @@ class Checkpoint:
             return data if file is None else self._load(file)
 
     def _load(self, number: int) -> Tensor:
-        return load_file(self._path(number))[DATA].clone()  # into memory that is mapped already
+        # Copied from the mapped file to main memory.
+        return load_file(self._path(number))[DATA].clone()
 
     # Files.
 
@@ -224,7 +226,7 @@ class Checkpoint:
         return {file for (file,) in self._state.execute(query)}
 
     def _remove_unused(self) -> None:
-        """Remove the files to which no entry refers: files of replaced entries, and of saves that were not completed."""
+        """Remove the files to which no entry refers: files of replaced entries, and files of saves that were interrupted."""
         with self._lock:
             written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
             for number in written - self._file_numbers(FILES_IN_USE):
@@ -232,13 +234,13 @@ class Checkpoint:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Raise CheckpointError for errors of the disk and for damaged files."""
+        """Raise CheckpointError in place of errors caused by the disk or by damaged files."""
         where = f"the checkpoint in {self.folder}"
         try:
             yield
         except (PermissionError, sqlite3.OperationalError) as error:
             raise CheckpointError(
-                f"{where} cannot be opened ({error}); make room for it and make it writable"
+                f"{where} cannot be opened ({error}); check its permissions and the free disk space"
             ) from error
         except (OSError, SafetensorError, sqlite3.Error, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -247,7 +249,7 @@ class Checkpoint:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise CheckpointError if the disk is full or cannot be written."""
+        """Raise CheckpointError in place of errors caused by a disk that is full or cannot be written."""
         try:
             yield
         except (OSError, SafetensorError, sqlite3.Error) as error:

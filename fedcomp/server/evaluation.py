@@ -39,18 +39,18 @@ INITIAL_STATISTICS = (
     "make model(inputs) accept a batch of inputs, or use GroupNorm"
 )
 INITIAL_BUFFERS = (
-    "training changes buffers of the model ({}) that are not sent; the server evaluates and saves the model with their initial "
+    "training changes buffers of the model ({}) that clients do not send; the server evaluates and saves the model with their initial "
     "values"
 )
 
 
 class Evaluator:
-    """The model in which the server evaluates and exports the weights of a run.
+    """The server's copy of the model, which is used for evaluation and for the export of the trained model.
 
-    Before an evaluation or export, running statistics such as those of BatchNorm are recalibrated for the weights
-    (tasks/running_statistics.py). Every recalibration uses the same sample of up to 2,000 training examples, so that evaluation and export
-    use the same model. All other buffers keep the values that `task.model()` gave them. Between evaluations, the large parameters of
-    `model` take no memory.
+    Before an evaluation or export, running statistics such as those of BatchNorm are computed again for the current weights
+    (tasks/running_statistics.py). The statistics are always computed from the same sample of up to 2,000 training examples, so that the
+    exported model is the evaluated model. All other buffers keep the values that `task.model()` gave them. Between evaluations, the memory
+    of large parameters is freed.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Evaluator:
         test: Examples | None,
         device: torch.device,
     ):
-        """`train` and `test` are None if the server has no such data.
+        """`train` and `test` are None if the server has no training or test data.
 
-        `test` is on `device`; if `test` is None, the run needs --evaluate clients.
+        `test` must be on `device`. A run without test data on the server needs --evaluate clients.
         """
         self.config, self.task, self.layout = config, task, layout
         self.test, self.device = test, device
         self.model = initial_model(task, config.seed).to(device)
-        self.warnings: list[str] = []  # about the buffers of the model
+        self.warnings: list[str] = []  # warnings about the buffers of the model
         self.calibrates = bool(recalibrated_layers(self.model))
         self.calibration = test if train is None else train
         if self.calibration is None:
@@ -80,7 +80,7 @@ class Evaluator:
         self._freed: Freed = free_parameters(self.model)
 
     def _prepare(self, data: Examples, is_training_data: bool) -> None:
-        """Draw the examples for recalibration, and warn if the evaluated model has other buffers than a trained model."""
+        """Draw the examples from which running statistics are computed. Warn if training changes buffers that clients do not send."""
         if self.calibrates and self.task.evaluate_fn is not None:
             if why := recalibration_error(self.task, self.model, data, self.device):
                 self.calibrates = False
@@ -97,7 +97,9 @@ class Evaluator:
             )
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
-        """Evaluate `weights` [n] after a round. Return NOT_EVALUATED if the run's options skip this evaluation. Raises TaskError."""
+        """Evaluate the model with the weights `weights` [numel] after a round. Return NOT_EVALUATED if the options of the run skip this
+        round. Raises TaskError.
+        """
         if self.test is None or not self.config.evaluates("server", round):
             return NOT_EVALUATED
         with timed("evaluation"), self._task_errors(), self._parameters():
@@ -115,9 +117,10 @@ class Evaluator:
         return evaluation
 
     def export(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of model.safetensors: the trained parameters, or the `state_dict()` of a model with persistent buffers.
+        """Return the tensors to write to model.safetensors: the trained parameters, or the whole `state_dict()` if the model has persistent
+        buffers.
 
-        The parameters are views of the weights where possible. Complex buffers are left out, because some versions of safetensors cannot
+        The parameters are views of `weights` where possible. Complex buffers are left out, because some versions of safetensors cannot
         store them.
         """
         trained = {
@@ -137,14 +140,16 @@ class Evaluator:
         return state | trained
 
     def _load(self, weights: Tensor) -> None:
-        """Put the weights into the model, and recalibrate the model's running statistics for them."""
+        """Copy `weights` into the model, and compute the model's running statistics for these weights."""
         self.layout.scatter(weights.to(self.device), self.model)
         if self.calibrates and self.calibration is not None:
             recalibrate_on(self.task, self.model, self.calibration, self.sample, self.device)
 
     @contextmanager
     def _parameters(self) -> Iterator[None]:
-        """Allocate the parameters of the model within a `with` block. Their values are undefined at the start of the block."""
+        """Allocate the parameters of the model within a `with` block. The values of the parameters are undefined at the start of the
+        block.
+        """
         allocate(self._freed)
         try:
             yield
@@ -153,7 +158,7 @@ class Evaluator:
 
     @contextmanager
     def _task_errors(self) -> Iterator[None]:
-        """Raise TaskError for errors in the task's code, and OutOfMemoryError if memory runs out."""
+        """Raise TaskError in place of errors in the task's code, and OutOfMemoryError if memory runs out."""
         try:
             yield
         except TaskError as error:

@@ -30,12 +30,13 @@ from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
-MAX_REASON_CHARS = 1000  # maximum length of a reason from a client or a relay
-POLL_S = 0.1  # longest wait before the phase checks again whether it is complete
+# Maximum number of characters of a failure reason that a client or relay reports.
+MAX_REASON_CHARS = 1000
+POLL_S = 0.1  # maximum seconds between two checks whether the phase is complete
 
 
 def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
-    """Return the accepted update of a report whose frame contains `update`. `rate`: the client's learning rate divided by the run's."""
+    """Return the AcceptedUpdate for a report whose decoded frame is `update`. `rate` is the client's learning rate divided by the run's."""
     return AcceptedUpdate(
         report.client,
         update,
@@ -51,18 +52,18 @@ def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedU
 
 @dataclass
 class Traffic:
-    """The traffic of a round by client: bytes of frames, announcements and returned frames, and the time until the answer."""
+    """The bytes that each client of a round sends and receives, and the seconds until its answer."""
 
     uplink: Counter[int] = field(default_factory=Counter)
     downlink: Counter[int] = field(default_factory=Counter)
-    # Seconds from assignment to answer, summed over phases; no entry: no answer.
+    # By client: seconds from assignment to answer, summed over phases. Clients that did not answer have no entry.
     seconds: dict[int, float] = field(default_factory=dict, compare=False)
-    # Number of versions of the model that the client had missed at its first assignment; None: unknown.
+    # By client: number of model versions that the client had missed at its first assignment, or None if unknown.
     behind: dict[int, int | None] = field(default_factory=dict)
-    # Rounds by which the client's answer is late; no entry: not late.
+    # By client: number of rounds by which the answer is late. Clients that answer in time have no entry.
     staleness: dict[int, int] = field(default_factory=dict)
-    first_download: int = 0  # downlink bytes to clients that have not reported a version yet
-    # Downlink bytes to the other clients beyond the size of the newest broadcast.
+    first_download: int = 0  # downlink bytes to clients that have never reported a model version.
+    # Downlink bytes beyond the size of the newest broadcast, for clients that missed earlier broadcasts.
     catch_up: int = 0
 
     def sent(
@@ -70,8 +71,8 @@ class Traffic:
     ) -> None:
         """Count the bytes of a download to a client.
 
-        `attached`: announcements and returned frames that are sent with the download. `first`: True if the client has not reported a
-        version of the model yet. `newest`: size of the newest broadcast in bytes.
+        `attached` are byte strings that are sent with the download, such as announcements. `first` is True if the client has never reported
+        a model version. `newest` is the size of the newest broadcast in bytes.
         """
         size = download.bytes
         self.downlink[client] += size + sum(map(len, attached))
@@ -82,10 +83,11 @@ class Traffic:
 
 
 class Exchange:
-    """The messages of one phase between the server and one cohort. `accepted` and `rejected` grow while reports arrive.
+    """The exchange of messages between the server and a cohort in one phase of a round.
 
-    `on_report` is called with each report. The attribute `on_answer(answered, asked)` is called after each answer, with the numbers of
-    clients that have answered and that were asked. `traffic` counts the bytes in both directions.
+    `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report. The attribute `on_answer(answered,
+    asked)` is called after each answer, with the numbers of clients that have answered and that were asked. `traffic` counts the bytes in
+    both directions.
     """
 
     def __init__(
@@ -103,10 +105,10 @@ class Exchange:
         self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
         self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.proven: set[int] = set()  # clients rejected for frames that no honest client sends
+        self.proven: set[int] = set()  # clients that sent frames which no honest client sends
         self.waiting: set[int] = set()  # clients that have not answered
         self._asked: dict[int, Assignment] = {}
-        self._sent_s: dict[int, float] = {}  # client → time of its last assignment
+        self._sent_s: dict[int, float] = {}  # client → time at which its last assignment was sent
         self._sent_dense: set[int] = set()
 
     def run(self, assignments: Sequence[Assignment], completion: RoundCompletion) -> None:
@@ -130,7 +132,7 @@ class Exchange:
         self.transport.send(assignments)
 
     def close(self) -> list[AcceptedUpdate]:
-        """Return the accepted updates in the order of client ids, without those that the strategy leaves out."""
+        """Return the accepted updates in the order of client ids, without updates that the strategy rejects at the end of the phase."""
         accepted = [self.accepted[client] for client in sorted(self.accepted)]
         result = PhaseResult(self.phase.name, accepted, frozenset(self.proven))
         left_out = self.strategy.on_phase_end(result)
@@ -140,7 +142,7 @@ class Exchange:
         return [a for a in accepted if a.client not in left_out]
 
     def give_up(self, clients: Collection[int], reason: str, stage: str = "reply") -> None:
-        """Reject clients that have not answered. Answers that arrive later are not delivered."""
+        """Reject clients that have not answered. The transport drops answers that arrive later."""
         late = sorted(clients)
         self.waiting -= set(late)
         self.transport.cancel(late)
@@ -148,13 +150,13 @@ class Exchange:
             self._reject(client, stage, reason)
 
     def take(self) -> dict[int, AcceptedUpdate | Rejection]:
-        """Return the accepted and rejected updates since the last call, by client."""
+        """Return and remove the updates that were accepted or rejected since the last call, by client."""
         taken = self.accepted | self.rejected
         self.accepted, self.rejected = {}, {}
         return taken
 
     def receive(self, deliveries: Sequence[Delivery]) -> None:
-        """Accept or reject each report, or send the whole model to the client if it needs it. Ignore clients that have answered already."""
+        """Accept or reject each report, or send the whole model to a client that asks for it. Ignore clients that have answered already."""
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
         before = len(self.accepted) + len(self.rejected)
@@ -180,15 +182,15 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """If a client's frame was rejected, also reject the other updates that a relay has added to the frame."""
+        """After the rejection of a frame, also reject the other clients whose updates a relay has added to the same frame."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:
-                why = f"its relay has added its update to that of client {delivery.client}, which was rejected: {reason}"
+                why = f"a relay has added this client's update to that of client {delivery.client}, which was rejected: {reason}"
                 self._reject(client, "relay", why)
 
     def _report_of(self, delivery: Delivery) -> Report | None:
-        """Return the report if it is valid; None if the client was rejected or was sent the whole model."""
+        """Return the report if it is valid, or None if the client was rejected or was sent the whole model."""
         client, report, assignment = delivery.client, delivery.answer, self._asked[delivery.client]
         if isinstance(report, Lost):
             self._reject_as_reported(client, report.stage, report.reason)
@@ -239,7 +241,9 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client with the stage and the reason of its report. An unknown stage becomes "reply", and a long reason is cut."""
+        """Reject a client with the stage and the reason that its report gives. An unknown stage becomes "reply", and a long reason is
+        cut.
+        """
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:
@@ -252,7 +256,7 @@ class Exchange:
 
 
 def check_addressee(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if a report names another client, round or phase than its assignment."""
+    """Raise ProtocolError if a report and its assignment differ in client, round or phase."""
     a, r = assignment, report
     if (r.client, r.round, r.phase) != (a.client, a.round, a.phase):
         raise ProtocolError(
@@ -262,19 +266,21 @@ def check_addressee(report: Report, assignment: Assignment) -> None:
 
 
 def check_version(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if an update was computed from another version of the model than its assignment names."""
+    """Raise ProtocolError if an update was computed from another model version than the version in its assignment."""
     a, r = assignment, report
     if (r.version, r.fingerprint) != (a.version, a.fingerprint):
         raise ProtocolError(
-            f"the update was made from version {r.version[:8]} of the model, but the round's version is {a.version[:8]}"
+            f"the update was computed from model version {r.version[:8]}, but this round uses version {a.version[:8]}"
         )
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if the update builds on another proposal than the last accepted one, or if the update's ticket is wrong."""
+    """Raise ProtocolError if the client and the server disagree about the client's last accepted update, or if the ticket (hash) of the new
+    update is wrong.
+    """
     if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
-            f"the update builds on the proposal '{report.committed}', but the last accepted one is '{assignment.accepted}'"
+            f"the client's last accepted update is '{assignment.accepted}', but the client reports '{report.committed}'"
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
-        raise ProtocolError(f"the ticket '{report.ticket}' does not match the frame")
+        raise ProtocolError(f"the ticket '{report.ticket}' is not the hash of the frame")

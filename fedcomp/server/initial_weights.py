@@ -1,4 +1,4 @@
-"""Weights read from a safetensors file into a model, checked by name and shape."""
+"""Initial weights of a run, read from a safetensors file and checked by name and shape."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from .run_folder import CHECKPOINT, RunFolder
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Load the tensors of a safetensors file into a model. The file may lack frozen parameters and buffers.
+    """Load the tensors of a safetensors file into a model. Frozen parameters and buffers may be missing from the file.
 
-    Raises ValueError for a file that cannot be read or does not fit the model. Callers put the path before the message, such as "has no
-    tensor 'weight', a parameter of the model".
+    Raises ValueError if the file cannot be read or does not fit the model. The error message has no subject: callers put the path of the
+    file before it.
     """
     try:
         tensors = load_file(path)
@@ -34,7 +34,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
             raise ValueError(f"has a tensor '{name}' that the model lacks")
         if tensor.shape != own[name].shape:
             raise ValueError(
-                f"has a tensor '{name}' of shape {list(tensor.shape)}, but the model's has {list(own[name].shape)}"
+                f"has a tensor '{name}' of shape {list(tensor.shape)}, but the model's tensor has the shape {list(own[name].shape)}"
             )
     model.load_state_dict(tensors, strict=False)
 
@@ -48,8 +48,8 @@ def start_from(
 ) -> None:
     """Start a run from the weights of `--init`, unless the run has a checkpoint with newer weights. Call `start_from` before round 1.
 
-    Only trainable parameters are taken from the file. Raises ConfigError if the file is of another model, or if its values of frozen
-    parameters differ from the model's.
+    Only trainable parameters are taken from the file. Raises ConfigError if the file does not fit the model, or if a frozen parameter has
+    another value in the file than in the model.
     """
     if config.init is None or (folder.resumed and (folder.path / CHECKPOINT).exists()):
         return

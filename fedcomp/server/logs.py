@@ -1,9 +1,9 @@
 """A log in JSON lines: one object per event of a run or of a client, with the time in UTC.
 
-    {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
+Each event of a run corresponds to a hook of `Callback`. The fields of an event are those of the dataclasses in callbacks.py. At most one
+`progress` event is logged per second. For example:
 
-The events of a run correspond to the hooks of `Callback`, and have the fields of the dataclasses in callbacks.py. At most one `progress`
-event is logged per second.
+    {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from .run_folder import finite
 
 STDOUT = "-"
-PROGRESS_S = 1.0  # minimum seconds between two `progress` lines
+PROGRESS_S = 1.0  # minimum number of seconds between two `progress` events
 
 
 class JsonLog(Callback):
@@ -34,8 +34,8 @@ class JsonLog(Callback):
 
     While the log uses standard output, everything else that is printed goes to standard error.
 
-    The log is a context manager. Entering the context raises ConfigError for a file that cannot be written. Leaving the context logs the
-    error that ended the run, if any.
+    The log is a context manager. Entering the context raises ConfigError if the log file cannot be written. On exit, the error that ended
+    the run is logged, if there is one.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class JsonLog(Callback):
         moment = moment.replace("+00:00", "Z")
         self._add(json.dumps({"time": moment, "event": event} | finite(values), allow_nan=False))
 
-    # The hooks of a callback.
+    # The hooks of `Callback`.
 
     def on_run_start(self, header: Header) -> None:
         self.write("started", **dataclasses.asdict(header))
@@ -113,7 +113,7 @@ class JsonLog(Callback):
         self.write("finished", out=out, **values_of(summary))
 
     def write_message(self, sentence: str) -> None:
-        """Log a sentence that a client prints. A LogMessage is logged under the name of its event, with its values."""
+        """Log a message that a client prints. A LogMessage is logged as an event with its own name and values."""
         if isinstance(sentence, LogMessage):
             self.write(sentence.event, sentence=str(sentence), **sentence.values)
         else:

@@ -21,24 +21,25 @@ CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")  # of Header
 TOTALS = {  # fields of RoundRecord
     "accepted": "Accepted updates.",
-    "uplink_bytes": "Bytes of frames from clients.",
-    "downlink_bytes": "Bytes of frames to clients.",
+    "uplink_bytes": "Bytes of frames (encoded updates) from clients.",
+    "downlink_bytes": "Bytes of frames (encoded updates) to clients.",
     "dense_uplink_bytes": "Bytes that float32 models from clients would have taken.",
     "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
-    "relayed_bytes": "Bytes of frames from relays.",
+    "relayed_bytes": "Bytes of frames (encoded updates) from relays.",
 }
-MAX_CLIENT_METRICS = 128  # if clients report more metrics, the least recently reported are dropped
+# If clients report more metrics, the least recently reported metrics are dropped.
+MAX_CLIENT_METRICS = 128
 MEAN_HELP = "Mean of a metric over the clients, as last reported."
 WORST_HELP = "Mean of a metric over the worst tenth of the clients, as last reported."
 CLIENT_TOTALS = {
-    "uplink_bytes": "Bytes of frames from the client.",
-    "downlink_bytes": "Bytes of frames to the client.",
+    "uplink_bytes": "Bytes of frames (encoded updates) from the client.",
+    "downlink_bytes": "Bytes of frames (encoded updates) to the client.",
     "rejected": "Rounds in which the client was rejected.",
 }
 
 
 class Metrics(Callback, Collector):
-    """The metrics of a run for Prometheus. The hooks are called in the run's thread; `collect` may be called in any thread."""
+    """The metrics of a run for Prometheus. The hooks are called in the run's thread, and `collect` in any thread."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -49,11 +50,11 @@ class Metrics(Callback, Collector):
         self.totals: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()  # number of rejections by stage
         self.client_totals: dict[str, Counter[int]] = {name: Counter() for name in CLIENT_TOTALS}
-        self.client_records: dict[int, ClientRecord] = {}  # the last one of each client
-        self.latency_s: dict[int, float] = {}  # of the last answer of each client
-        # The last values of each metric that clients reported, ordered by the round in which it was last reported.
+        self.client_records: dict[int, ClientRecord] = {}  # the last record of each client
+        self.latency_s: dict[int, float] = {}  # by client: latency of the last answer.
+        # The last values of each metric that clients reported. The least recently reported metric comes first.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.suspicion: Mapping[int, float] = {}  # that of the last RoundRecord with votes
+        self.suspicion: Mapping[int, float] = {}  # suspicion in the last RoundRecord with votes
         self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
             "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS
@@ -63,7 +64,7 @@ class Metrics(Callback, Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
-    # The hooks of a callback.
+    # The hooks of `Callback`.
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
         self.port = port
@@ -149,8 +150,12 @@ class Metrics(Callback, Collector):
             _gauge("train_loss", "Mean training loss of the round.", train_loss),
             _gauge("client_metric_mean", MEAN_HELP, means, "metric"),
             _gauge("client_metric_worst_decile", WORST_HELP, worst, "metric"),
-            _gauge("cohort", "Clients of the last round.", cohort),
-            _gauge("answered", "Clients that have answered in the current round.", self.answered),
+            _gauge("cohort", "Number of clients of the last round.", cohort),
+            _gauge(
+                "answered",
+                "Number of clients that have answered in the current round.",
+                self.answered,
+            ),
             *(_counter(name, help, self.totals[name]) for name, help in TOTALS.items()),
             _counter("rejected", "Rejected clients, by stage.", self.rejected, "stage"),
             _counter("warnings", "Number of warnings.", self.warnings),
@@ -160,11 +165,13 @@ class Metrics(Callback, Collector):
 
     def _of_deployment(self, port: PortFigures) -> list[Metric]:
         return [
-            _gauge("clients_connected", "Clients that can be reached.", len(self.connected)),
-            _gauge("clients_wanted", "Clients that a round waits for.", self.wanted),
+            _gauge(
+                "clients_connected", "Number of clients that can be reached.", len(self.connected)
+            ),
+            _gauge("clients_wanted", "Number of clients that a round waits for.", self.wanted),
             _counter("wire_received_bytes", "TCP payload received.", port.received_bytes),
             _counter("wire_sent_bytes", "TCP payload sent.", port.sent_bytes),
-            _gauge("port_connections", "Open connections of the port.", port.connections),
+            _gauge("port_connections", "Open connections of the server's port.", port.connections),
             _counter("port_refused", "Refused streams, by reason.", port.refused, "reason"),
         ]
 
@@ -178,9 +185,15 @@ class Metrics(Callback, Collector):
         gauges: dict[str, tuple[str, Mapping[int, float | None]]] = {
             "connected": ("1 for each client that can be reached.", connected),
             "latency_seconds": ("Seconds from assignment to answer, last value.", self.latency_s),
-            "versions_behind": ("Versions missed at the last assignment.", behind),
+            "versions_behind": (
+                "Model versions that the client missed before its last assignment.",
+                behind,
+            ),
             "staleness_rounds": ("Rounds by which the last answer was late.", staleness),
-            "suspicion": ("Fraction of votes lost by a wide margin, 0 to 1.", self.suspicion),
+            "suspicion": (
+                "Fraction of the client's votes that lost by a wide margin, 0 to 1.",
+                self.suspicion,
+            ),
         }
         counters: dict[str, tuple[str, Mapping[int, float | None]]] = {
             **{name: (help, self.client_totals[name]) for name, help in CLIENT_TOTALS.items()},
@@ -200,7 +213,7 @@ def _family(
     values: float | Mapping[Any, float | None] | None,
     label: str = "",
 ) -> Metric:
-    """Return a metric family. `values`: a number, or a dict from label value to number. None adds no sample."""
+    """Return a metric family. `values` is a number, or a dict from label values to numbers. A value of None adds no sample."""
     if not isinstance(values, Mapping):
         return kind(f"fedcomp_{name}", help, values)
     family = kind(f"fedcomp_{name}", help, labels=[label])
@@ -218,20 +231,20 @@ def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
 
 
 def _without_created(histogram: Histogram) -> Metric:
-    """Return the family of a histogram without the time of its creation, which Prometheus would show as another family."""
+    """Return the metric family of a histogram without the samples `_created`, which Prometheus would show as another family."""
     (family,) = histogram.collect()
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return family
 
 
 def _encodable(text: str) -> str:
-    """Return a text with "?" in place of characters that UTF-8 cannot encode, such as those of a file name in another encoding."""
+    """Return `text` with "?" in place of characters that UTF-8 cannot encode. Some file names contain such characters."""
     return text.encode("utf-8", "replace").decode()
 
 
 @contextmanager
 def serve(registry: CollectorRegistry, port: int) -> Iterator[str]:
-    """Serve the metrics on a loopback port within a `with` block, and yield their URL. Port 0 means any free port.
+    """Serve the metrics on a loopback port within a `with` block, and yield their URL. With port 0, the system chooses a free port.
 
     Raises ConfigError if the port cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""The callbacks that options add to a run: a log of JSON lines, a metrics page for Prometheus, scalars for TensorBoard."""
+"""Callbacks for the options --log-json (a log in JSON lines), --metrics-port (metrics for Prometheus) and --tensorboard (scalars)."""
 
 import math
 from collections.abc import Iterator
@@ -11,17 +11,18 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from .logs import STDOUT, JsonLog
 
-FOLDER = "tensorboard"  # in the run folder
+FOLDER = "tensorboard"  # a subfolder of the run folder
 SCALARS = "accuracy loss train_loss uplink_bytes downlink_bytes seconds accepted rejected".split()
-HOURS = "simulated_hours"  # of runs on a virtual network
-RATIO = "ratio"  # bytes of float32 models over bytes of frames
+HOURS = "simulated_hours"  # scalar of runs on a virtual network
+RATIO = "ratio"  # scalar: bytes of float32 models divided by bytes of frames
 
 
 @contextmanager
 def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
-    """Yield one callback that calls `callback` and the callbacks that the options add. Close the added callbacks on exit.
+    """Yield one callback that calls `callback` and the callbacks that the run's options add. Close the added callbacks on exit.
 
-    Raises ConfigError, before anything is written, if a port is in use, a file cannot be written, or a package is not installed.
+    Raises ConfigError if a port is in use, a file cannot be written, or a package is not installed. The error is raised before anything is
+    written.
     """
     with ExitStack() as exit_stack:
         others: dict[str, Callback] = {}
@@ -43,7 +44,7 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """A writer of scalars for TensorBoard in the run folder: one point per round, named like the fields of metrics.jsonl.
+    """A writer of TensorBoard scalars to the run folder, one point per round. The scalars are named like the fields of metrics.jsonl.
 
     Raises ConfigError if the package tensorboard is not installed.
     """
@@ -59,12 +60,12 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def close(self) -> None:
-        """Close the event file."""
+        """Close TensorBoard's event file."""
         if self._writer is not None:
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        """Open the event file. In a resumed run, hide earlier points of rounds after the checkpoint, since these rounds are repeated."""
+        """Open TensorBoard's event file. A resumed run repeats the rounds after the checkpoint, so their earlier points are hidden."""
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,

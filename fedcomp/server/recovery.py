@@ -15,7 +15,7 @@ from .checkpoint import Checkpoint
 from .round_loop import RoundLoop, RoundResult
 from .run_folder import CHECKPOINT, METRICS, RunFolder
 
-# Names in the checkpoint, and prefixes of names.
+# Names of entries in the checkpoint, and prefixes of such names.
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 
 
@@ -23,17 +23,19 @@ class Clients(Protocol):
     """The virtual clients of a run, whose state is part of the checkpoint."""
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Set the checkpoint from which clients' states are read. States that do not fit into memory are moved to the checkpoint."""
+        """Set the checkpoint from which the clients' states are read. States that do not fit into main memory are moved to the
+        checkpoint.
+        """
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the clients from the checkpoint. `past_versions`: for each cached broadcast, the model version to which it applies."""
+        """Restore the clients from the checkpoint. `past_versions` are the model versions to which the cached broadcasts apply."""
 
 
 class Stateful(Protocol):
-    """An object with its own state in the checkpoint, such as a strategy, the server optimizer, or a virtual network."""
+    """An object that stores its own state in the checkpoint, such as a strategy, the server optimizer, or a virtual network."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
@@ -43,7 +45,9 @@ class Stateful(Protocol):
 
 
 class Recovery:
-    """The saved state of a run. Call `restore` before the first round, `mark_changed` after each round, and `save` when a save is due."""
+    """The saving and restoring of a run's state. Call `restore` before the first round, `mark_changed` after each round, and `save` for
+    each checkpoint.
+    """
 
     def __init__(
         self,
@@ -54,16 +58,17 @@ class Recovery:
         others: Mapping[str, Stateful],
         clients: Clients | None = None,
     ):
-        """`data`: the training data, which must not change when the run is resumed, or None if the server has no data. `others`: further
-        objects with their own state, by the prefix of their entries in the checkpoint. `clients`: the virtual clients, or None in a
-        deployment, where clients keep their state on their own machines.
+        """`data` is the training data, which must be unchanged when the run is resumed, or None if the server has no data.
+
+        `others` are further objects with a state in the checkpoint, by the prefix of their entries. `clients` are the simulated clients. In
+        a deployment, `clients` is None: the clients store their state on their own machines.
         """
         self.folder, self.loop, self.rounds = folder, loop, rounds
         self.others, self.clients = others, clients
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
-        self.changed: set[int] = set()  # clients that took part since the last checkpoint
-        # Fingerprints of the model and the data, which must not change. The keys are used in error messages.
+        self.changed: set[int] = set()  # clients that took part since the last checkpoint.
+        # Hashes of the model and the data, which must not change. The keys of this dict are used in error messages.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,
             "other examples": data.digest if data is not None else "none",
@@ -76,9 +81,9 @@ class Recovery:
         self.checkpoint.close()
 
     def restore(self) -> int:
-        """Restore the run from the checkpoint, or save a new run as round 0. Return the round of the checkpoint.
+        """Restore the run from the checkpoint, or save a checkpoint of round 0 for a new run. Return the round of the checkpoint.
 
-        Raises RunFolderError if the task's model or data have changed since the start of the run, or if the run has done more than
+        Raises RunFolderError if the model or the data have changed since the start of the run, or if the run has already done more than
         `rounds` rounds. Raises CheckpointError if the checkpoint is damaged.
         """
         stored = self.checkpoint.value(RUN)
@@ -116,11 +121,11 @@ class Recovery:
         self.saved_round = run["round"]
 
     def mark_changed(self, result: RoundResult) -> None:
-        """Mark the clients of a round as changed. The next `save` writes the server's records of these clients."""
+        """Mark the clients of a round as changed, so that the next `save` writes the server's records of these clients."""
         self.changed |= set(result.cohort)
 
     def save(self, round: int, metrics_length: int) -> None:
-        """Save the state after a round. `metrics_length`: length of metrics.jsonl in bytes after this round."""
+        """Save the state after a round. `metrics_length` is the size of metrics.jsonl in bytes after this round."""
         loop, broadcasts = self.loop, self.loop.broadcasts
         cache = broadcasts.cache
         vectors, values = self.clients.take_changes() if self.clients is not None else ({}, {})
@@ -185,7 +190,7 @@ class Recovery:
         )
 
     def _parts(self) -> dict[str, Stateful]:
-        """Return the objects with entries in the checkpoint, by the prefix of the entries' names."""
+        """Return the objects that have entries in the checkpoint, by the prefix of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
         parts: dict[str, Stateful] = {"strategy/": loop.strategy, "optimizer/": loop.optimizer}
         if isinstance(loop, AsynchronousLoop):

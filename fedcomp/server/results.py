@@ -26,22 +26,23 @@ from ..strategies.base import AcceptedUpdate, cohort_size
 from ..tasks.data import Examples, describe_non_finite
 from .round_loop import RoundResult
 
-# Maximum number of rejection reasons in a summary, and of clients for each. metrics.jsonl has all of them.
+# Maximum number of rejection reasons in summary.json, and of clients for each reason. The file metrics.jsonl has all rejections.
 MAX_REASONS, MAX_CLIENTS = 16, 16
-# Fields of Summary:
+# Fields of Summary.
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
-TRAIN = "train_"  # prefix of the names of metrics from training
-HIGHER_IS_BETTER = {"accuracy": True, "loss": False}  # metrics with a worst decile
-KINDS = "kinds"  # name in a checkpoint
-# Kinds of warnings:
+TRAIN = "train_"  # prefix of the names of metrics from training.
+# Metrics for which the worst tenth of the clients is reported.
+HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
+KINDS = "kinds"  # name of an entry in a checkpoint.
+# Kinds of warnings.
 METRICS_NOT_FINITE, LOSS_NOT_FINITE = "metrics of clients", "test loss"
 NUMBER = re.compile(r"\d+(\.\d+)?")
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
 
 
 def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Return the strategy of a run, given its resolved options and the layout of the model. Raises SpecError or ConfigError."""
+    """Return the strategy of a run, given the run's options and the layout of the model. Raises SpecError or ConfigError."""
     if config.local_steps_schedule and config.local_epochs:
         raise ConfigError(
             "--local-steps-schedule and --local-epochs both set how long clients train; give one of them"
@@ -71,7 +72,7 @@ def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundSt
 
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
-    """Return the options with which clients train: without weight decay if the strategy's server step applies it."""
+    """Return the options with which clients train. If the server applies the weight decay, the clients train without it."""
     return (
         dataclasses.replace(config, weight_decay=0.0) if strategy.decays_in_server_step else config
     )
@@ -80,10 +81,10 @@ def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
 def bandwidths_of(
     strategy: RoundStrategy, config: RunConfig, uplinks: Sequence[float] | None = None
 ) -> dict[int, float]:
-    """Return the uplink bandwidth of each client in bytes per second, from --bandwidths or the virtual network; {} without --budget.
+    """Return the uplink bandwidth of each client in bytes per second, or an empty dict if the run has no --budget.
 
-    `uplinks`: bandwidths of the virtual network, assigned to the clients in turn; None without a network. Raises ConfigError for a budget
-    that is too small.
+    The bandwidths are those of --bandwidths, or those of the virtual network, `uplinks`. Bandwidths are assigned to the clients in turn.
+    `uplinks` is None without a virtual network. Raises ConfigError if the budget is too small.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -134,7 +135,8 @@ def round_record(
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # If a relay has added a client's frame to another frame, the client has a ticket but no update. Such a client is not counted.
+        # A client without an update is counted as skipped, unless a relay has added its frame to another frame: the client then has a
+        # ticket.
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),
@@ -161,7 +163,9 @@ def round_record(
 
 
 def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
-    """Return the metrics of a client: name → (value, number of examples). Names of metrics from training begin with "train_"."""
+    """Return the metrics that a client reported, as name → (value, number of examples). Names of metrics from training begin with
+    "train_".
+    """
     m = accepted.metrics
     return {
         name if name.startswith(TRAIN) else TRAIN + name: (value, accepted.examples)
@@ -172,7 +176,9 @@ def metrics_of(accepted: AcceptedUpdate) -> dict[str, tuple[float, int]]:
 def summarize_client_metrics(
     round: int, accepted: Sequence[AcceptedUpdate], warn: Callable[..., None]
 ) -> tuple[dict[str, ClientMetric], dict[int, dict[str, float]]]:
-    """Return the statistics of each metric over the clients, and the metrics of each client. Omit non-finite values with a warning."""
+    """Return the statistics of each metric over the clients, and the metrics of each client. Non-finite values are left out with a
+    warning.
+    """
     by_client: dict[int, dict[str, float]] = {}
     columns: dict[str, list[tuple[float, int]]] = {}
     for a in accepted:
@@ -201,7 +207,7 @@ def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
 
 
 def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
-    """Return the summary of all rounds."""
+    """Return the summary of a run from the records of its rounds."""
 
     def total(field: str) -> Any:
         """Return the sum of a field over all rounds, or None if the field is None in any round."""
@@ -227,7 +233,7 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
 
 
 def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSummary, ...]:
-    """Return a run's rejections by reason, the most frequent first. Reasons that differ only in their numbers are combined."""
+    """Count a run's rejections by reason, the most frequent first. Reasons that differ only in numbers are combined."""
     by_reason: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in (rejection for record in records for rejection in record.rejections):
         reason = NUMBER.sub("#", rejection.reason)
@@ -241,14 +247,15 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 class WarningLog:
-    """The warnings of a run. Each warning is passed to `forward` at once, and collected for the record of its round.
+    """A log of the warnings of a run. Each warning is passed to `forward` at once, and is added to the record of its round.
 
-    Only the first warning of each kind in a run is reported, also if the run is resumed. Warnings without a kind are all reported.
+    If warnings have a kind, only the first warning of each kind is reported, even if the run is resumed. All warnings without a kind are
+    reported.
     """
 
     def __init__(self, forward: Callable[[str], None]):
         self.forward = forward
-        self.kinds: set[str] = set()  # kinds of the warnings so far
+        self.kinds: set[str] = set()  # kinds of the warnings that were reported so far
         self._of_round: list[str] = []
 
     def __call__(self, sentence: str, kind: str = "") -> None:
@@ -272,9 +279,10 @@ class WarningLog:
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn once in a run about a test loss that is not finite. metrics.jsonl stores null for such losses, as for rounds without evaluation.
+    """Warn about a test loss that is not finite, once in a run. The file metrics.jsonl stores null for such a loss, as for rounds without
+    evaluation.
 
-    `loss`: the loss of the round on `test`; None if the round was not evaluated.
+    `loss` is the loss on the data `test`, or None if the model was not evaluated in this round.
     """
     if loss is None or math.isfinite(loss) or LOSS_NOT_FINITE in warn.kinds:
         return

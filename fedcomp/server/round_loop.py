@@ -1,7 +1,8 @@
 """The round loop: draw a cohort, exchange messages with it, aggregate the updates, broadcast the new model.
 
-A strategy chooses the cohort and the phases, and aggregates the accepted updates. The loop does the rest: it chooses the cheapest download
-for each client, checks every report as it arrives, ends the phases, applies the server optimizer, and creates the broadcast.
+A strategy chooses the cohort (the clients of a round) and the phases (exchanges of messages), and aggregates the accepted updates. The
+round loop chooses the cheapest download for each client, checks every report as it arrives, ends the phases, applies the server optimizer,
+and creates the broadcast.
 """
 
 import math
@@ -35,7 +36,8 @@ from .broadcasts import Broadcast, Broadcasts
 from .exchange import Exchange, Traffic
 from .transport import Transport
 
-LARGE_BYTES = 1 << 20  # dense updates of at least this size are freed after they are aggregated
+# Dense updates of at least this many bytes are freed once they are aggregated.
+LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ class RoundResult:
     accepted: list[AcceptedUpdate]
     rejections: list[Rejection]
     traffic: Traffic
-    broadcast: Broadcast | None  # None: no update was accepted, the model is unchanged
-    # By client: fraction of its votes that lost by a wide margin; empty unless the strategy counts votes.
+    broadcast: Broadcast | None  # None if the model is unchanged.
+    # By client: fraction of the client's votes that lost by a wide margin. Empty unless the strategy counts votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
-    simulated_s: float | None = None  # virtual duration in seconds; None: time is real
+    simulated_s: float | None = None  # duration in virtual seconds, None in real time
     clipped: int = 0  # number of accepted updates that were clipped
 
     @property
@@ -60,12 +62,12 @@ class RoundResult:
 
 
 class RoundLoop:
-    """The rounds of a strategy over a transport, with the server's record of each client.
+    """The round loop of a strategy over a transport, with the server's record of each client.
 
-    `gather` returns the logical ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By
-    default, `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of
-    clients that answered and were asked. `bandwidths`: uplink speeds by client, in bytes per second, if known.
-    `evaluates(round)` returns whether the clients of a round evaluate the model that they receive.
+    `gather` returns the ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By default,
+    `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of clients
+    that have answered and that were asked. `bandwidths` are uplink speeds by client, in bytes per second, if known. `evaluates(round)`
+    returns whether the clients of a round evaluate the model that they receive.
 
     The cohort and the order in which updates are summed depend on the client ids, not on the order of answers.
     """
@@ -87,11 +89,11 @@ class RoundLoop:
         self.on_answer, self.evaluates = on_answer, evaluates
         self.bandwidths = dict(bandwidths or {})
         self.optimizer = optimizer(self.config.server_optimizer)
-        self.versions: dict[int, str] = {}  # last version that each client reported
-        self.tickets: dict[int, str] = {}  # ticket of each client's last accepted proposal
+        self.versions: dict[int, str] = {}  # by client: the last model version that it reported
+        self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update.
         # Number of examples in each client's last accepted report.
         self.examples: dict[int, int] = {}
-        # By client: frame of the entries dropped from its last accepted proposal, until the client has received this frame.
+        # By client: a frame with the entries of its last accepted update that were left out, until the client has received this frame.
         self.dropped: dict[int, bytes] = {}
 
     @property
@@ -100,7 +102,9 @@ class RoundLoop:
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
     def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
-        """Run rounds and yield the result of each. Callers save the state after each result, before the next round sends the broadcast."""
+        """Run rounds and yield the result of each round. Callers save the state after each result, before the next round sends the
+        broadcast.
+        """
         for round in rounds:
             yield self.run_round(round)
 
@@ -114,13 +118,13 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # now only the assignments hold them
+            self.broadcasts.release_downloads()  # only the assignments refer to the downloads now
             exchange.on_answer = partial(self.on_answer, round)
             exchange.run(assignments, phase.completion or completion)
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
-            del exchange, assignments  # frees the downloads
+            del exchange, assignments  # so that the downloads are freed
         return self.close(round, cohort, phases, rejected, traffic)
 
     # The steps of a round.
@@ -133,9 +137,9 @@ class RoundLoop:
         before: AcceptedByPhase,
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
-        """Return the exchange of a phase, and the unsent assignments of the clients in `configs`.
+        """Return the Exchange of a phase, and the assignments to send to the clients in `configs`.
 
-        `before`: the accepted updates of the earlier phases of the round. The bytes of the assignments are counted in `traffic`.
+        `before` holds the accepted updates of the earlier phases of the round. The bytes of the assignments are counted in `traffic`.
         """
         b, strategy, counterpart = self.broadcasts, self.strategy, self.strategy.counterpart
         assignments = []
@@ -178,9 +182,9 @@ class RoundLoop:
         rejected: Mapping[int, Rejection],
         traffic: Traffic,
     ) -> RoundResult:
-        """Aggregate the updates of the last phase, change the model by their aggregate, and record which updates were accepted.
+        """Aggregate the updates of the last phase, update the model, and record which client updates were accepted.
 
-        The last phase is removed from `phases`, so that the memory of its updates can be freed.
+        The last phase is removed from `phases`, so that its updates can be freed.
         """
         strategy, counterpart = self.strategy, self.strategy.counterpart
         name, last = phases.popitem()
@@ -193,7 +197,8 @@ class RoundLoop:
             try:
                 aggregation, update = self._aggregate(round, {**phases, name: last})
                 if counterpart is None:
-                    last = [_without_values(a) for a in last]  # before the broadcast is made
+                    # Frees the values before the broadcast is made.
+                    last = [_without_values(a) for a in last]
                 broadcast = self._move(round, update, aggregation.decay)
             except NonFiniteError:
                 reason = "the sum of this round's updates is not finite"
@@ -222,27 +227,28 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the model version of the reporting client, and that the client has received its dropped entries."""
+        """Record the client's model version, and that the client has received the entries of its update that were left out."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
             self.dropped.pop(report.client, None)
 
     def _aggregate(self, round: int, phases: AcceptedByPhase) -> tuple[Aggregation, Tensor]:
-        """Return the strategy's aggregation, and the step of the server optimizer [numel]."""
+        """Aggregate the updates with the strategy. Return the aggregation, and the step [numel] of the server optimizer."""
         self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
         estimated, weights = self._estimated(phases), self.broadcasts.weights
         updates = RoundUpdates(round, estimated, weights, self.examples, len(self.versions))
-        # Overflow is ignored here: `Broadcasts.prepare` detects values that are not finite.
+        # Ignore overflow in this block, since `Broadcasts.prepare` detects values that are not finite.
         with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):
             aggregation = self.strategy.aggregate(updates, update)
             return aggregation, self.optimizer.step(update)
 
     def _move(self, round: int, update: Tensor, decay: float) -> Broadcast | None:
-        """Multiply the step `update` by --server-lr, in place, publish it as a broadcast, and return the broadcast.
+        """Multiply `update`, the step of the server optimizer, by --server-lr in place, and publish the result as a broadcast.
 
-        Return None if there is nothing to send. Raises NonFiniteError, with the model unchanged, if the step is not finite.
+        Return the broadcast, or None if there is nothing to send. Raises NonFiniteError, and leaves the model unchanged, if the step is not
+        finite.
         """
         with timed("downlink"):
             seed = seeds.key(self.config.seed, "downlink", round)
@@ -254,7 +260,10 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the last phase's updates by estimates of the counterpart (server side of the memories), and add absent clients."""
+        """Replace the updates of the last phase by estimates of the counterpart (the server's side of the clients' memories).
+
+        The counterpart may add estimates for clients that sent no update.
+        """
         counterpart = self.strategy.counterpart
         if counterpart is None:
             return phases
@@ -269,7 +278,9 @@ class RoundLoop:
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step‖² / server_lr² for the model's step in a round. The division makes the result comparable to client updates."""
+        """Return ‖step‖² / server_lr² for the step of the model in a round. The division makes the result comparable to ‖update‖² of a
+        client.
+        """
         if broadcast is None:
             return 0.0
         layout = self.broadcasts.layout
@@ -279,7 +290,9 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """To free memory, return a large dense update without its frame, and with NaN in place of its values. Return others unchanged."""
+    """Return a large dense update without its frame and values, so that their memory can be freed. The values of the result are NaN. Return
+    other updates unchanged.
+    """
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:
         return accepted

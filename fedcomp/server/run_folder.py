@@ -1,10 +1,10 @@
-"""The run folder: the files of a run.
+"""The run folder contains the files of a run:
 
-config.toml        every option with its resolved value, and the choices for this machine, such as the engine
-metrics.jsonl      one line per round (callbacks.RoundRecord)
-summary.json       totals (callbacks.Summary)
-model.safetensors  the trained parameters under the names of the user's module, or its whole state_dict() if it has buffers
-checkpoint/        the state from which --resume continues (server/checkpoint.py)
+config.toml        every option with its resolved value, and the choices for this machine, such as the engine;
+metrics.jsonl      one line per round (callbacks.RoundRecord);
+summary.json       totals (callbacks.Summary);
+model.safetensors  the trained parameters under the names of the user's module, or its whole state_dict() if it has buffers;
+checkpoint/        the state from which --resume continues (server/checkpoint.py).
 """
 
 import fcntl
@@ -54,8 +54,8 @@ CHECKPOINT = "checkpoint"
 class RunFolder:
     """The folder of one run.
 
-    Raises RunFolderError, before anything is written, if --out of a new run exists, or if --out of a resumed run holds no run with these
-    options. Without --out, `path` is final only after `open()`, which chooses a name that no other run has.
+    Raises RunFolderError if the folder --out of a new run exists already, or if the folder --out of a resumed run has no run with these
+    options. The error is raised before anything is written. Without --out, `open()` sets `path` to a name that no other run has.
     """
 
     def __init__(self, config: RunConfig):
@@ -92,7 +92,7 @@ class RunFolder:
             self._lock = None
 
     def write_config(self, config: RunConfig, resolved: dict[str, Any]) -> None:
-        """Write config.toml: every option, and under [resolved] the choices for this machine."""
+        """Write every option to config.toml, and under [resolved] the choices for this machine."""
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
         with self._writing():
             self._replace(RUN_FILE, tomli_w.dumps(values).encode())
@@ -123,7 +123,7 @@ class RunFolder:
         return stored
 
     def append(self, record: RoundRecord) -> int:
-        """Append a line to metrics.jsonl. Return the new length of the file."""
+        """Append the record of a round to metrics.jsonl. Return the new size of the file in bytes."""
         with self._writing(), open(self.path / METRICS, "ab") as file:
             file.write((json.dumps(finite(values_of(record))) + "\n").encode())
             return file.tell()
@@ -133,7 +133,7 @@ class RunFolder:
         return read_records(self.path / METRICS)
 
     def truncate_metrics(self, length: int) -> None:
-        """Remove the lines that were appended after the checkpoint. Raises RunFolderError if earlier lines are missing."""
+        """Remove the lines of metrics.jsonl that were appended after the checkpoint. Raises RunFolderError if earlier lines are missing."""
         path = self.path / METRICS
         size = path.stat().st_size if path.exists() else 0
         if size < length:
@@ -157,13 +157,14 @@ class RunFolder:
             self._replace(SUMMARY, text.encode())
 
     def _replace(self, name: str, data: bytes) -> None:
-        durable_files.replace(self.path / name, [data], 0o666)  # as the umask allows
+        # permissions, restricted by the umask.
+        durable_files.replace(self.path / name, [data], 0o666)
 
 
 def read_records(path: Path) -> list[RoundRecord]:
-    """Return the records in a metrics.jsonl file; [] if there is no such file. Raises RunFolderError for a damaged file.
+    """Return the records in a metrics.jsonl file, or an empty list if there is no such file. Raises RunFolderError for a damaged file.
 
-    A last line without a newline is left out, because its writing may not have ended.
+    A last line without a newline is ignored, because the process may have been killed while it wrote the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -175,7 +176,7 @@ def read_records(path: Path) -> list[RoundRecord]:
 
 
 def read_summary(path: Path) -> Summary | None:
-    """Return the content of a summary.json file; None if there is no such file. Raises RunFolderError for a damaged file."""
+    """Return the content of a summary.json file, or None if there is no such file. Raises RunFolderError for a damaged file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         lists = {
@@ -195,7 +196,7 @@ def _damaged(path: Path, why: object) -> RunFolderError:
 
 
 def parse_record(values: dict[str, Any]) -> RoundRecord:
-    """Return the record of a line of metrics.jsonl."""
+    """Return the RoundRecord for a parsed line of metrics.jsonl."""
     lists: dict[str, Any] = {
         "rejections": tuple(Rejection(**r) for r in values["rejections"]),
         "warnings": tuple(values["warnings"]),
@@ -212,20 +213,20 @@ def parse_record(values: dict[str, Any]) -> RoundRecord:
 
 
 def client_metrics_of(values: dict[str, Any]) -> dict[str, ClientMetric]:
-    """Return the metrics of clients in a line of metrics.jsonl or a summary."""
+    """Return the metrics that clients reported, from a parsed line of metrics.jsonl or from summary.json."""
     reported = values.get("client_metrics", {})
     return {name: ClientMetric(**spread) for name, spread in reported.items()}
 
 
 def _folder_label(task: str) -> str:
-    """Return the part of a default folder's name that describes the task."""
+    """Return the name of the task for use in the name of a run folder."""
     if task.startswith(OBJECT):
         return re.sub(r"\W+", "-", task.removeprefix(OBJECT)).strip("-") or "task"
     return Path(task.partition(":")[0]).stem.strip("-") or "task"
 
 
 def finite(value: Any) -> Any:
-    """Return a value for JSON, with null in place of NaN and infinity."""
+    """Return `value` for JSON, with None (null) in place of NaN and infinity."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The interface between the round loop and the code that carries its messages."""
+"""The interface between the round loop and the code that carries messages to clients."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-# Time for a client that disconnected without an answer to reconnect. Its assignment is then sent again.
+# Seconds that a client has to reconnect if its connection ends before it has answered. The client's assignment is then sent again.
 GRACE_S = 5.0
 NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
 
@@ -17,7 +17,7 @@ class Lost:
     """The result of an assignment that its client did not answer."""
 
     reason: str
-    stage: str = "reply"  # "send": the assignment could not be sent; "reply": no report arrived
+    stage: str = "reply"  # "send" if the assignment could not be sent, "reply" if no report arrived
 
 
 @dataclass(frozen=True)
@@ -26,41 +26,42 @@ class Delivery:
 
     client: int
     answer: Report | Lost
-    arrived_s: float  # by the transport's clock
-    summed: tuple[int, ...] = ()  # clients whose updates a relay may have added to this answer
+    arrived_s: float  # time of arrival by the transport's clock.
+    # Clients whose updates a relay may have added to this client's update.
+    summed: tuple[int, ...] = ()
 
 
 class Clock:
     """The clock of a run, which measures real time. A simulation with a virtual network has a clock with virtual time."""
 
     time_s: float = 0.0  # virtual seconds since the run began
-    started_s: float = 0.0  # result of `now` at the start of the last exchange
-    limit_s: float | None = None  # time limit of the last exchange, in seconds; None: no limit
+    started_s: float = 0.0  # result of `now` at the start of the last exchange of messages
+    limit_s: float | None = None  # time limit of the last exchange of messages, in seconds
 
     def begin(self, limit_s: float | None) -> None:
-        """Start an exchange with a time limit in seconds, or None for no limit."""
+        """Start an exchange of messages with a time limit in seconds, or None for no limit."""
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
         """Set how many answers the transport may deliver before the exchange checks again whether it is complete."""
 
     def now(self) -> float:
-        """Return the time in seconds. Only differences between times of the same exchange have a meaning."""
+        """Return the time in seconds. Only differences between two results are meaningful, and only within one exchange of messages."""
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time, in seconds since the run began, instead of adding up the durations of exchanges."""
+        """Set the virtual time of the run to `time_s` seconds. A clock of real time ignores the call."""
 
     def take(self) -> float | None:
-        """Return the virtual seconds that have passed since the last call; None if time is real."""
+        """Return the virtual seconds that have passed since the last call, or None if the clock measures real time."""
         return None
 
 
 class Transport(Protocol):
-    """The interface of transports, which send assignments to clients and receive their reports. Clients are named by their logical ids.
+    """The interface of transports, which send assignments to clients and receive the clients' reports.
 
-    A client has at most one open assignment. An assignment is closed by its report, by its loss, by a newer assignment, or by `cancel`.
-    Reports on assignments that are no longer open are not delivered.
+    A client has at most one open assignment. An assignment is open until a report or `Lost` is delivered for it, until a newer assignment
+    replaces it, or until `cancel` withdraws it. Reports on assignments that are no longer open are not delivered.
     """
 
     clock: Clock
@@ -75,7 +76,7 @@ class Transport(Protocol):
         """Return the answers that have arrived. Wait up to `timeout_s` seconds for an answer; return an empty list if none arrives."""
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw the open assignments of these clients."""
+        """Withdraw the open assignments of `clients`, if any."""
 
     def close(self) -> None:
-        """Release connections and threads. May be called twice."""
+        """Release connections and threads. This method may be called twice."""

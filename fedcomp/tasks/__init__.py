@@ -29,15 +29,19 @@ _TASKS: PluginRegistry[Task | Callable[..., Task]] = PluginRegistry(
 
 
 def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
-    """Return all named tasks, including those of other packages: name → function from the data folder or None to the Task."""
+    """Return the registered tasks by name, including those of other packages. Each value is a function that takes the data folder or None,
+    and returns the Task.
+    """
     return {name: partial(load, name) for name in _TASKS}
 
 
-OBJECT = "object:"  # prefix of the task's name in a run's options if the task was given as a Python object
+# Prefix of the task's name in a run's options if the task was given as a Python object.
+OBJECT = "object:"
 
 
 def load(name: str, data: Path | None = None) -> Task:
-    """Return the task that `--task` names. The task's data is read on first use, so a missing data folder is an error only then.
+    """Return the task that `--task` names. The task's data is read on first use, so a missing data folder raises an error only when the
+    data is used.
 
     Raises TaskError for an unknown name, for a file without the task, and for a task that was given as a Python object.
     """

@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from .. import seeds
 
-PADDING = 4  # pixels on each side
+PADDING = 4  # zero pixels on each side of an image
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The augmentation of a task's examples.
+    """Random changes of a task's training examples.
 
     `draw(generator, count)` returns the random numbers for `count` examples, an array [count, ...]. `apply(inputs, drawn)` returns the
-    augmented inputs, with the shape and dtype of `inputs` [b, ...]. `drawn` [b, ...] holds the random numbers of each example, on the
-    device of `inputs`. `apply` must not change its arguments.
+    augmented inputs, with the shape and dtype of `inputs` [batch, ...]. `drawn` [batch, ...] holds the random numbers of each example, on
+    the device of `inputs`. `apply` must not change its arguments.
     """
 
     draw: Callable[[np.random.Generator, int], np.ndarray]
@@ -32,17 +32,17 @@ class Augmentation:
     def draw_for(
         self, batches: Sequence[np.ndarray], seed: int, round: int, client: int
     ) -> np.ndarray:
-        """Return the random numbers for all examples of a client in a round, in the order of the batches: [examples, ...]."""
+        """Return the random numbers [examples, ...] for all examples of a client in a round, in the order of `batches`."""
         return self.draw(seeds.generator(seed, "augment", round, client), sum(map(len, batches)))
 
 
 def _draw_crops_and_flips(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Return for each image the row and the column of its crop, 0..8, and whether it is flipped: int64 [count, 3]."""
+    """Return an int64 array [count, 3] with one row per image: the row and column of the crop (0 to 8), and 1 if the image is flipped."""
     return generator.integers([0, 0, 0], [2 * PADDING + 1, 2 * PADDING + 1, 2], (count, 3))
 
 
 def _crop_and_flip(images: Tensor, drawn: Tensor) -> Tensor:
-    """Pad images [b, c, h, w] with zeros, crop each to [h, w], and flip some horizontally. Uses a single gather."""
+    """Pad images [batch, channels, height, width] with zeros, crop each image to [height, width], and flip some images horizontally."""
     channels, height, width = images.shape[1:]
     row, column, flip = drawn.unsqueeze(-1).unbind(1)  # [b, 1] each
     rows = row + torch.arange(height, device=images.device)
@@ -55,5 +55,5 @@ def _crop_and_flip(images: Tensor, drawn: Tensor) -> Tensor:
     )
 
 
-# He et al. 2016, section 4.2. The padding is the mean colour, as in the paper: zero, since images are standardised.
+# The augmentation of He et al. 2016, section 4.2. As in the paper, the padding is the mean colour, which is zero for standardised images.
 CROP_AND_FLIP = Augmentation(_draw_crops_and_flips, _crop_and_flip)

@@ -21,11 +21,12 @@ from ..errors import DataError, TaskError
 from .augment import Augmentation
 from .data import TARGET, Batch, DataSource
 
-MetricFunction = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a scalar
+# A function of outputs and targets that returns a scalar.
+MetricFunction = Callable[[Tensor, Tensor], Tensor]
 TaskFunction = TypeVar("TaskFunction", bound=Callable[..., Any])
 
 
-CALLS = {  # name of a task's function → its arguments
+CALLS = {  # functions of a Task, and the arguments with which they are called
     "collate": "items",
     "optimizer": "parameters",
     "train_fn": "model, data, round",
@@ -34,7 +35,10 @@ CALLS = {  # name of a task's function → its arguments
 
 
 def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the fraction of rows whose largest output is the target: outputs [B, C], targets [B] → scalar in 0..1."""
+    """Return the fraction of examples whose largest output is at the index of the target, a scalar tensor from 0 to 1.
+
+    `outputs` has the shape [batch, classes], and `targets` has the shape [batch].
+    """
     return (outputs.argmax(-1) == targets).float().mean()
 
 
@@ -50,26 +54,26 @@ class Task:
         )
 
     `model()` returns a module with the same parameters on every call. `model()` may draw from the global generators of torch, numpy and
-    random, which fedcomp seeds, so that server and clients build the same initial weights. `model` may also be a module. The initial model
-    is then a copy of this module with its current weights.
+    random, which fedcomp seeds, so that server and clients build the same initial weights. If `model` is a module instead of a function,
+    the initial model is a copy of the module with its current weights.
 
     `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data means a fedcomp
-    Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. `test`
-    may be None: the model can then be evaluated on clients only (--evaluate clients). If a batch is a tuple, its inputs are passed to the
-    model by position; if it is a dict, by keyword, and `target` is the key of its targets. `collate(items) → batch` is the
-    `collate_fn` of `torch.utils.data.DataLoader`.
+    Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset or a Hugging Face Dataset. Datasets are read batch by batch. If
+    `test` is None, the model can only be evaluated on clients (--evaluate clients). If a batch is a tuple, its inputs are passed to the
+    model by position. If a batch is a dict, its inputs are passed by keyword, and `target` is the key of the targets. `collate(items)`
+    returns a batch, like the `collate_fn` of `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
-    model's output, if any, else the cross-entropy. If the output has an attribute `.logits`, loss, accuracy and metrics receive the logits
-    as outputs. `accuracy(outputs, targets)` returns a fraction in 0..1; `accuracy` is None for a regression. `metrics` maps names to
-    functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and targets of the whole
-    test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
+    model's output, if any, else the cross-entropy. If the model's output has an attribute `.logits`, these logits are the `outputs` of
+    loss, accuracy and metrics. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression, set `accuracy` to None.
+    `metrics` maps names to functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and
+    targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
     training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. `train_fn` and `evaluate_fn`
-    return a dict of numbers with at least the key "loss". If updates are weighted by examples, the weight is the number "examples" that
-    `train_fn` returns. Other numbers in the returned dict are metrics, at most 64, with names of at most 64 bytes. With --evaluate clients,
-    `evaluate_fn` is called on clients.
+    return a dict of numbers with at least the key "loss". If `train_fn` returns a number "examples", it is the weight of the update when
+    updates are weighted by examples. All other numbers in the returned dict are metrics: at most 64, with names of at most 64 bytes. With
+    --evaluate clients, `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown above.
@@ -118,8 +122,8 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss` and `forward` has an argument with
-        the key of the targets, the targets are passed too, so that the model can compute `.loss`.
+        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss`, and the model's `forward` has an
+        argument named like the key of the targets, the targets are passed too, so that the model can compute `.loss`.
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
@@ -129,7 +133,9 @@ class Task:
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the loss of a batch: by the task's `loss`, else `.loss` of the outputs, else the cross-entropy."""
+        """Return the loss of a batch: the task's `loss` if given, else the attribute `.loss` of the outputs if present, else the
+        cross-entropy.
+        """
         if self.returns_loss(outputs):
             return outputs.loss
         return self.criterion(predictions(outputs), targets)
@@ -209,10 +215,10 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files that `find` finds in `folder / name`, or else in `folder`.
+    """Return the files that `find` returns for `folder / name`, or if there are none, for `folder`.
 
-    Raises DataError, which names --data, if there are no files or they cannot be read. In the error, `missing` names the files, and
-    `contents` describes a complete folder.
+    Raises DataError, which names --data, if there are no files or the folder cannot be read. In the error message, `missing` names the
+    missing files, and `contents` describes a complete folder.
     """
     if folder is None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Checks of a task on two examples, before the first round."""
+"""Checks of a task on two examples, before the first round of a run."""
 
 import dataclasses
 import numbers
@@ -44,11 +44,11 @@ def check(
 ) -> Layout:
     """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1.
 
-    Return the layout of the model. A metric that fails on two examples is called again on the whole test set. `train` and `test` replace
-    the task's data unless they are None. If there is no test data, pass the training data as `test`. If a check fails, raises TaskError,
-    which names the task, the value that its code returned and the expected value. Raises ConfigError if `augment` is True and the task has
-    no augmentation. A FedcompError that the task's code raises, such as DataError, is passed on unchanged. The state of torch's global
-    generator does not change.
+    Return the layout (parameter names and shapes) of the model. A metric that fails on two examples is called again on the whole test set.
+    `train` and `test` replace the task's data unless they are None. If there is no test data, pass the training data as `test`. Raises
+    TaskError if a check fails. The error names the task, the value that the task's code returned, and the expected value. Raises
+    ConfigError if `augment` is True and the task has no augmentation. A FedcompError that the task's code raises, such as DataError, is
+    passed on unchanged. The state of torch's global generator does not change.
     """
     if augment and task.augment is None:
         raise ConfigError(
@@ -77,9 +77,10 @@ def layout_of(task: Task) -> Layout:
 
 
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
-    """Return the names of buffers that training changes and that are not recalibrated, such as those of spectral normalization.
+    """Return the names of buffers that training changes, such as those of spectral normalization.
 
-    Buffers are not sent, so the server's model keeps the initial values of buffers that training changes. Leaves `model` in eval mode.
+    Running statistics that the server computes itself are left out. Clients do not send buffers, so the server's model keeps the initial
+    values of the returned buffers. `model` is left in eval mode.
     """
     layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
@@ -106,13 +107,13 @@ def data_of(task: Task, split: str) -> Examples:
 
 
 def data_or_none(task: Task, split: str) -> Examples | None:
-    """Return the task's "train" or "test" data; None if the task has none. Raises TaskError like `data_of`."""
+    """Return the task's "train" or "test" data, or None if the task has no such data. Raises TaskError like `data_of`."""
     data = _call(task, f"{split}()", getattr(task, split))
     return None if data is None else _check_data(task, split, data)
 
 
 def local_data(task: Task, split: str) -> Examples | None:
-    """Return the task's "train" or "test" data; None if the task has none, or if its file is not on this machine."""
+    """Return the task's "train" or "test" data, or None if the task has no such data or if the data file is not on this machine."""
     try:
         return data_or_none(task, split)
     except TaskError as error:
@@ -175,7 +176,7 @@ def _check_data(task: Task, split: str, data: Any) -> Examples:
 
 
 def _named_inputs(inputs: Any) -> dict[str, Any]:
-    """Return suffix → input. The suffix, such as "[0]", names the input in messages; a single input has the suffix ""."""
+    """Return the inputs by the suffix that names them in error messages, such as "[0]". The suffix of a single input is empty."""
     if isinstance(inputs, dict):
         return {f"[{name!r}]": value for name, value in inputs.items()}
     if isinstance(inputs, tuple):
@@ -248,7 +249,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
             _require(task, valid, "metrics", f"the name {name!r}", wanted)
             try:
                 _check_metric(task, name, outputs, targets)
-            except TaskError:  # a metric such as AUC needs examples of every class
+            except TaskError:  # a metric such as AUC may need more than two examples
                 pairs = [
                     (predictions(_model_outputs(task, model, b)), b.targets)
                     for b in data.batches(250)
@@ -258,7 +259,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
 
 def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as those about missing classes
+        warnings.simplefilter("ignore")  # ignores warnings such as those about missing classes
         call = f"metrics[{name!r}](outputs, targets)"
         _number(task, call, task.metrics[name], outputs, targets, "a number")
 
@@ -266,7 +267,7 @@ def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> No
 def _number(
     task: Task, call: str, function: MetricFunction, outputs: Any, targets: Any, expected: str
 ) -> float:
-    """Return the result of a metric function as a float. Raises TaskError if the result is not one real number."""
+    """Return the result of a metric function as a float. Raises TaskError if the result is not a single real number."""
     value = _call(task, call, lambda: function(outputs, targets))
     is_complex = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
     _require(task, not is_complex, call, "a complex number", expected)
@@ -296,7 +297,7 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
-    """Raise TaskError if a label is not the index of an output. Other labels would make the cross-entropy fail in the first round."""
+    """Raise TaskError if a label is not the index of an output, since the cross-entropy would fail for this label in the first round."""
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
     targets = data.targets

@@ -1,12 +1,11 @@
 """CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, 32x32 in colour.
 
-VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. Source: Sattler, Wiedemann, Müller, Samek: Robust
-and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
+VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. VGG11* is from Sattler, Wiedemann, Müller, Samek:
+Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
 
-ResNet-18: He, Zhang, Ren, Sun: Deep residual learning for image recognition. CVPR 2016. The stem for CIFAR-10 is one 3x3 convolution.
-GroupNorm (Wu & He: Group normalization. ECCV 2018) replaces BatchNorm, whose running statistics differ between clients with different data:
-Hsieh, Phanishayee, Mutlu, Gibbons: The non-IID data quagmire of decentralized machine learning. ICML 2020. Each GroupNorm has 2 groups, as
-in Reddi et al.: Adaptive federated optimization. ICLR 2021.
+ResNet-18 is from He, Zhang, Ren, Sun: Deep residual learning for image recognition. CVPR 2016. For CIFAR-10, the first layer is one 3x3
+convolution. GroupNorm (Wu & He, ECCV 2018) replaces BatchNorm, because the running statistics of BatchNorm differ between clients with
+different data (Hsieh, Phanishayee, Mutlu, Gibbons, ICML 2020). Each GroupNorm has 2 groups, as in Reddi et al., ICLR 2021.
 """
 
 from functools import partial
@@ -20,14 +19,14 @@ from .base import Task, builtin_task
 from .parquet import ImageDataset
 
 GROUPS = 2
-# For each stage, its width as a multiple of the first stage's, and the stride of the first of its two blocks.
+# For each stage: its width divided by the width of the first stage, and the stride of its first block.
 STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 
 
 class Block(nn.Module):
-    """Two convolutions with a shortcut: [B, i, h, w] → [B, o, h / stride, w / stride].
+    """A residual block of two convolutions and a shortcut. The block divides height and width by `stride`.
 
-    y = ReLU(x' + N(conv3(ReLU(N(conv3(x))))))    x' = x, or N(conv1(x)) where the shape changes
+    y = ReLU(x' + N(conv3(ReLU(N(conv3(x))))))    x' = x, or N(conv1(x)) if the shape changes; N is GroupNorm
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int):
@@ -42,9 +41,10 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18: inputs [B, 3, h, w] → [B, classes]. With width 64 and 10 classes, it has 11,173,962 parameters.
+    """ResNet-18, which maps images [batch, 3, height, width] to scores [batch, classes].
 
-    `width`: channels of the first stage, an even number.
+    `width` is the number of channels of the first stage, and must be even. With width 64 and 10 classes, ResNet-18 has 11,173,962
+    parameters.
     """
 
     def __init__(self, width: int = 64, classes: int = 10):
@@ -63,7 +63,7 @@ class ResNet18(nn.Module):
 
 
 def _normalised(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """Return a convolution, initialised as in He et al. 2015 by fan-out, and its GroupNorm."""
+    """Return a convolution followed by GroupNorm. The convolution is initialised by fan-out, as in He et al. 2015."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return nn.Sequential(convolution, nn.GroupNorm(GROUPS, outputs))
@@ -80,7 +80,7 @@ def images(data: Path | None) -> ImageDataset:
 def network() -> nn.Module:
     """Return VGG11* with 865,482 parameters, for inputs [B, 3, 32, 32].
 
-    As in the code of Sattler et al., convolutions have the initialisation of He et al. 2015, by fan-out.
+    As in Sattler et al.'s code, convolutions are initialised by fan-out (He et al. 2015).
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -107,7 +107,9 @@ def network() -> nn.Module:
 
 @builtin_task("cifar10-vgg11s")
 def vgg11s(data: Path | None) -> Task:
-    """Return the task of VGG11*, a narrower VGG11, on CIFAR-10. Each channel is standardised by its mean and standard deviation."""
+    """Return the task of training VGG11*, a narrower VGG11, on CIFAR-10. Each colour channel is standardised by its mean and standard
+    deviation.
+    """
     read = images(data).per_channel
     train, test = partial(read, "train"), partial(read, "test")
     return Task("cifar10-vgg11s", network, train, test, augment=CROP_AND_FLIP)
@@ -115,7 +117,9 @@ def vgg11s(data: Path | None) -> Task:
 
 @builtin_task("cifar10-resnet18")
 def resnet18(data: Path | None) -> Task:
-    """Return the task of ResNet-18 with GroupNorm on CIFAR-10. Each channel is standardised by its mean and standard deviation."""
+    """Return the task of training ResNet-18 with GroupNorm on CIFAR-10. Each colour channel is standardised by its mean and standard
+    deviation.
+    """
     read = images(data).per_channel
     train, test = partial(read, "train"), partial(read, "test")
     return Task("cifar10-resnet18", ResNet18, train, test, augment=CROP_AND_FLIP)

@@ -1,7 +1,7 @@
 """Examples of a task: `Data` in memory, or `LazyData` read from a dataset batch by batch.
 
-Both classes return a batch for given row numbers. The inputs of a batch are a tensor, a tuple of tensors (positional arguments of the
-model) or a dict of tensors (keyword arguments).
+`Data` and `LazyData` return the batch of examples with given indices. The inputs of a batch are a tensor, a tuple of tensors (positional
+arguments of the model) or a dict of tensors (keyword arguments).
 """
 
 import hashlib
@@ -26,10 +26,11 @@ TARGET = "labels"  # key of the targets in a batch that is a dict
 
 
 class Batch(NamedTuple):
-    """The inputs and targets of a number of examples."""
+    """The inputs and targets of several examples."""
 
     inputs: Inputs
-    targets: Any  # a tensor, or tensors in tuples, lists and dicts; None for a dict without targets
+    # A tensor, or nested tuples, lists and dicts of tensors; or None if there are no targets.
+    targets: Any
 
     def __len__(self) -> int:
         return len(tensors(self.inputs)[0])
@@ -53,8 +54,9 @@ class Data:
     """Examples in memory.
 
     `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` is a tensor [N, ...]; partitions
-    by class need int64 [N]. `groups` [N] holds the group of each example, such as a user id; the partition `natural` makes one client of
-    each group. `n_clients` is the number of clients if the data was given for each client separately, and 0 if it was given as a whole.
+    by class need int64 [N]. `groups` [N] holds the group of each example, such as a user id. The partition `natural` assigns all examples
+    of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, and 0 if it was
+    given as a whole.
     """
 
     inputs: Inputs
@@ -76,27 +78,28 @@ class Data:
 
     @property
     def single_input(self) -> Tensor:
-        """The inputs, which are one tensor."""
+        """The inputs of all examples as one tensor."""
         assert isinstance(self.inputs, Tensor)
         return self.inputs
 
     def batch(self, rows: Tensor) -> Batch:
-        """Return the examples at the positions `rows`, int64 [b] on the device of the data."""
+        """Return the examples with the indices `rows`, an int64 tensor on the device of the data."""
         return Batch(
             map_tensors(self.inputs, lambda t: t.index_select(0, rows)),
             self.targets.index_select(0, rows),
         )
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Yield all examples in near-equal batches of at most `size`, without a copy."""
+        """Yield all examples in batches of nearly equal size, at most `size`. Tensors are not copied."""
         whole = Batch(self.inputs, self.targets)
         for rows in _slices(len(self), size):
             yield whole._part(rows)
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
-        """Return the examples at the positions `rows`, or all examples, as a torch Dataset of pairs (input, target)."""
+        """Return the examples with the indices `rows`, by default all examples, as a torch Dataset of pairs (input, target)."""
         inputs: Any = self.inputs
-        targets: Any = self.targets  # a tensor, which torch does not declare as a dataset
+        # `Any`, because torch's types do not declare a tensor as a dataset.
+        targets: Any = self.targets
         if isinstance(inputs, dict):
             inputs = StackDataset(**inputs)
         elif isinstance(inputs, tuple):
@@ -109,7 +112,7 @@ class Data:
         return self.targets
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return `groups` [N] if the name is None, else the values [N] of the input `name`. Raises ConfigError for an unknown name."""
+        """Return the input `name` of all examples, or `groups` if `name` is None. Raises ConfigError if no input has this name."""
         if name is None:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
@@ -127,7 +130,9 @@ class Data:
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the data, compared when a run is resumed: shapes of the inputs, and 16 hex digits of a hash of the targets."""
+        """A fingerprint of the data, which detects changed data when a run is resumed: the shapes of the inputs, and a hash of the
+        targets.
+        """
         shapes = map_tensors(self.inputs, lambda t: list(t.shape))
         content = self.targets.cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return f"{shapes} {hashlib.sha256(content).hexdigest()[:16]}"
@@ -138,9 +143,9 @@ class LazyData:
     """Examples of a map-style dataset, read when a batch needs them.
 
     `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items) → batch` converts a list of items to a batch, as
-    the `collate_fn` of `torch.utils.data.DataLoader` does. By default, tensors and numbers are stacked. A batch is a pair (inputs,
+    the `collate_fn` of `torch.utils.data.DataLoader` does. By default, `collate` stacks tensors and numbers. A batch is a pair (inputs,
     targets), a longer tuple (input, …, targets), or a dict, in which `target` is the key of the targets. Batches are moved to `device`.
-    `groups` and `n_clients` are as in Data.
+    `groups` and `n_clients` have the same meaning as in Data.
     """
 
     dataset: Any
@@ -167,12 +172,12 @@ class LazyData:
         return as_batch(batch, self.target).to(self.device)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Yield all examples in near-equal batches of at most `size`."""
+        """Yield all examples in batches of nearly equal size, at most `size`."""
         for rows in _slices(len(self), size):
             yield self.batch(torch.arange(rows.start, rows.stop))
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
-        """Return the examples at the positions `rows`, or all examples, as a dataset with unchanged items."""
+        """Return the examples with the indices `rows`, by default all examples, as a dataset with unchanged items."""
         if rows is None:
             return self.dataset
         if _is_hugging_face(self.dataset):
@@ -184,7 +189,7 @@ class LazyData:
         labels: Any = None
         if _is_hugging_face(self.dataset):
             labels = _whole_column(self.dataset, self.target)
-        for name in ("targets", "labels"):  # attributes of the datasets of torchvision
+        for name in ("targets", "labels"):  # attributes that torchvision's datasets have
             if labels is None:
                 labels = getattr(self.dataset, name, None)
         if labels is None:
@@ -195,7 +200,9 @@ class LazyData:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return `groups` [N] if the name is None, else the values [N] of the column or attribute `name`. Raises ConfigError."""
+        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises ConfigError if the dataset has no
+        such column.
+        """
         if name is None:
             return self.groups
         if _is_hugging_face(self.dataset) and name in self.dataset.column_names:
@@ -212,7 +219,9 @@ class LazyData:
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the data, compared when a run is resumed: the length, and the fingerprint if it is a Hugging Face Dataset."""
+        """A fingerprint of the data, which detects changed data when a run is resumed: the length, and the fingerprint of a Hugging Face
+        Dataset.
+        """
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
 
 
@@ -220,10 +229,10 @@ Examples = Data | LazyData
 
 
 class DataSource:
-    """The `train` or `test` of a Task: data in one of DATA_FORMS, or a function that returns such data.
+    """The value of `train` or `test` in a Task: data in one of the forms that DATA_FORMS describes, or a function that returns such data.
 
-    Calling a DataSource returns the data as Data or LazyData. Values in other forms are returned unchanged, and the check of the task
-    reports them.
+    Calling a DataSource returns the data as Data or LazyData. A value in another form is returned unchanged, and `check` (in check.py)
+    reports it as an error.
     """
 
     def __init__(
@@ -239,9 +248,8 @@ class DataSource:
 def data_from(
     value: Any, collate: Callable[[list[Any]], Any] | None = None, target: str = TARGET
 ) -> Any:
-    """Convert data in one of DATA_FORMS to Data or LazyData. Any other value is returned unchanged.
-
-    float64 arrays become tensors of torch's default type, and integer arrays int64 tensors, as layers and losses require. A dict or list
+    """Convert data in one of the forms that DATA_FORMS describes to Data or LazyData. Any other value is returned unchanged. NumPy float64
+    arrays become tensors of torch's default dtype, and integer arrays become int64 tensors, as layers and losses require. A dict or list
     with the data of each client is concatenated, and the keys of the dict or the positions in the list become the groups. Raises ValueError
     for a client without examples.
     """
@@ -267,7 +275,7 @@ def data_from(
 
 
 def as_batch(collated: Any, target: str = TARGET) -> Batch:
-    """Convert the result of a collate function to a Batch. Raises ValueError unless the result is a tuple, a list or a dict."""
+    """Convert the result of a collate function to a Batch. Raises ValueError unless `collated` is a tuple, a list or a dict."""
     if isinstance(collated, Batch):
         return collated
     if isinstance(collated, Mapping):
@@ -279,7 +287,7 @@ def as_batch(collated: Any, target: str = TARGET) -> Batch:
             return Batch(dict(inputs), targets)
         return Batch(tuple(inputs) if isinstance(inputs, list) else inputs, targets)
     raise ValueError(
-        f"a batch is a {type(collated).__name__}; items of the dataset must be pairs (input, target), tuples or dicts, or give the task a "
+        f"a batch is a {type(collated).__name__}; make the items of the dataset pairs (input, target), tuples or dicts, or give the task a "
         "collate function"
     )
 
@@ -330,9 +338,10 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
-    """Return a text such as "NaN or infinity in 7 of 400 examples", about the examples `rows`, or about all if `rows` is None.
+    """Describe the non-finite values in a text such as "NaN or infinity in 7 of 400 examples".
 
-    Return "" if all values are finite, and for LazyData, which is not examined.
+    `rows` are the indices of the examples to examine, by default all. Return an empty string if all values are finite, or if `data` is
+    LazyData, which is not examined.
     """
     if not isinstance(data, Data):
         return ""
@@ -346,9 +355,9 @@ def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
 
 
 def _concatenate(parts: dict[Any, Any]) -> Any:
-    """Concatenate the data of clients.
+    """Concatenate the data of clients. `parts` maps each client to its data.
 
-    `parts`: client → data. If a value is not data, return this value, which the check of the task then reports.
+    If a value in `parts` is not data, return this value, so that `check` (in check.py) reports it.
     """
     by_client = list(parts.values())
     if not by_client or not all(isinstance(part, Data | LazyData) for part in by_client):
@@ -376,7 +385,9 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
 
 
 def _slices(count: int, size: int) -> list[slice]:
-    """Divide `count` positions into as few near-equal slices of at most `size` positions as possible, the larger slices first."""
+    """Divide `count` positions into as few slices of at most `size` positions as possible. Slices have nearly equal sizes, larger ones
+    first.
+    """
     parts = np.array_split(np.arange(count), -(-count // size))
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
@@ -392,7 +403,7 @@ def _whole_column(dataset: Any, name: str) -> np.ndarray:
 
 
 def _is_pair(values: list[Any]) -> bool:
-    """Return whether a list is (inputs, targets), and not the data of two clients."""
+    """Return whether a list is a pair (inputs, targets), and not a list with the data of two clients."""
     data_types = (Data, LazyData, Dataset, Mapping, tuple)
     return len(values) == 2 and not any(
         isinstance(value, data_types) or _is_hugging_face(value) for value in values
@@ -415,7 +426,7 @@ def _stack_column(name: str, column: Any) -> Tensor:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """Return a value as a tensor without gradient. float64 arrays become torch's default type, integer arrays int64."""
+    """Convert a value to a tensor without gradient. NumPy float64 arrays get torch's default dtype, and integer arrays get int64."""
     if isinstance(value, Tensor):
         return value.detach()
     array = np.asarray(value)

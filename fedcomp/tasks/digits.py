@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of 8x8 pixels that scikit-learn contains. No download is needed.
+"""The 1,797 handwritten digits of 8x8 pixels that scikit-learn contains. The task needs no download.
 
 A fixed random split has 1,437 training and 360 test examples. Pixels are standardised by the mean and standard deviation of the training
 set.
@@ -41,5 +41,5 @@ def read(split: str) -> Data:
 
 @builtin_task("digits")
 def digits(data: Path | None = None) -> Task:
-    """Return the task of a small network on scikit-learn's digits. `data` is ignored."""
+    """Return the task of training a small network on scikit-learn's digits. `data` is ignored."""
     return Task("digits", network, partial(read, "train"), partial(read, "test"))

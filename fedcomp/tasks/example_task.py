@@ -1,6 +1,6 @@
 """A task of your own: predict on which of three spirals a point in the plane lies.
 
-Replace the model and the data with your own. Run it with:
+Replace the model and the data with your own. Run the task with:
 
     fedcomp sim --task my_task.py:task --rounds 100 --lr 0.1
 """
@@ -37,13 +37,14 @@ task = Task(
     model=model,
     train=lambda: spirals(6000, seed=1),
     test=lambda: spirals(1000, seed=2),
-    # loss=   mean over a batch; default: cross-entropy
-    # accuracy=   fraction from 0 to 1; default: fraction of examples whose largest output is the target; None: no accuracy
-    # metrics=   further metrics, {name: function of the outputs and targets of the whole test set}
-    # augment=   a fedcomp.tasks.Augmentation: how --augment changes training examples
+    # Further arguments of Task:
+    # - loss: a function of outputs and targets that returns the mean over a batch. By default, the loss is the cross-entropy.
+    # - accuracy: a function that returns a fraction from 0 to 1, or None. By default, the largest output must be the target.
+    # - metrics: a dict, name → function of the outputs and targets of the whole test set.
+    # - augment: a fedcomp.tasks.Augmentation, which changes training examples if --augment is given.
 )
 
-# If your data is in a folder, define a function that returns the task. Its argument is the folder of --data, a pathlib.Path or None.
+# If your data is in a folder, define a function that returns the task. Its argument is the folder of --data, a pathlib.Path or None:
 #
 # def task(folder):
 #     return Task(name="mine", model=model, train=lambda: read(folder / "train.csv"), test=lambda: read(folder / "test.csv"))

@@ -1,6 +1,6 @@
 """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28.
 
-The linear model is that of Sattler et al. 2019. The network is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas:
+The linear model is that of Sattler et al. 2019. The convolutional network is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas:
 Communication-efficient learning of deep networks from decentralized data. AISTATS 2017. With padded convolutions, the network has 1,663,370
 parameters, as stated in the paper.
 """
@@ -62,6 +62,8 @@ def logreg_global(data: Path | None) -> Task:
 
 @builtin_task("mnist-cnn")
 def cnn(data: Path | None) -> Task:
-    """Return the task of the network of McMahan et al. All pixels are standardised by one mean and standard deviation."""
+    """Return the task of training the convolutional network of McMahan et al. on MNIST. All pixels are standardised by one mean and
+    standard deviation.
+    """
     read = images(data).per_channel
     return Task("mnist-cnn", network, partial(read, "train"), partial(read, "test"))

@@ -1,12 +1,11 @@
 """Labelled images in parquet files with the schema of the Hugging Face hub, and a cache of the decoded arrays.
 
-DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself; a file may be split into
-                                                   train-00000-of-00002.parquet and so on
-image: struct<bytes: binary, path: string>         a PNG or JPEG file; the column is `img` in cifar10
-label: int64                                       0..9
+The images of MNIST are read from mnist/train.parquet and mnist/test.parquet in the folder of --data, or from the same files without mnist/.
+A file may be split into parts such as train-00000-of-00002.parquet. The column `image` (`img` in CIFAR-10) has the type struct<bytes:
+binary, path: string> and contains PNG or JPEG files. The column `label` has the type int64 and contains classes from 0 to 9.
 
-The cache is a folder of .npy files: the environment variable FEDCOMP_CACHE if it is set, else ~/.cache/fedcomp. The name of a cached file
-contains a hash of the paths, sizes and modification times of its source files, so that changed sources are decoded again. If the cache
+The cache is a folder of .npy files, set by the environment variable FEDCOMP_CACHE and by default ~/.cache/fedcomp. The name of a cached
+file contains a hash of the paths, sizes and modification times of its source files, so that changed sources are decoded again. If the cache
 folder cannot be written, the arrays are decoded in every run.
 """
 
@@ -32,11 +31,12 @@ if TYPE_CHECKING:
     import pyarrow
 
 CLASSES = 10
-MIN_DEVIATION = 0.01  # smallest divisor of pixels in 0..1, because the standard deviation of a pixel that is always black is 0
+# Lower limit for standard deviations of pixels from 0 to 1, since an always black pixel has the standard deviation 0.
+MIN_DEVIATION = 0.01
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the cache; None if FEDCOMP_CACHE is not set and there is no home directory."""
+    """Return the folder of the cache, or None if FEDCOMP_CACHE is not set and there is no home directory."""
     try:
         return Path(os.environ.get("FEDCOMP_CACHE") or "~/.cache/fedcomp").expanduser()
     except RuntimeError:
@@ -50,7 +50,7 @@ def _digest(sources: Sequence[Path], key: str) -> str:
 
 
 def _write(path: Path, array: np.ndarray) -> None:
-    """Write a file atomically, so that other processes read the whole file or none."""
+    """Write a file atomically, so that other processes never read a part of the file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             np.save(file, array, allow_pickle=False)
@@ -68,14 +68,16 @@ class ImageDataset:
     folder: Path | None  # the folder of --data
     dataset: str  # name of the data set in messages, and of its folder inside `folder`
     column: str  # name of the column with the images
-    shape: tuple[int, ...]  # (channels, height, width); 1 or 3 channels
-    # Axes → mean and standard deviation of the training set over these axes.
+    shape: tuple[int, ...]  # (channels, height, width), with 1 or 3 channels.
+    # By axes: the mean and the standard deviation of the training set over these axes.
     _moments: dict[Any, tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test". Arrays from the cache are read-only."""
+        """Return the pixels (uint8 [N, *shape]) and labels (int64 [N]) of the "train" or "test" data. Arrays from the cache are
+        read-only.
+        """
         files, folder = self._files(split), cache_folder()
         if folder is None:
             return self._decode(files)
@@ -97,7 +99,7 @@ class ImageDataset:
         return images, labels
 
     def count(self, split: str) -> int:
-        """Return the number of images of "train" or "test", from the metadata of the files."""
+        """Return the number of images in the "train" or "test" data, from the metadata of the files."""
         total = 0
         for file in self._files(split):
             with self._opened(file) as source:
@@ -109,15 +111,15 @@ class ImageDataset:
         return self._files("train")[0].parent
 
     def per_pixel(self, split: str) -> Data:
-        """Return inputs float32 [N, pixels]. Each pixel is standardised by its mean and standard deviation in the training set."""
+        """Return the images as float32 [N, pixels]. Each pixel is standardised by its mean and standard deviation in the training set."""
         return self._standardised(split, (0,), flat=True)
 
     def per_channel(self, split: str) -> Data:
-        """Return inputs float32 [N, *shape]. Each channel is standardised by its mean and standard deviation in the training set."""
+        """Return the images as float32 [N, *shape]. Each channel is standardised by its mean and standard deviation in the training set."""
         return self._standardised(split, (0, 2, 3), flat=False)
 
     def per_dataset(self, split: str) -> Data:
-        """Return inputs float32 [N, pixels], standardised by one mean and standard deviation of the training set."""
+        """Return the images as float32 [N, pixels], standardised by one mean and standard deviation of the training set."""
         return self._standardised(split, (0, 1, 2, 3), flat=True)
 
     def _standardised(self, split: str, axes: tuple[int, ...], flat: bool) -> Data:
@@ -158,7 +160,7 @@ class ImageDataset:
     def _decode_file(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         encoded, labels = self._columns(file)
         images = np.empty((len(encoded), *self.shape), np.uint8)
-        # One thread, because several threads would wait for the interpreter's lock with images of this size.
+        # Images are decoded in one thread: images of this size are so small that several threads would wait for the interpreter lock.
         for i, data in enumerate(encoded):
             images[i] = self._image(data, f"--data {file}: image {i}")
         return images, labels
@@ -231,7 +233,7 @@ class ImageDataset:
         channels, height, width = self.shape
         try:
             with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
-                # Checked before decoding, to bound the cost of decoding.
+                # The size is checked before decoding, so that huge images are not decoded.
                 if image.size == (width, height):
                     pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
                     return pixels.reshape(height, width, channels).transpose(2, 0, 1)
@@ -261,7 +263,7 @@ def _check_parts(files: Sequence[Path], split: str) -> None:
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes remain, with length 1.
+    """Return mean and standard deviation over `axes` of pixels scaled to 0..1. The reduced axes are kept, with length 1.
 
     The sums of pixels and of their squares are integers below 2⁵³, so that float64 is exact and the order of summation has no effect.
     """

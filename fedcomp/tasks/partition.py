@@ -20,7 +20,9 @@ class Partitioner(Protocol):
     """The interface of partitioners, which assign examples to clients."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the client (0..clients-1) of each example, [N]. Raises ConfigError if the partitioner does not suit the data."""
+        """Return the client (0 to clients − 1) of each example, as an array [N]. Raises ConfigError if the partitioner does not suit the
+        data.
+        """
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class IID:
 class Classes:
     """Give each client examples of exactly N = `per_client` random classes, about equally many of each class.
 
-    Similar to Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining examples. Here each class is
-    split into near-equal parts, clients × N in all. Larger classes have more parts, so that all parts have similar sizes. A client takes
-    one part of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N
-    classes. Raises ConfigError if clients × N is less than the number of classes.
+    This partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
+    examples. Here, the examples are split into clients × N parts of similar size, each with examples of one class. A client takes one part
+    of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N classes. Raises
+    ConfigError if clients × N is less than the number of classes.
     """
 
     per_client: int
@@ -67,7 +69,7 @@ class Classes:
         n_classes[: parts.sum() % clients] += 1
         clients_of: list[list[int]] = [[] for _ in sizes]  # by class
         remaining = parts.copy()
-        # Taking the classes with the most remaining parts never fails: Gale 1957, Ryser 1957.
+        # By a theorem of Gale 1957 and Ryser 1957, taking the classes with the most remaining parts never fails.
         for client in rng.permutation(clients):
             taken = np.lexsort((rng.random(count), -remaining))[: n_classes[client]]
             remaining[taken] -= 1
@@ -84,7 +86,7 @@ class Classes:
 class Shards:
     """Sort the examples by label, split them into clients × N shards of near-equal size, and draw N = `per_client` shards for each client.
 
-    McMahan et al. 2017.
+    This is the partition of McMahan et al. 2017.
     """
 
     per_client: int
@@ -128,7 +130,7 @@ class Dirichlet:
         labels = _classes(data, f"dirichlet:{self.alpha:g}")
         owners = np.empty(len(labels), np.int64)
         for label, size in enumerate(np.bincount(labels)):
-            # With the random offset, rounding favours no client.
+            # With a random offset, rounding to whole examples favours no client.
             ends = np.floor(np.cumsum(self._proportions(clients, rng)) * size + rng.random())
             owners[rng.permutation(np.flatnonzero(labels == label))] = np.searchsorted(
                 ends[:-1], np.arange(size), side="right"
@@ -139,7 +141,7 @@ class Dirichlet:
         return owners
 
     def _proportions(self, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw proportions [clients] from Dir(alpha). Logarithms prevent underflow for a small alpha."""
+        """Draw proportions [clients] from Dir(alpha). The computation uses logarithms, which prevent underflow for a small alpha."""
         logs = (
             np.log(rng.standard_gamma(self.alpha + 1, clients))
             + np.log1p(-rng.random(clients)) / self.alpha
@@ -152,8 +154,8 @@ class Dirichlet:
 class Natural:
     """Partition by the groups of the data. Groups are sorted and numbered from 0; group g belongs to client g mod clients.
 
-    `column`: the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`, or the
-    clients if the data is a list or dict with the data of each client.
+    `column` names the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`. If the
+    data is a list or dict with the data of each client, each client is a group.
     """
 
     column: str | None = None
@@ -188,13 +190,13 @@ PARTITIONERS: Mapping[str, type[Partitioner]] = {
 
 
 def parse_partitioner(text: str) -> Partitioner:
-    """Return the partitioner of a spec string. Raises SpecError or ConfigError."""
+    """Return the partitioner that a text such as "classes:2" describes. Raises SpecError or ConfigError."""
     with specs.error_context(text, "--partition"):
         return specs.build(specs.parse_part(text, "partition"), PARTITIONERS, "partition")
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if the data was given separately for each client, but the options divide it in another way; otherwise ""."""
+    """Return a warning if the data was given for each client separately and the options divide it in another way, else an empty string."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""
@@ -210,8 +212,8 @@ def partition(
 ) -> list[np.ndarray]:
     """Return the examples of each client, as increasing int64 indices into `data`. Each client has at least one example.
 
-    The result depends on the arguments only. `name`: the name of the data in errors. Raises SpecError for an unknown partition, and
-    ConfigError if the partition does not suit the data or the number of clients.
+    The result depends on the arguments only. `name` is the name of the data in error messages. Raises SpecError for an unknown partition,
+    and ConfigError if the partition does not suit the data or the number of clients.
     """
     partitioner = parse_partitioner(spec)
     if clients > len(data):
@@ -226,10 +228,10 @@ def partition(
 def hold_out(
     shards: Sequence[np.ndarray], fraction: float, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Split the examples of each client. Return the training examples and the evaluation examples of each client, as increasing indices.
+    """Split the examples of each client into training and held-out examples, and return both as increasing indices.
 
-    Of a client's n examples, `fraction` × n are held out for evaluation, rounded to at least 1 and at most n − 1. If n is 1, the example is
-    not held out. The random choice depends on (seed, "holdout", position of the client in `shards`).
+    Of a client's n examples, about `fraction` × n are held out for evaluation, at least 1 and at most n − 1. If a client has only one
+    example, it is not held out. The random choice depends on (seed, "holdout", position of the client in `shards`).
     """
     training, held_out = [], []
     generators = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])
@@ -244,7 +246,7 @@ def hold_out(
 def partition_test_data(
     spec: str, train: Examples, test: Examples, clients: int
 ) -> list[np.ndarray] | None:
-    """Return the test examples of each client, as increasing indices; None if the test data cannot be divided among the clients.
+    """Return the test examples of each client, as increasing indices, or None if the test data cannot be divided among the clients.
 
     Test data can be divided if the partition is `natural` and the test data has groups, too. Test examples whose group has no training
     examples belong to no client.
@@ -269,7 +271,9 @@ def partition_test_data(
 
 
 def _classes(data: Examples, spec: str) -> np.ndarray:
-    """Return the class of each example as a number 0..classes-1, [N]. Raises ConfigError for targets that are not classes."""
+    """Return the class of each example, as an array [N] of numbers from 0 to classes − 1. Raises ConfigError for targets that are not
+    classes.
+    """
     targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
@@ -281,14 +285,15 @@ def _classes(data: Examples, spec: str) -> np.ndarray:
 
 
 def _slices(size: int, count: int) -> np.ndarray:
-    """Divide `size` positions into `count` near-equal slices. Return the number of each position's slice, 0..count-1: [size]."""
+    """Divide `size` positions into `count` near-equal slices. Return an array [size] with the slice (0 to count − 1) of each position."""
     return np.arange(size) * count // size
 
 
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
-    """Return how many of `total` parts each class gets, [classes], in proportion to its size, by Webster's method.
+    """Divide `total` parts among the classes in proportion to their sizes, by Webster's method. Return the number of parts of each class.
 
-    Each class has at least one part, at most `max_parts`, and at most one part per example, even if the sum is then less than `total`.
+    A class gets at least one part, at most `max_parts` parts, and at most one part per example. The sum of the result may therefore be less
+    than `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

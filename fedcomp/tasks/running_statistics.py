@@ -1,9 +1,10 @@
 """Recalibration of running statistics such as those of BatchNorm, for the evaluation of averaged weights.
 
-A running mean and variance describe the activations under one set of weights. Clients keep their running statistics and do not send them.
-The server therefore computes running statistics for the averaged weights by forward passes over a sample of examples, as in Izmailov,
-Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2. No messages
-are needed. Averages of the clients' own statistics would cost traffic, and a Byzantine client could falsify them.
+The running mean and variance of a layer describe its activations for one set of weights. Clients keep their running statistics and do not
+send them. The server therefore computes running statistics for the averaged weights by forward passes over a sample of examples, as in
+Izmailov, Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2.
+Recalibration needs no messages between server and clients. Averages of the clients' own statistics would cost traffic, and a Byzantine
+client could falsify them.
 """
 
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from .base import Task
 from .data import Examples
 from .user_errors import describe
 
-CALIBRATION_EXAMPLES = 2000  # maximum number of examples for a recalibration
+CALIBRATION_EXAMPLES = 2000  # maximum number of examples from which running statistics are computed
 BATCH_SIZE = 250  # examples in a forward pass
 
 NORMALIZATION = (
@@ -34,7 +35,7 @@ NORMALIZATION = (
 
 
 def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers whose running statistics change during training, by name. Leaves the model in eval mode.
+    """Return the layers whose running statistics change during training, by name. The model is left in eval mode.
 
     Layers that the model keeps in eval mode during training, such as a frozen BatchNorm, are excluded, since their statistics are
     constants.
@@ -52,10 +53,11 @@ def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
 def recalibrate_on(
     task: Task, model: nn.Module, data: Examples, rows: np.ndarray, device: torch.device
 ) -> None:
-    """Set the running statistics of a model to their averages over batches of the examples `rows`. The model is on `device`.
+    """Set the running statistics of a model to their averages over batches of the examples with the indices `rows`.
 
-    Leaves the model in eval mode. During the forward passes, only the recalibrated layers are in training mode, so that dropout is off and
-    other buffers do not change. A BatchNorm layer raises ValueError for a batch with one value per channel.
+    The model must be on `device`, and is left in eval mode. During the forward passes, only the recalibrated layers are in training mode,
+    so that dropout is off and other buffers do not change. Raises ValueError if a BatchNorm layer receives a batch with only one value per
+    channel.
     """
     layers: list[Any] = [*recalibrated_layers(model).values()]
     index = torch.from_numpy(rows).to(data.device)
@@ -71,7 +73,8 @@ def recalibrate_on(
 
 
 def recalibration_error(task: Task, model: nn.Module, data: Examples, device: torch.device) -> str:
-    """Describe the error of the forward pass that recalibration needs; "" if there is none. Leaves the model in eval mode.
+    """Try the forward pass that recalibration needs. Return a description of the error, or an empty string if there is none. The model is
+    left in eval mode.
 
     The forward pass fails, for example, for a model that has no `forward` and is evaluated by its task's `evaluate_fn`.
     """
@@ -85,9 +88,9 @@ def recalibration_error(task: Task, model: nn.Module, data: Examples, device: to
 
 
 def _average(layer: nn.Module) -> RemovableHandle:
-    """Make a layer average the statistics of all forward passes.
+    """Make a layer average its running statistics over all forward passes.
 
-    Setting momentum=None would make BatchNorm average, but not InstanceNorm.
+    Setting momentum=None would have this effect for BatchNorm, but not for InstanceNorm.
     """
     passes = count(1)
     return layer.register_forward_pre_hook(

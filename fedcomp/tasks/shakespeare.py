@@ -34,15 +34,17 @@ from .base import Task, builtin_task, find_files
 from .data import Data
 
 WINDOW = 80  # characters
-TEST_FRACTION = 10  # 1 in 10 windows of a role is test data
-# A newline and printable ASCII, so that the number of a character does not depend on the text.
+TEST_FRACTION = 10  # 1 in 10 windows of a role is test data.
+# The alphabet consists of a newline and printable ASCII, so that the number of a character does not depend on the text.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-UNKNOWN = len(ALPHABET)  # the number that stands for each other character
+UNKNOWN = len(ALPHABET)  # the number of all characters that are not in ALPHABET
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
 
 class CharacterLSTM(nn.Module):
-    """An LSTM with 824,425 parameters. Maps characters, int64 [B, t], to scores of the character after each of them, [B, t, 97]."""
+    """An LSTM with 824,425 parameters. For characters (int64 [batch, length]), the LSTM returns the scores of each next character (float32
+    [batch, length, 97]).
+    """
 
     def __init__(self, embedded: int = 8, hidden: int = 256, layers: int = 2):
         super().__init__()
@@ -55,7 +57,7 @@ class CharacterLSTM(nn.Module):
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy over all positions of outputs [B, t, v] and targets [B, t]."""
+    """Return the mean cross-entropy over all positions of outputs [batch, length, characters] and targets [batch, length]."""
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
@@ -85,7 +87,9 @@ class Text:
 
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
-        """Return the windows int64 [N, 81] of each role, N ≥ 2. The last character of a window is also the first of the next window."""
+        """Return the windows of each role, as int64 [N, 81] with N ≥ 2. The last character of a window is also the first of the next
+        window.
+        """
         path = self._path()
         try:
             text = path.read_text(encoding="utf-8-sig")
@@ -120,7 +124,7 @@ class Text:
 
 
 def speeches(text: str) -> dict[str, str]:
-    """Return role → the lines of all its speeches. Roles are in the order of their first speech."""
+    """Return the lines of all speeches by role. Roles are in the order of their first speech."""
     lines_of: dict[str, list[str]] = {}
     before, role = "", ""
     for line in text.split("\n"):

@@ -18,7 +18,7 @@ from ..errors import FedcompError, TaskError, nearest
 from .base import Task, accepts, seeded_globals
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
-IMPORT_SEED = 0  # seed of the global generators while a file is imported, the same in all processes
+IMPORT_SEED = 0  # seed of the global random generators while a task file is imported
 
 _TASK_FOLDERS: set[str] = set()  # folders of the task files that this process has loaded
 
@@ -46,7 +46,7 @@ def load(text: str, data: Path | None) -> Task:
 
 
 def as_task(value: Any, data: Path | None, text: str) -> Task:
-    """Return `value` if it is a Task, else the Task that it returns when called. `text` names `value` in errors.
+    """Return `value` if it is a Task, else the Task that it returns when called. `text` names `value` in error messages.
 
     Raises TaskError like `load`.
     """
@@ -122,7 +122,7 @@ def _attribute(module: ModuleType, name: str, text: str) -> Any:
 
 
 def _call(function: Any, data: Path | None, text: str) -> Any:
-    """Call a function with the data folder if it takes an argument. Return a value that is not callable unchanged."""
+    """Call `function`, with the data folder if it takes an argument. A value that is not callable is returned unchanged."""
     if not callable(function):
         return function
     takes_folder = accepts(function, 1)

@@ -12,7 +12,7 @@ from ..errors import FedcompError, OutOfMemoryError, TaskError
 TRACEBACK_VARIABLE = "FEDCOMP_TRACEBACK"  # environment variable
 SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
 LIBRARY_PREFIXES = (
-    *("<frozen", "<__array_function__"),  # code without a file
+    *("<frozen", "<__array_function__"),  # "file names" of code that is in no file
     str(Path(__file__).parents[1]) + os.sep,
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
 )
@@ -25,11 +25,11 @@ MEMORY_MESSAGES = (
     "DefaultCPUAllocator",
     *GPU_MESSAGES[1:],
 )
-MAX_MESSAGE_CHARS = 200  # characters of the allocator's message
+MAX_MESSAGE_CHARS = 200  # maximum number of characters of the allocator's message
 
 
 def describe(error: BaseException) -> str:
-    """Return a sentence such as "my_task.py, line 12, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied".
+    """Return a one-line description of an error, such as "my_task.py, line 12, in forward: ValueError: wrong shape".
 
     File, line and function are those of the innermost stack frame outside of fedcomp and installed packages, and are omitted if there is no
     such frame. Only the first line of the error's message is included. If FEDCOMP_TRACEBACK is set, also print the traceback to standard
@@ -51,7 +51,7 @@ def describe(error: BaseException) -> str:
 def client_error(error: BaseException) -> FedcompError:
     """Return the error of a client as a FedcompError.
 
-    A newly made error has no traceback, because a traceback's frames would keep tensors in memory.
+    A new FedcompError has no traceback, because the frames of a traceback would keep tensors in memory.
     """
     if isinstance(error, FedcompError):
         return error
@@ -80,7 +80,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 
 
 def _user_frame(error: BaseException) -> str:
-    """Return file, line and function of the innermost stack frame outside of libraries; "" if there is no such frame."""
+    """Return file, line and function of the innermost stack frame outside of libraries, or an empty string if there is no such frame."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not _is_library(frame.filename):
             where = f"{Path(frame.filename).name}, line {frame.lineno}"

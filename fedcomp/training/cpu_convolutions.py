@@ -1,8 +1,8 @@
 """Faster convolutions on a CPU: torch's channels_last memory format, and convolution, ReLU and max-pooling as one layer.
 
-Since max(relu(x)) = relu(max(x)), the maximum is computed first, so that the ReLU has fewer elements. Computing the maximum first leaves
-every bit of the result the same. In relu(max(conv(x))), most outputs of the convolution have no gradient. For large convolutions, the
-backward pass skips outputs without a gradient (kernels/pooled.py), and sums gradients in another order.
+Since max(relu(x)) = relu(max(x)), the maximum is computed first, so that the ReLU has fewer elements. Computing the maximum first gives
+bit-identical results. In relu(max(conv(x))), most outputs of the convolution have a zero gradient. For large convolutions, the backward
+pass skips zero gradients (kernels/pooled.py), and sums gradients in another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ NOT_CONTIGUOUS = "view size is not compatible"
 def may_be_last(layer: nn.Conv2d) -> bool:
     """Return whether a convolution is safe in the channels_last format.
 
-    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels in the channels_last format writes beyond its
-    memory.
+    In torch 2.13 on CPUs with AVX2, a strided 1×1 convolution of 2 to 5 input channels in the channels_last format writes outside of its
+    buffers.
     """
     return (
         max(layer.kernel_size) > 1
@@ -96,7 +96,7 @@ class _PooledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, indices, result = ctx.saved_tensors
-        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # NaN is not masked
+        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # keeps the gradients of NaN results
         grad_x, grad_weight = pooled.gradients(
             x, weight, grad_out, indices, ctx.padding, ctx.needs_input_grad[0]
         )
@@ -105,7 +105,7 @@ class _PooledFunction(torch.autograd.Function):
 
 
 def fused(model: nn.Module) -> nn.Module:
-    """Return an nn.Sequential with the layers of `model`. A PooledConvolution replaces each sequence of convolution, ReLU, max-pooling.
+    """Return an nn.Sequential with the layers of `model`. A PooledConvolution replaces each sequence of convolution, ReLU and max-pooling.
 
     Return `model` itself if it is not an nn.Sequential, if it has no sequence of convolution, ReLU and max-pooling, or if a layer has
     hooks.

@@ -8,16 +8,16 @@ import torch
 from ..errors import ConfigError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
-LARGE_BYTES = 256 << 10  # size from which each vector has a memory mapping of its own
-MAX_KEPT_BYTES = 32 << 20  # larger allocations are always returned to the system
+LARGE_BYTES = 256 << 10  # a vector of at least this size has its own memory mapping
+MAX_KEPT_BYTES = 32 << 20  # freed allocations above this size are always returned to the system
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """Let the C library keep freed memory, so that the next training step does not request it from the system again.
 
-    `threads`: whether several threads of the process train in turn; all use one malloc arena, so that each can use memory that another
-    freed. `vector_bytes`: size of a vector with all parameters. Each large vector gets a memory mapping of its own, which is returned to
-    the system when the vector is freed. Large vectors among small allocations would fragment the heap.
+    With `threads`, all threads of the process use one malloc arena, so that a thread can reuse memory that another thread freed.
+    `vector_bytes` is the size of a vector with all parameters of the model. Each large vector gets a memory mapping of its own, which is
+    returned to the system when the vector is freed. Large vectors among small allocations would fragment the heap.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -65,7 +65,7 @@ def describe(device: torch.device) -> str:
 
 
 def slow_precision_warning(precision: str, device: torch.device) -> str:
-    """Return a warning if the device lacks arithmetic of this precision and emulates it slowly, else ""."""
+    """Return a warning if the device only emulates arithmetic of this precision, which is slow, else an empty string."""
     if (
         precision == "bfloat16"
         and device.type == "cpu"

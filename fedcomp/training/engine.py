@@ -27,35 +27,36 @@ class Job(NamedTuple):
     """The local training of one client in a round."""
 
     round: int
-    client: int  # logical id, or the number of a data partition; a key of random draws
-    batches: Sequence[np.ndarray]  # for each step, the positions of its examples in the data
-    buffers: dict[str, Tensor] | None = None  # the client's buffers after its last round
-    traces: Traces = NO_TRACES  # float32 [n], changed in place
-    rows: np.ndarray | None = None  # positions of all examples of the client, for a train_fn
-    # State of the optimizer or the train_fn after the last round.
+    client: int  # id of the client or number of a data partition; part of random seeds
+    batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
+    buffers: dict[str, Tensor] | None = None  # buffers of the model after the client's last round
+    traces: Traces = NO_TRACES  # float32 vectors [numel], changed in place
+    rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn.
+    # State of the optimizer or the train_fn after the client's last round.
     state: dict[str, Any] | None = None
 
 
 class JobResult(NamedTuple):
     """The results of a local training job, except for the update."""
 
-    loss: float  # loss before each step, averaged over the steps
-    buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed, or None
+    loss: float  # training loss before each step, averaged over the steps
+    buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed.
     # State of the optimizer or train_fn, if the client keeps it.
     state: dict[str, Any] | None = None
     metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned
-    examples: int | None = None  # number from the train_fn; None: all examples of the client
+    examples: int | None = None  # number of examples that the train_fn returned
 
 
 class LocalUpdate(NamedTuple):
     """The update of one client, and the other results of its training."""
 
-    update: Tensor  # float32 [n]: the weights after the last step minus those before the first
+    # float32 [numel]: weights after the last step minus weights before the first step.
+    update: Tensor
     result: JobResult
 
 
 class ClientEngine(ABC):
-    """Base class of engines that train one client at a time, each in the same model object. Moves `model` to `device`."""
+    """Base class of engines that train one client at a time in a shared model object. `model` is moved to `device`."""
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
         self.task, self.layout, self.device = task, layout, torch.device(device)
@@ -66,19 +67,20 @@ class ClientEngine(ABC):
     def train_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
     ) -> JobResult:
-        """Train a client on `data`, from the weights `start` (float32 [n]); both are on the engine's device.
+        """Train a client on `data`, starting from the weights `start` (float32 [numel]).
 
-        The update is written into `out` (float32 [n]). Buffers that `job.buffers` lacks start with their initial values. Random draws of
-        the model depend on the seed, the round and the client only. The states of torch's global generators do not change.
+        `data` and `start` must be on the engine's device. The update is written into `out` (float32 [numel]). Buffers that are missing in
+        `job.buffers` start with their initial values. Random draws of the model, such as dropout, depend only on the seed, the round and
+        the client. The states of torch's global generators do not change.
         """
 
     def try_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
     ) -> JobResult | Exception:
-        """Call `train_job`. Return the exception if training fails.
+        """Call `train_job`, and return the exception if training fails.
 
-        If the user's code forks, exceptions in the child process are raised and end that process. Otherwise, the child process would
-        continue as a second copy of its parent.
+        If the user's code forks the process, exceptions in the child process are raised, so that the child does not continue as a copy of
+        its parent.
         """
         process = os.getpid()
         try:
@@ -100,7 +102,7 @@ class ClientEngine(ABC):
         client: int = 0,
         **fields: Any,
     ) -> LocalUpdate:
-        """Call `train_job` with a `Job` that has these batches. `fields` are further fields of `Job`."""
+        """Train a client on the given batches with `train_job`. `fields` are further fields of `Job`."""
         job, update = Job(round, client, batches, **fields), torch.empty_like(start)
         return LocalUpdate(update, self.train_job(start, data, job, sgd, seed, update))
 
@@ -110,7 +112,7 @@ class ClientEngine(ABC):
             buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
 
     def changed_buffers(self) -> dict[str, Tensor] | None:
-        """Return copies of the buffers that differ from their initial values; None if there are none."""
+        """Return copies of the buffers that differ from their initial values, or None if no buffer differs."""
         changed = {
             name: buffer.clone()
             for name, buffer in self.model.named_buffers()
@@ -128,14 +130,15 @@ class Engine(ABC):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train every job on `data`, from the weights `start` (float32 [n]); both are on the engine's device.
+        """Train every job on `data`, starting from the weights `start` (float32 [numel]).
 
-        Return the updates of the jobs that succeeded, float32 [k, n] in the order of the jobs, and a list with the result or exception of
-        each job. The caller may change the updates in place. Raises ConfigError if no client can train with these options.
+        `data` and `start` must be on the engine's device. Return the updates of the successful jobs (float32 [jobs, numel], in order), and
+        a list with the result or exception of each job. The caller may change the updates in place. Raises ConfigError if no client can
+        train with these options.
         """
 
     def resident(self, data: Examples) -> Examples:
-        """Return the data, moved to the device from which this engine reads it."""
+        """Return the data on the device from which the engine reads it."""
         return data.to(self.device)
 
     def close(self) -> None:
@@ -181,13 +184,13 @@ LossFunction = Callable[[Batch], Tensor]  # returns the mean loss of a batch
 
 
 class SGDSteps:
-    """The steps of one client with plain SGD, by `Descent`."""
+    """The local steps of one client with plain SGD, implemented by `Descent`."""
 
     def __init__(self, descent: Descent):
         self.descent = descent
 
     def step(self, batch: Batch, loss_of: LossFunction) -> Tensor:
-        """Take a step on a batch. Return the batch's loss before the step, detached."""
+        """Take an SGD step on a batch. Return the detached loss of the batch before the step."""
         loss = loss_of(batch)
         gradients: Tensors = torch.autograd.grad(
             loss, self.descent.weights, allow_unused=True, materialize_grads=True
@@ -204,10 +207,11 @@ class SGDSteps:
 
 
 class OptimizerSteps:
-    """The steps of one client with a torch optimizer: the task's own, or that of --optimizer.
+    """The local steps of one client with a torch optimizer, which is set by the task or by --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
-    is the optimizer's state after the client's last round. Learning rates and other settings are always those of the current round.
+    is the optimizer's state after the client's last round. Learning rates and other settings of the optimizer are those of the current
+    round, not those in `state`.
     """
 
     def __init__(self, task: Task, descent: Descent, state: dict[str, Any] | None, n_steps: int):
@@ -227,7 +231,7 @@ class OptimizerSteps:
         self.steps_taken = 0
 
     def step(self, batch: Batch, loss_of: LossFunction) -> Tensor:
-        """Take a step on a batch. Return the batch's mean loss before the step, detached."""
+        """Take an optimizer step on a batch. Return the detached mean loss of the batch before the step."""
         self.steps_taken += 1
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * self.schedule.at(self.steps_taken)
@@ -266,7 +270,7 @@ class OptimizerSteps:
 class SerialEngine(ClientEngine):
     """An engine that trains one client at a time by SGD or a torch optimizer.
 
-    Moves `model` to `device` and makes its float32 parameters views of one vector. On a CPU, the weights of convolutions are separate
+    `model` is moved to `device`, and its float32 parameters become views of one vector. On a CPU, the weights of convolutions are separate
     tensors in the channels_last format if the model works in that format. The channels_last format reduces the training time by a quarter.
     """
 
@@ -283,10 +287,11 @@ class SerialEngine(ClientEngine):
     def _arrange(self) -> None:
         """Make parameters views of the vector `weights`, except parameters that need another memory layout or precision."""
         separate = {p for p in self.parameters if self.channels_last and p.dim() == 4}
-        if self.device.type == "cuda":  # cuDNN needs the parameters of an RNN in one block
+        # cuDNN needs the parameters of an RNN in one block of memory.
+        if self.device.type == "cuda":
             rnns = [module for module in self.model.modules() if isinstance(module, nn.RNNBase)]
             separate |= {p for rnn in rnns for p in rnn.parameters()}
-        # Parameters that are not views, each with its slice of `weights`. They are copied before and after training.
+        # Pairs of a parameter that is not a view and its slice of `weights`. Values are copied between the two before and after training.
         self.copied: list[tuple[nn.Parameter, Tensor]] = []
         set_memory_format(self.model, self.channels_last)
         views = self.layout.views(self.weights).values()
@@ -301,8 +306,8 @@ class SerialEngine(ClientEngine):
     ) -> JobResult:
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
-        A parameter on which the loss does not depend has a zero gradient. The weights of a parameter that is not float32 are rounded to its
-        precision before the first step, and the update is the difference from the rounded weights.
+        A parameter on which the loss does not depend has a zero gradient. Parameters that are not float32 are rounded to their precision
+        before the first step. The update is the difference between the trained weights and the rounded weights.
         """
         base = self._load(start, job.buffers)
         self.model.train()
@@ -359,7 +364,9 @@ class SerialEngine(ClientEngine):
         return self.task.loss_of(outputs, batch.targets)
 
     def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
-        """Load weights and buffers into the model. Return the loaded weights: `start` in the precision of each parameter."""
+        """Load weights and buffers into the model. Return the loaded weights, which are `start` rounded to the precision of each
+        parameter.
+        """
         self.weights.copy_(start)
         self.load_buffers(buffers)
         with torch.no_grad():

@@ -14,16 +14,16 @@ from ..tasks.data import Batch, Examples, concatenate_nested, map_nested
 from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, set_memory_format
 from .own_loop import numbers_of
 
-# Examples in a forward pass. On a CPU, the activations should fit into the CPU's caches.
+# Number of examples in a forward pass. On a CPU, the activations should fit into the CPU's caches.
 GPU_BATCH, CPU_BATCH, CPU_IMAGE_BATCH = 1000, 250, 50
 
 
 class Evaluation(NamedTuple):
     """Loss, accuracy and metrics of a model on the test data."""
 
-    loss: float | None  # mean over the examples
-    accuracy: float | None  # mean over the examples; None: the task has no accuracy
-    metrics: Mapping[str, float]  # the task's further metrics
+    loss: float | None  # mean loss over the examples
+    accuracy: float | None  # mean over the examples, None if the task has no accuracy
+    metrics: Mapping[str, float]  # results of the task's metric functions
 
 
 def evaluate(
@@ -37,12 +37,13 @@ def evaluate(
     rows: np.ndarray | None = None,
     lenient: bool = False,
 ) -> Evaluation:
-    """Evaluate `weights` [n] on the examples `rows` of `data`, or on all examples if `rows` is None. `data` is on `device`.
+    """Evaluate the model weights `weights` [numel] on the examples of `data` with the indices `rows`, by default on all examples.
 
-    Writes the weights into `model`, moves the model to `device` and leaves it in eval mode. The model's buffers do not change. A forward
-    pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last
-    format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has an `evaluate_fn`,
-    only this function is called. With `lenient`, a metric that raises an exception, for example because a class has no examples, is NaN.
+    `data` must be on `device`. The weights are written into `model`, which is moved to `device` and left in eval mode. The model's buffers
+    do not change. A forward pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in
+    the channels_last format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has
+    an `evaluate_fn`, only this function is called. With `lenient`, a metric that raises an exception, for example because a class has no
+    examples, is NaN.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)

@@ -4,14 +4,14 @@ Local SGD is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communicatio
 data. AISTATS 2017. By default, momentum starts from zero in every round, as in Yu, Jin, Yang: On the linear speedup analysis of
 communication efficient momentum SGD. ICML 2019.
 
-    g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
+    g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start.
 
-w are the weights, L_B is the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. The proximal term of FedProx,
-with the weight ρ (`proximal`), keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in
-heterogeneous networks. MLSys 2020. The gradient correction c is that of strategies such as SCAFFOLD, else 0.
+Here, w are the weights, L_B is the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. The proximal term of
+FedProx, with the weight ρ (`proximal`), keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated
+optimization in heterogeneous networks. MLSys 2020. The gradient correction c is set by strategies such as SCAFFOLD, and is 0 otherwise.
 
-With `keep_momentum`, a client keeps the momentum vector u between rounds, except at coordinates whose update was sent and accepted: there u
-starts from zero. Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
+With `keep_momentum`, a client keeps the momentum vector u between rounds. At coordinates whose update was sent and accepted, u starts from
+zero. Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math
@@ -32,7 +32,7 @@ from ..local_optimizer import read as read_optimizer
 from ..schedules import MAX_COUNT, MAX_FLOAT
 from ..tasks.base import Task
 
-Tensors = list[Tensor] | tuple[Tensor, ...]  # as the functions torch._foreach_* require
+Tensors = list[Tensor] | tuple[Tensor, ...]  # argument types of the functions torch._foreach_*
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,21 @@ class LocalSGD:
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off
+    clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off.
     # Keep momentum between rounds, except at coordinates that were sent.
     keep_momentum: bool = False
-    augment: bool = False  # augment examples as the task defines
-    # float32, bfloat16 or float16: precision of forward and backward passes; weights stay float32
+    augment: bool = False  # augment examples with the task's `augment`.
+    # Precision of the forward and backward passes: float32, bfloat16 or float16. Weights stay float32.
     precision: str = "float32"
-    proximal: float = 0.0  # ρ; the proximal term is added after clipping, like weight decay
-    optimizer: str = SGD  # spec string of a torch optimizer
-    optimizer_state: str = "fresh"  # "fresh" in each round, or "kept" by the client
-    accumulate: int = 1  # number of batches whose gradients are averaged in a step
-    step_schedule: str | None = None  # multiple of the learning rate by step, such as "cosine"
-    lr_multiple: float = 1.0  # the server's multiple of the learning rate in this round
+    # Weight ρ of FedProx. The proximal term is added after clipping, like weight decay.
+    proximal: float = 0.0
+    optimizer: str = SGD  # name and options of a torch optimizer.
+    # The optimizer state is "fresh" in each round, or "kept" between rounds.
+    optimizer_state: str = "fresh"
+    accumulate: int = 1  # number of batches whose gradients are averaged in a step.
+    # Learning rate schedule over the local steps, such as "cosine".
+    step_schedule: str | None = None
+    lr_multiple: float = 1.0  # factor of the learning rate in this round, set by the server
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
@@ -100,7 +103,7 @@ class LocalSGD:
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with the changes that the server assigned for a round.
 
-        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, that option does not change. A nonzero `steps` replaces both
+        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, the option stays unchanged. A nonzero `steps` replaces both
         `steps` and `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
         """
         if not 0 < lr < math.inf:
@@ -125,19 +128,20 @@ class LocalSGD:
 
 
 class Traces(NamedTuple):
-    """The vectors, besides the weights, that local steps read or update in place: float32 [n], or [m, n] for a stack of m clients."""
+    """Vectors besides the weights that local steps read or update in place: float32 [numel], or [clients, numel] for a stack of clients."""
 
-    momentum: Tensor | None = None  # momentum before the first step, then after the last step
+    # Momentum before the first step. `Descent.finish` stores the momentum after the last step here.
+    momentum: Tensor | None = None
     sums: Tensor | None = None  # sums of clipped gradients
     squares: Tensor | None = None  # sums of the squares of clipped gradients
-    correction: Tensor | None = None  # constant, added to every clipped gradient
+    correction: Tensor | None = None  # constant that is added to every clipped gradient
 
     def __bool__(self) -> bool:
         return any(vector is not None for vector in self)
 
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """`sums` and `squares`; None if no memory needs them."""
+        """`sums` and `squares`, or None if no memory (fedcomp.memories) needs them."""
         return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod
@@ -149,9 +153,9 @@ class Traces(NamedTuple):
         momentum: Tensor | None,
         correction: Tensor | None = None,
     ) -> "Traces":
-        """Return the `Traces` of a round that starts from the weights `start` [n].
+        """Return the `Traces` of a round that starts from the weights `start` [numel].
 
-        The `momentum` after the client's last round is copied.
+        `momentum` is the momentum after the client's last round, and is copied.
         """
         if not sgd.keep_momentum:
             momentum = None
@@ -186,15 +190,15 @@ NO_TRACES = Traces()
 class Descent:
     """Steps of SGD that change the weights of one client, or of a stack of clients, in place.
 
-    `weights`: a tensor for each parameter in `layout`, in the model's precision. In a stack, the first axis of each tensor is the client.
-    `base` [n]: the weights before the first step.
+    `weights` has a tensor for each parameter in `layout`, in the model's precision. In a stack, the first axis of each tensor is the
+    client. `base` [numel] are the weights before the first step.
     """
 
     def __init__(
         self, layout: Layout, weights: Sequence[Tensor], sgd: LocalSGD, traces: Traces, base: Tensor
     ):
         def views(vector: Tensor | None) -> Tensors | None:
-            """Return a vector as one tensor for each weight, in the weight's precision."""
+            """Split a vector [numel] into tensors with the shapes and precisions of `weights`."""
             if vector is None:
                 return None
             tensors = layout.views(vector).values()
@@ -216,7 +220,9 @@ class Descent:
             self.momenta = gradients
 
     def adjusted(self, gradients: Tensors, weight_decay: float = 0.0) -> Tensors:
-        """Add clipped gradients to the moments. Return the clipped gradients plus correction, weight decay and proximal term."""
+        """Add clipped gradients to the moments (sums of gradients and of their squares). Return the clipped gradients plus correction,
+        weight decay and proximal term.
+        """
         if self.traces.moments is not None:
             sums, squares = (self.layout.views(moment).values() for moment in self.traces.moments)
             for total, square, gradient in zip(sums, squares, gradients, strict=True):
@@ -242,11 +248,11 @@ class Descent:
 def plan_batches(
     sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, client: int
 ) -> list[np.ndarray]:
-    """Return the batches of a client in a round: for each step, an int64 array of positions in the data.
+    """Return the batches of a client in a round: for each step, an int64 array of indices into the data.
 
-    `shard` [s] holds the positions of the client's examples. Each batch has b = min(batch_size, s) examples. The shard is shuffled before
-    each pass over it. With `steps`, a pass has ⌊s/b⌋ batches and omits the remaining examples, so that all batches have the same size. With
-    `epochs`, the remaining examples are the last batch of the pass. Raises DataError if the shard is empty.
+    `shard` holds the indices of the client's examples. A batch has `batch_size` examples, or all examples of the shard if they are fewer.
+    The examples are shuffled before each pass over the shard. With `steps`, a pass omits the examples that do not fill a batch. With
+    `epochs`, the last batch of a pass has the remaining examples. Raises DataError if the shard is empty.
     """
     return plan_all_batches(sgd, [shard], seed, [(round, client)])[0]
 
@@ -257,7 +263,7 @@ def plan_all_batches(
     seed: int,
     rounds_and_clients: Sequence[tuple[int, int]],
 ) -> list[list[np.ndarray]]:
-    """Return the result of `plan_batches` for each client, faster than one call per client would."""
+    """Return the batches of several clients, faster than by one call of `plan_batches` for each client."""
     plans = []
     generators = seeds.generators(seed, "batches", rounds_and_clients)
     for shard, generator, (_, client) in zip(shards, generators, rounds_and_clients, strict=True):
@@ -279,7 +285,7 @@ def plan_all_batches(
 def plan_augmentation(
     task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, client: int
 ) -> np.ndarray | None:
-    """Return the random numbers that augment the examples of all batches, [examples, ...], or None without augmentation."""
+    """Return the random numbers [examples, ...] that augment the examples of all batches, or None without augmentation."""
     if not sgd.augment or task.augment is None:
         return None
     return task.augment.draw_for(batches, seed, round, client)

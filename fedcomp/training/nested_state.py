@@ -1,4 +1,4 @@
-"""Serialisation of nested values, such as the `state_dict()` of an optimizer: JSON, followed by the tensors as safetensors."""
+"""Serialisation of nested values, such as the `state_dict()` of an optimizer, as JSON followed by the tensors in safetensors format."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ def pack(value: Any) -> bytes:
 
 
 def check(value: Any) -> None:
-    """Raise TaskError for a value that `pack` cannot pack."""
+    """Raise TaskError for a value that `pack` cannot serialise."""
     if isinstance(value, dict):
         check([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
@@ -31,7 +31,7 @@ def check(value: Any) -> None:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return the value that `pack` packed. Raises ValueError, KeyError or TypeError for malformed bytes."""
+    """Return the value that `pack` serialised as `packed`. Raises ValueError, KeyError or TypeError for malformed bytes."""
     tree, _, tensors = packed.partition(b"\n")
     return _value(json.loads(tree), load_tensors(tensors))
 

@@ -1,4 +1,4 @@
-"""The torch optimizer of a client: from its task, or from --optimizer."""
+"""Construction of a client's torch optimizer, from the task or from --optimizer."""
 
 from collections.abc import Sequence
 

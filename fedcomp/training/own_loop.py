@@ -42,11 +42,11 @@ class LocalRound:
     client: int  # id of the client, from 0
     lr: float  # learning rate
     steps: int  # local steps in the round
-    epochs: int  # passes over the data; 0: train `steps` steps instead
+    epochs: int  # passes over the data, or 0 to train `steps` steps
     batch_size: int  # examples in a batch
     precision: str  # float32, bfloat16 or float16
     device: torch.device  # device of the model; the data is on the CPU
-    seed: int  # seed of this client in this round, with which torch's global generators are seeded
+    seed: int  # seed of this client in this round, used for torch's global generators
     state: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -96,7 +96,7 @@ class OwnLoopEngine(ClientEngine):
         client_seed = seeds.key(seed, "dropout", job.round, job.client)
         local_round = LocalRound.of(job, sgd, self.device, client_seed)
         self.model.train()
-        self.model.zero_grad()  # gradients of the previous client
+        self.model.zero_grad()  # removes the gradients of the previous client
         with seeded_torch(client_seed, self.device), torch.enable_grad():
             returned = self.task.train_fn(self.model, data.subset(rows), local_round)
         numbers = numbers_of(self.task, "train_fn", returned)
@@ -112,7 +112,7 @@ class OwnLoopEngine(ClientEngine):
 
 
 def numbers_of(task: Task, function: str, returned: Any) -> dict[str, float]:
-    """Convert the dict that a task's function returned to name → float.
+    """Convert the dict that `train_fn` or `evaluate_fn` returned to a dict of floats.
 
     Raises TaskError if "loss" is missing, or if a value is not a number.
     """

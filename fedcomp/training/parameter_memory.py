@@ -7,11 +7,12 @@ from torch import nn
 
 LARGE_BYTES = 1 << 20  # smaller parameters stay in memory
 
-Freed = list[tuple[torch.UntypedStorage, int]]  # storages, and their sizes in bytes
+Freed = list[tuple[torch.UntypedStorage, int]]  # pairs of a storage and its size in bytes
 
 
 def free_parameters(model: nn.Module) -> Freed:
-    """Free the large trainable parameters of a model on the CPU. Their values are lost. Call `allocate` before the model is used again.
+    """Free the large trainable parameters of a model on the CPU. The values of these parameters are lost. Call `allocate` before the model
+    is used again.
 
     Storages that also hold other values, or that torch has not allocated, are not freed.
     """

@@ -67,7 +67,7 @@ def test_a_loaded_run_of_a_task_object_needs_the_object_again(tmp_path):
     for model, says in (
         (
             lambda: nn.Linear(5, 2),
-            r"has a tensor 'weight' of shape \[2, 4\], but the model's has \[2, 5\]",
+            r"has a tensor 'weight' of shape \[2, 4\], but the model's tensor has the shape \[2, 5\]",
         ),
         (lambda: nn.Sequential(nn.Linear(4, 2)), "has no tensor '0.weight'"),
     ):

@@ -55,7 +55,7 @@ def test_weights_of_another_model_are_refused(weights, tmp_path):
         f"has no tensor '{name}', a parameter of the model": {
             key: value for key, value in tensors.items() if key != name
         },
-        f"has a tensor '{name}' of shape [3], but the model's has {list(tensor.shape)}": tensors
+        f"has a tensor '{name}' of shape [3], but the model's tensor has the shape {list(tensor.shape)}": tensors
         | {name: torch.zeros(3)},
     }
     for says, content in cases.items():
