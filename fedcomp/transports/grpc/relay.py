@@ -90,8 +90,8 @@ class Reports:
 class Relay:
     """A relay: one connection to a server, and a port that serves clients while this connection lasts.
 
-    `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn` with
-    each warning. These callbacks are called in the thread of the gRPC event loop.
+    `opened` is called with the port's number and the terms of the run (RelayTerms), `changed` with the new number of connected clients, and
+    `warn` with each warning. These callbacks are called in the thread of the gRPC event loop.
     """
 
     connection: RelayConnection
@@ -136,7 +136,7 @@ class Relay:
                 raise terms.error
             if not isinstance(terms, RelayTerms):
                 raise UserError(
-                    f"{self.server} does not answer like a fedcomp server of this version; install the same version of fedcomp on both sides"
+                    f"{self.server} does not answer like a fedcomp server of this version; install the same fedcomp version on both sides"
                 )
             return await self._serve(terms, messages)
 

@@ -53,7 +53,7 @@ class FrameCache:
     next: int = 0
 
     def number(self, frame: bytes) -> int | None:
-        """Return the number of a cached frame and mark the frame as used. Return None if the relay does not have it."""
+        """Return the number of a cached frame and mark the frame as used. Return None if the relay does not have the frame."""
         if frame in self.numbers:
             self.numbers.move_to_end(frame)
         return self.numbers.get(frame)
