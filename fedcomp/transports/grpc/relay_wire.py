@@ -46,9 +46,8 @@ class Disconnect:
 class FrameCache:
     """The server's record of which frames a relay has cached."""
 
-    numbers: "OrderedDict[bytes, int]" = field(
-        default_factory=OrderedDict
-    )  # least recently used first
+    # Numbers of the cached frames, with the least recently used frame first.
+    numbers: "OrderedDict[bytes, int]" = field(default_factory=OrderedDict)
     size: int = 0  # bytes
     next: int = 0
 

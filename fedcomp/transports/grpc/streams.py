@@ -44,9 +44,7 @@ class Stream:
         self.task = asyncio.current_task()
         self.peer: Peer | None = peer_of(context.peer())
         self.key: PeerKey | None = None
-        self.client = (
-            -1
-        )  # logical id of the client, or -1 if it is unknown or this is a relay's stream
+        self.client = -1  # logical id of the client; stays -1 for a relay
         self.relay_id: int | None = None  # id of the relay, or None for a client's stream
         self.relay: ConnectedRelay | None = None  # set when a relay has joined
         self.invitation: Invitation | None = None  # the invitation sent on this stream
