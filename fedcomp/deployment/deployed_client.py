@@ -24,7 +24,7 @@ from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # in the state folder
-SIGNED = "signed/"  # prefix of names in the signature log: signed/CLIENT → signatures of the client in a run
+SIGNED = "signed/"  # prefix of names in the signature log; signed/CLIENT has the client's signatures in a run
 
 
 class DeployedClient:
@@ -80,7 +80,7 @@ class DeployedClient:
             return Presence(self.run, self.client_id, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
-        """Handle an assignment, save the report, and return it; None if the assignment is for another client.
+        """Handle an assignment, and save and return the report. Return None if the assignment is for another client.
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
@@ -110,7 +110,9 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        is_pending = pending is not None and report.frame == pending  # part of the memory's state
+        is_pending = (
+            pending is not None and report.frame == pending
+        )  # the memory's state contains this frame
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}
         head |= {"accepted": self._inputs, "frame_is_pending": is_pending}

@@ -6,8 +6,8 @@
     relays/0.toml ...:         the enrolment file of each relay, if there are any;
     registry.toml:             public key, state and end of validity of each client and relay; read by the server
 
-A new folder is written under a temporary name and renamed once it is complete. Later commands replace whole files, and replace
-registry.toml last. If a command is killed at any moment, registry.toml has either its old or its new content, and is complete. If
+A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
+replace registry.toml last. If a command is killed at any moment, registry.toml has either its old or its new content, and is complete. If
 registry.toml has its old content, the same command can be run again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
@@ -76,7 +76,9 @@ def make(
             (partial / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
             write_new(partial / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
-            os.rename(partial, folder)  # fails if another process has made the folder meanwhile
+            os.rename(
+                partial, folder
+            )  # fails if another process has made the folder in the meantime
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -251,7 +253,7 @@ class _State:
         return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> RegistryEntry:
-        """Return the registry's entry of a client or relay. Raises KeysError if it has none."""
+        """Return the registry's entry of a client or relay. Raises KeysError if the registry has no such entry."""
         for entry in self.entries:
             if entry.holder == holder:
                 return entry
@@ -294,7 +296,7 @@ def read_registry(folder: str | Path) -> Registry:
 
 
 def keys_folder(folder: str | Path) -> Path:
-    """Return a folder of keys as a path. Raises KeysError if it has no registry.toml."""
+    """Return a folder of keys as a path. Raises KeysError if the folder has no registry.toml."""
     folder = Path(folder)
     if not (folder / REGISTRY).is_file():
         raise KeysError(

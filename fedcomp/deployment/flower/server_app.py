@@ -1,4 +1,4 @@
-"""The ServerApp of a deployment: runs the rounds, and writes the events that `fedcomp server start` shows."""
+"""The ServerApp of a deployment, which runs the rounds and writes the events that `fedcomp server start` shows."""
 
 import functools
 import json

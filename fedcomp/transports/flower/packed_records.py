@@ -161,7 +161,7 @@ class ArrayLayout:
         return {name: array for name, array in record.items() if name in self._whole}
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raise ProtocolError unless `whole` has the layout's uncompressed arrays and no others, readable, finite and of the right shapes."""
+        """Raise ProtocolError unless `whole` has the layout's uncompressed arrays and no others, with finite values of the right shapes."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
             raise ProtocolError(f"arrays {others} are missing, or not part of the model")
         for name, array in whole.items():
