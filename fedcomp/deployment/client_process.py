@@ -100,9 +100,8 @@ class Retries:
         is_new = self.attempts == last or str(error) not in self.reported
         self.reported.add(str(error))
         self.attempts += 1
-        varied_s = pause_s * JITTER.uniform(
-            0.5, 1.5
-        )  # random, so that clients do not reconnect all at once
+        # A random pause, so that clients do not reconnect all at once.
+        varied_s = pause_s * JITTER.uniform(0.5, 1.5)
         return min(remaining_s, varied_s), entry if is_new else None
 
 
@@ -310,7 +309,7 @@ class ClientProcess:
                 try:
                     await stack.enter_async_context(connection)
                 except UnreachableError:
-                    await asyncio.to_thread(target.check)  # raises an error with the cause
+                    await asyncio.to_thread(target.check)  # raises an error that names the cause
                     raise
             async for message in connection.messages():
                 if isinstance(message, Refused):

@@ -13,9 +13,8 @@ class ClientTraffic:
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
         self._taken = NOTHING
-        self._recorded: dict[
-            int, WireBytes
-        ] = {}  # by client: bytes in the client's earlier records
+        # By client: the bytes in the client's earlier records.
+        self._recorded: dict[int, WireBytes] = {}
 
     def take_total(self) -> WireBytes | None:
         """Return the bytes that the port received and sent since the last call, or None if the platform does not count bytes."""
@@ -44,9 +43,8 @@ class ClientTraffic:
         report = self.transport.traffic()
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
-            counted = by_client.get(
-                client
-            )  # None behind a relay, and on platforms that count no bytes
+            # None for a client behind a relay, and on a platform that does not count bytes.
+            counted = by_client.get(client)
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING
             rejection = rejected.get(client)

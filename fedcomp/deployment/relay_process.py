@@ -42,7 +42,7 @@ class RelayProcess:
         self._retries = Retries()
         # A queue of log messages. The last entry is an error that `run` raises, or None if the run is over.
         self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
-        self._clients = 0  # number of connected clients to report, or -1 if it was reported
+        self._clients = 0  # number of connected clients to report, or -1 if it was already reported
         self._ended = False
 
     def end(self) -> None:

@@ -76,8 +76,8 @@ SIMULATION_ONLY = {
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
 LOOPBACK = "127.0.0.1"
 # Size of the largest report: a dense update with room to spare, and a sealed ballot (encrypted vote) for each client of the cohort.
-UPDATE_BYTES = 8  # per parameter
-BALLOT_BYTES = 1 / 4  # per parameter and client
+UPDATE_BYTES = 8  # bytes per parameter
+BALLOT_BYTES = 1 / 4  # bytes per parameter and client
 SPARE_BYTES = 1 << 20
 MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
 
@@ -86,7 +86,7 @@ MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's
 class Endpoint:
     """A server's host, port and keys. `keys`: the folder that `fedcomp keys init` made, or None for no TLS and clients without keys."""
 
-    port: int = 8080  # 0 = any free port
+    port: int = 8080  # 0 means any free port
     host: str = ""  # "" means loopback without keys, and all addresses of this machine with keys
     keys: Path | None = None
 
@@ -223,7 +223,7 @@ class Deployment:
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, save_s)
             started, waited_s = time.perf_counter(), connected_clients.waited_s
-            del result  # frees the round's frames before the next round
+            del result  # frees the round's frames before the next round.
 
     # Preparation.
 

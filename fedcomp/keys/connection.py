@@ -20,14 +20,12 @@ from ..errors import ConfigError, KeysError, UnreachableError
 from .certificates import holder_of, hosts_of, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
-OUT_OF_DATE = {
-    9: "not yet valid",
-    10: "expired",
-}  # causes by OpenSSL's error code for a certificate
+# Causes by OpenSSL's error code for a certificate.
+OUT_OF_DATE = {9: "not yet valid", 10: "expired"}
 # OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
 OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure
+HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure.
 # The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame
@@ -116,7 +114,8 @@ class _Probe:
                 "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
             ) from error
         self.context = None if ca is None else _context(ca, self.enrolment)
-        self.missing = "its name is not resolved"  # reason to report if the current step times out
+        # The reason to report if the current step times out.
+        self.missing = "the host name is not resolved"
 
     def contact(self) -> Contact:
         started = monotonic()

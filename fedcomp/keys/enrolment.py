@@ -104,9 +104,8 @@ def default_enrolment() -> Path:
     """
     if path := os.environ.get(VARIABLE):
         return expand_home(path, VARIABLE)
-    return Path(
-        os.path.expanduser(DEFAULT_PATH)
-    )  # `~` is not expanded for a user without a home folder
+    # For a user without a home folder, `~` is not expanded.
+    return Path(os.path.expanduser(DEFAULT_PATH))
 
 
 @dataclass(frozen=True)

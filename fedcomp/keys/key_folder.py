@@ -76,9 +76,8 @@ def make(
             (partial / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
             write_new(partial / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
-            os.rename(
-                partial, folder
-            )  # fails if another process has made the folder in the meantime
+            # This fails if another process has made the folder in the meantime.
+            os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -114,7 +113,7 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
 def revoke(folder: str | Path, *holders: int | str) -> None:
     """Revoke the keys of clients and relays. Each holder is the id of a client, or a text such as "relay-0" for a relay.
 
-    If one of the `holders` is not in the registry, raises KeysError and revokes no key.
+    Raises KeysError, and revokes no key, if one of the holders is not in the registry.
     """
     with _locked(folder) as state:
         revoked = {state.entry(holder).holder for holder in holders}
@@ -181,7 +180,10 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 @dataclass(frozen=True)
 class _Issuer:
-    """The CA of a folder of keys. Certificates that the CA signs are valid for `days` days, but not longer than the CA's own."""
+    """The CA of a folder of keys.
+
+    Certificates that the CA signs are valid for `days` days, but not longer than the CA's own certificate.
+    """
 
     folder: Path
     certificate: x509.Certificate
@@ -201,7 +203,7 @@ class _Issuer:
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> RegistryEntry:
         """Write an enrolment file with a new key. Return the entry that the caller must add to the registry.
 
-        `relay_hosts`: the hosts of the new relay; None enrols a client.
+        `relay_hosts`: the hosts of the new relay, or None to enrol a client.
         """
         if id > MAX_ID:
             raise KeysError(

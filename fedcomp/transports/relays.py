@@ -43,7 +43,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
 def add_frames(
     codec: Codec, layout: Layout, assignments: Sequence[Assignment], reports: Sequence[Report]
 ) -> list[Report]:
-    """Return the reports that a relay sends to the server, in the order of the reports of its clients.
+    """Return the reports that a relay sends to the server, in the order of its clients' reports.
 
     The first update carries the sum of all frames. Updates whose frames cannot be added to the largest sum are replaced by failure reports
     with the stage "relay". Reports for which `can_add` returns False are unchanged.

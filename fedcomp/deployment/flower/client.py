@@ -14,7 +14,7 @@ from . import processes
 from .device_app import FOLDER, MESSAGES, REFUSED, SETUP
 from .events import new_lines
 
-HOME, LOG = "supernode", "supernode.log"  # in the state folder
+HOME, LOG = "supernode", "supernode.log"  # names in the state folder
 POLL_S = 0.2  # time between two reads of the ClientApp's messages
 FAREWELL_S = 5.0  # time for the SuperNode to send the answer to the server's farewell
 TRUST_WARNING = (

@@ -3,9 +3,9 @@
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
 Each client's ClientApp needs `compression_mod`. The wrapped strategy still makes and aggregates whole ArrayRecords, but messages carry
-frames (encoded vectors) instead of them. A client receives the broadcasts that it has missed. The server receives the client's update with
-error feedback, as in algorithm 2 of Sattler et al. (2019), but with the strategy's own aggregation instead of the mean. A malformed reply
-is rejected with a reason.
+frames (encoded vectors) instead of ArrayRecords. A client receives the broadcasts that it has missed. The server receives the client's
+update with error feedback, as in Sattler et al. 2019, algorithm 2, but with the strategy's own aggregation instead of the mean. A malformed
+reply is rejected with a reason.
 """
 
 import logging
@@ -41,8 +41,8 @@ class Compressed(Strategy):
     rounds, as a multiple of the model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do
     not hold floats. `seed`: the seed of the random choices of codecs.
 
-    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client. `rejections` maps the same keys to the rejected replies
-    with reasons. Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
+    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client. `rejections` maps the same keys as `traffic` to the
+    rejected replies with reasons. Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
     """
 
     def __init__(

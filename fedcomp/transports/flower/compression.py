@@ -43,7 +43,7 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # number of newest runs whose client states are kept
 TICKET_BYTES = 16
-# Names of the values that the server announces. A client does not use a state that it stored when it was sent other values.
+# Names of the values that the server announces. A client does not use a stored state if one of these values has changed since.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # name of the header in a stored state
 CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
@@ -54,8 +54,8 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
 
     `memory`: spec string of the memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients' states.
     On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a client's
-    state in its Context until the run ends. In `state_dir` each client has a folder, named after the `partition-id` of its node config if
-    it has one, else after its node id. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError
+    state in its Context until the run ends. Each client has a folder in `state_dir`, named after the `partition-id` in its node config, or
+    after its node id if there is none. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError
     for a memory that a mod cannot support.
     """
     check_memory(memory)
@@ -80,9 +80,8 @@ def check_memory(memory: str) -> None:
         raise ConfigError(
             f"memory '{name}' needs state that a Flower mod cannot access; use memory='residual', or run fedcomp client instead"
         )
-    with suppress(
-        ConfigError
-    ):  # stc may not suit this memory, but the server may choose another codec
+    # If the memory does not suit stc, the server may still choose another codec.
+    with suppress(ConfigError):
         memory_of(memory, codec("stc"), 1)
 
 
@@ -216,7 +215,7 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Encode the update as a frame, or as b"" if the frame is empty.
+        """Return the update encoded as a frame, or b"" if there is no frame.
 
         Raises NonFiniteError for NaN or infinity; the memory is then unchanged.
         """
@@ -226,7 +225,10 @@ class AppClient:
         return frame or b""
 
     def save(self, storage: "Storage") -> None:
-        """Store the client's state. A file is flushed to disk. Raises CheckpointError if the state cannot be written, as on a full disk."""
+        """Store the client's state.
+
+        If the state is a file, it is flushed to disk. Raises CheckpointError if the state cannot be written, as on a full disk.
+        """
         head = self.run | {"form": self.layout.pack().decode()}
         state = device_state.pack(self.session, self.id) | {HEAD: json.dumps(head).encode()}
         storage.save(state)

@@ -58,7 +58,10 @@ class Parcel(WireMessage):
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records with `arrays`, if any, in place of this parcel. Raises ProtocolError if a record has this name."""
+        """Return a message's records with `arrays`, if any, in place of this parcel.
+
+        Raises ProtocolError if the name `record` is already in use.
+        """
         if self.record in content:
             raise ProtocolError(
                 f"the message already has a record '{self.record}'; this name is reserved for the model's arrays"
@@ -184,7 +187,7 @@ class ArrayLayout:
 
 
 def values_of(name: str, array: Array) -> np.ndarray:
-    """Return a Flower array as a NumPy array. Raises ProtocolError if it cannot be read."""
+    """Return a Flower array as a NumPy array. Raises ProtocolError if the array cannot be read."""
     try:
         return array.numpy()
     except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:

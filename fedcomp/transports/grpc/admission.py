@@ -150,7 +150,7 @@ class Admission:
             raise self.refusal("relay", reason, retry=False)
         if stream.key is not None and stream.relay_id is None:
             reason = (
-                f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add --relay "
+                f"the key of this relay is that of client {stream.client}; make a key for the relay with: fedcomp keys add --relay "
                 "--host HOST"
             )
             raise self.refusal("relay", reason, retry=False)

@@ -25,8 +25,8 @@ Message = Invitation | Assignment | Farewell | Refused
 class GrpcConnection:
     """One stream to a server, from the first message (HELLO) to the end of the stream. `target`: host:port.
 
-    Without credentials the connection has no TLS, and the client may choose its id. With credentials the client's certificate identifies
-    it. `largest` is the size in bytes of the largest message that the server may send.
+    Without credentials the connection has no TLS, and the client may choose its id. With credentials the certificate identifies the
+    client. `largest` is the size in bytes of the largest message that the server may send.
 
     A new assignment from the server replaces one that `messages` has not yielded yet. Pings are answered in the background while the event
     loop runs. Raises UnreachableError if the connection fails, and ProtocolError for a malformed message.
@@ -123,7 +123,7 @@ class GrpcConnection:
     async def write(self, pieces: Sequence[bytes]) -> None:
         """Send a message. Returns when gRPC's flow control has accepted the message.
 
-        Raises the error that ended the stream, unless the server has sent a Refused.
+        Raises the error that ended the stream, unless the server has refused this client (Refused).
         """
         try:
             for message in wire.split(pieces):

@@ -49,9 +49,8 @@ class Summed(NamedTuple):
     """Reports from a relay. One of the reports may carry the sum of all frames. The server accepts the updates of all reports or none."""
 
     answers: list[Answered]
-    closed: list[
-        int
-    ]  # further clients whose frames are in the sum, but whose assignments are no longer open
+    # Further clients whose frames are in the sum, but whose assignments are no longer open.
+    closed: list[int]
 
 
 class Stopped(NamedTuple):

@@ -23,9 +23,8 @@ _BOTH = {
     "grpc.keepalive_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.ping_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.max_pings_without_data": 0,  # no limit: keepalive pings continue without messages
-    "grpc.http2.bdp_probe": 0,  # off; saves about 90 bytes per exchange
-    "grpc.http2.lookahead_bytes": 1
-    << 20,  # bytes in flight, which keep links with a long round trip busy
+    "grpc.http2.bdp_probe": 0,  # off, which saves about 90 bytes per exchange of messages
+    "grpc.http2.lookahead_bytes": 1 << 20,  # bytes in flight, enough for a long round trip
     "grpc.compression_enabled_algorithms_bitset": 1,  # uncompressed messages only
     "grpc.enable_retries": 0,
 }

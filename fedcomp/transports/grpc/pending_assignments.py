@@ -52,7 +52,10 @@ class PendingAssignments(dict[int, PendingAssignment]):
     def assignment(
         self, client: int, sequence: int, relay: "ConnectedRelay | None" = None
     ) -> Assignment | None:
-        """Return the client's open assignment if it has this sequence number and was sent through `relay` (None: directly), else None."""
+        """Return the client's open assignment with this sequence number if it was sent through `relay`, else None.
+
+        If `relay` is None, the assignment must have been sent directly to the client.
+        """
         pending = self.get(client)
         if pending is None or (pending.sequence, pending.relay) != (sequence, relay):
             return None

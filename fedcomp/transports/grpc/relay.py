@@ -41,7 +41,8 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    `messages` also yields the messages for relays: RelayTerms, tables of keys (dict), Bundle, withdrawn assignments (list) and Disconnect.
+    In addition to the messages for clients, `messages` yields RelayTerms, tables of keys (dict), Bundle, withdrawn assignments (list) and
+    Disconnect.
     """
 
     def __init__(self, target: str, credentials: Credentials | None):
@@ -98,7 +99,7 @@ class Relay:
     port: Port
     # The codec and the layout with which the relay adds frames, or None if the relay forwards frames unchanged.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # see settings.Keys; a relay can always check keys
+    problem = ""  # as in settings.Keys: a relay can always check keys
 
     def __init__(
         self,
@@ -115,12 +116,12 @@ class Relay:
         self.credentials = credentials
         self.opened, self.changed, self.warn = opened, changed, warn
         self.served = False  # whether any client has joined
-        self.numbers = itertools.count(1)  # numbers for the connections of clients
-        self.connections: dict[int, int] = {}  # by client: number of its newest connection
+        self.numbers = itertools.count(1)  # counter that numbers the clients' connections
+        self.connections: dict[int, int] = {}  # by client: number of the client's newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.to_add: dict[int, Answer] = {}  # by client: report whose frame is to be added
+        self.to_add: dict[int, Answer] = {}  # by client: the report whose frame the relay will add
         self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # until `sum_timer` fires, the sum waits for all reports
+        self.waiting = True  # whether the sum waits for more reports, until `sum_timer` fires
         self.outgoing: deque[list[bytes] | Reports] = deque()
         self.queued = asyncio.Event()
 
@@ -192,9 +193,8 @@ class Relay:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, connection, refused):
-                if (
-                    self.connections.get(client) == connection
-                ):  # otherwise the connection has already ended
+                # If the numbers differ, the connection has already ended.
+                if self.connections.get(client) == connection:
                     self.port.disconnect(client, refused)
             case Refused():
                 raise message.error

@@ -22,14 +22,14 @@ CACHE_BYTES = 64 << 20  # size limit of a relay's frame cache
 BUNDLE_BYTES = 4 << 20  # a bundle is complete when its new frames and assignments have this size
 KEY_HASH = 32  # bytes
 UNTIL_ALL = -1.0  # value of `wait_s` with which the relay waits for all clients
-AssignmentId = tuple[int, int]  # logical id of the client, sequence number
+AssignmentId = tuple[int, int]  # logical client id and sequence number of an assignment
 
 
 @dataclass
 class Bundle:
     """Assignments to clients of a relay, with their sequence numbers."""
 
-    wait_s: float  # time after which the relay adds the frames received so far, or UNTIL_ALL
+    wait_s: float  # time after which the relay adds the frames received so far, or UNTIL_ALL to wait for all
     assignments: list[tuple[int, Assignment]]
 
 
@@ -141,7 +141,7 @@ def encode_bundle(
 ) -> list[bytes]:
     """Encode a message with assignments, their sequence numbers, and the frames that the relay does not have yet.
 
-    Takes assignments from the iterator until the message has BUNDLE_BYTES. The result is empty if there are no assignments.
+    Takes assignments from the iterator until the message has BUNDLE_BYTES bytes. The result is empty if there are no assignments.
     """
     new: list[list[bytes]] = []  # for each new frame: its number, length and bytes
     if not (entries := list(_encode_assignments(assignments, cache, new))):
@@ -156,7 +156,7 @@ def encode_bundle(
 def _encode_assignments(
     assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[list[bytes]]
 ) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until the message has BUNDLE_BYTES. Append the frames that the relay lacks to `new`."""
+    """Yield encoded assignments until the message has BUNDLE_BYTES bytes. Append the frames that the relay lacks to `new`."""
     size = 0  # bytes
 
     def refer(frame: bytes) -> bytes:
@@ -177,7 +177,7 @@ def _encode_assignments(
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
     """Decode a message with assignments.
 
-    Add its new frames to the cache `frames` (number → frame), and remove the frames that the message names.
+    Add the new frames to the cache `frames` (number → frame), and remove the frames that the relay is told to forget.
     """
 
     def resolve(reference: bytes) -> bytes:

@@ -18,7 +18,7 @@ from .port import Port
 from .settings import PortSettings
 from .traffic import TrafficReport
 
-WAIT_S = 60.0  # longest wait for one event, because a queue accepts no infinite timeout
+WAIT_S = 60.0  # longest wait for one event, because a queue accepts no infinite timeout.
 # If more assignments than this are open, `receive` waits GATHER_S seconds for more reports, because reports are decoded faster together.
 GATHER_ABOVE = 16
 GATHER_S = 0.002
@@ -124,9 +124,9 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark updates as lost that a relay may have added to an update whose assignment was withdrawn. Clients send lost updates again.
+        """Mark updates as lost if a relay may have added them to an update whose assignment was withdrawn. Clients send lost updates again.
 
-        `withdrawn` are the clients of these assignments. Only deliveries from the index `first` on are checked.
+        `withdrawn` are the clients whose assignments were withdrawn. Only deliveries from the index `first` on are checked.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
@@ -208,7 +208,7 @@ class GrpcTransport:
                 raise error
 
     def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
-        """Queue an answer for `receive` if its assignment is still open. `summed` is explained in Delivery."""
+        """Queue an answer for `receive` if its assignment is still open. For `summed`, see `Delivery`."""
         if self._pending.get(answered.client) == answered.sequence:
             del self._pending[answered.client]
             delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)

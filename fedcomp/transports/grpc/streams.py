@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .pending_assignments import PendingAssignment
     from .port import Port
 
-# A relay is disconnected if more than this number of messages wait to be sent to it, because it does not read them.
+# A relay is disconnected if more than MAX_QUEUED messages wait to be sent to it, because it does not read them.
 MAX_QUEUED = 20_000
 
 
@@ -46,13 +46,13 @@ class Stream:
         self.key: PeerKey | None = None
         self.client = -1  # logical id of the client; stays -1 for a relay
         self.relay_id: int | None = None  # id of the relay, or None for a client's stream
-        self.relay: ConnectedRelay | None = None  # set when a relay has joined
+        self.relay: ConnectedRelay | None = None  # the relay, or None until it has joined
         self.invitation: Invitation | None = None  # the invitation sent on this stream
         self.joined = False
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # number of assignments sent; each allows one multi-part report
+        self.n_assignments = 0  # number of assignments sent, which limits the multi-part reports
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
@@ -60,7 +60,7 @@ class Stream:
         self.traffic = WireBytes()  # bytes of the stream's TCP connection.
         # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.
         self.received_bytes = 0
-        self.queue: deque[bytes] = deque()  # messages to send before the assignment
+        self.queue: deque[bytes] = deque()  # messages to send before those of the assignment
         self._assignment: Iterator[bytes] = iter(())  # unsent messages of the newest assignment
         self._writer: asyncio.Task[None] | None = None
 
@@ -116,7 +116,7 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    self.silent_ticks = 0  # flow control shows that the client reads its messages
+                    self.silent_ticks = 0  # gRPC has accepted a large message, so the client reads
         except Exception:  # the stream has ended; the task that reads it handles the end
             self.queue.clear()
             self.withdraw()
@@ -133,11 +133,11 @@ class ConnectedRelay:
         self.clients: dict[int, RelayedClient] = {}
         self.lost = False
         self._cache = FrameCache()
-        # Queued assignments by sequence number. They are encoded only when the relay has read the earlier messages, so that a relay that
-        # reads nothing cannot fill the server's memory.
+        # Queued assignments by sequence number. Assignments are encoded only when the relay has read the earlier messages, so that a relay
+        # that reads nothing cannot fill the server's memory.
         self._queued: dict[int, PendingAssignment] = {}
-        # Number of unanswered assignments by client. The relay may cause one event for each unanswered assignment, which limits the events
-        # that a malicious relay can cause.
+        # Number of unanswered assignments by client. The relay may report one late answer for each unanswered assignment, which limits
+        # the events that a malicious relay can cause.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
@@ -199,7 +199,10 @@ class ConnectedRelay:
             raise ProtocolError(f"a relay sent an unexpected {kind.name} message")
 
     def _handle_reports(self, reader: Reader) -> None:
-        """Handle a message with clients' reports. All reports are decoded before any is delivered, because one frame may be their sum."""
+        """Handle a message with clients' reports.
+
+        All reports are decoded before any is delivered, because one frame may be the sum of all.
+        """
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # ordered set of clients whose assignments are no longer open
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):

@@ -80,9 +80,10 @@ class PortTraffic:
     port: int | None = None
 
     def __init__(self) -> None:
-        self._live: dict[Peer, tuple[int, WireBytes]] = {}  # by peer: file descriptor, last counts
-        self._ended = WireBytes()  # sum over ended connections
-        self._by_client: dict[int, WireBytes] = {}  # sums over ended streams
+        # Open connections by peer: the file descriptor and the last byte counts.
+        self._live: dict[Peer, tuple[int, WireBytes]] = {}
+        self._ended = WireBytes()  # sum of the bytes of ended connections
+        self._by_client: dict[int, WireBytes] = {}  # bytes of ended streams
 
     @property
     def connections(self) -> int | None:
@@ -104,7 +105,7 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if peer not in self._live:  # an ended connection may have had the same descriptor
+            if peer not in self._live:  # an ended connection may have had the same file descriptor
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -133,7 +134,7 @@ class PortTraffic:
         return report
 
     def floods(self, streams: Iterable["Stream"]) -> list[tuple[Peer, "Stream | None", int]]:
-        """Return the connections on which the server receives far more bytes than messages need, for example HTTP/2 pings.
+        """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
         Each connection is a tuple: the peer, the stream (or None), and the number of bytes received.
         """
@@ -163,7 +164,10 @@ class PortTraffic:
             by_client[stream.client] = before.plus(stream.traffic)
 
     def _read(self, peer: Peer) -> WireBytes | None:
-        """Read the byte counters of a connection. Return the last reading if the connection has just ended, or None if it is unknown."""
+        """Read the byte counters of a connection.
+
+        Return the last reading if the connection has just ended, or None if `peer` is unknown.
+        """
         if peer not in self._live:
             return None
         descriptor, last = self._live[peer]
@@ -200,7 +204,7 @@ class PortTraffic:
         """Read the byte counters of all connections, also of new ones. Return the total bytes of open and ended connections."""
         if self.port is None:
             return WireBytes()
-        # This also forgets ended connections, whose file descriptors may be in use again.
+        # `_read` also forgets ended connections, whose file descriptors may be in use again.
         for peer in [*self._live]:
             self._read(peer)
         self._find()

@@ -26,7 +26,8 @@ STAGES = "phase", "download", "encode"
 WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
-UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # encodings of a text; WORD is an index in WORDS
+# Encodings of a text. WORD: the text is sent as its index in WORDS.
+UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3
 MIN_DEFLATE_BYTES = 128  # smallest UTF-8 size of a text that is compressed
 MAX_TEXT_BYTES = 1 << 20  # largest size of a compressed text after decompression
 M = TypeVar("M")

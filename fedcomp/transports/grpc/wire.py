@@ -37,7 +37,7 @@ RELAY = -2  # client id that a relay claims in its HELLO
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART_BYTES = 1 << 18  # a larger message is sent in parts of at most this size
-MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message
+MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message.
 # Frames (encoded updates) of up to this size are sent without their hashes (`version`, `ticket`), which the receiver computes.
 MAX_DERIVED_BYTES = 1 << 16
 MAX_NAME_BYTES = 128  # size limit of each text in a Presence or Report, except `reason`
@@ -108,10 +108,9 @@ class RelayTerms:
     clients: int  # number of clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
-    codec: str = ""  # spec of the uplink codec, or "" if the relay does not add frames
-    shapes: str = (
-        ""  # JSON object: shapes of tensors by name, or "" if the relay does not add frames
-    )
+    codec: str = ""  # spec of the uplink codec, or "" if the relay does not add frames.
+    # JSON object with the shape of each tensor by name, or "" if the relay does not add frames.
+    shapes: str = ""
     grace_s: float = GRACE_S  # time that a client has to reconnect; inf means no limit
 
     @property
@@ -228,7 +227,10 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
-    """Truncate `reason` to MAX_REASON_CHARS characters. Raises ProtocolError if another text of the message exceeds MAX_NAME_BYTES."""
+    """Truncate `reason` of a message to MAX_REASON_CHARS characters.
+
+    Raises ProtocolError if another text of the message exceeds MAX_NAME_BYTES.
+    """
     for name, kind in fields_of(type(message)):
         short = kind is str and name != "reason"
         if short and len(getattr(message, name).encode()) > MAX_NAME_BYTES:
@@ -261,10 +263,10 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 class Assembly:
     """An assembler of messages that arrive in parts.
 
-    `largest` is the largest size in bytes of a message in parts. It is checked before memory is allocated.
+    `largest` is the largest size in bytes of a message in parts, which is checked before memory is allocated.
 
-    The message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece. `split` ends a large frame with a short
-    part, so that the frame is one piece and is stored once. Messages that are split in another way are also accepted.
+    The message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame
+    with a short part, so that the frame is one piece and is stored once. Messages that are split in another way are also accepted.
     """
 
     def __init__(self, largest: int):
