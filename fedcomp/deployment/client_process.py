@@ -207,7 +207,7 @@ class ClientProcess:
     def _single(self) -> bool:
         return len(self.clients) == 1
 
-    # In the thread of `run`.
+    # Methods that run in the thread that calls `run`.
 
     def _answer_requests(self, timeout_s: float, savers: ThreadPoolExecutor) -> None:
         """Answer up to `batch` queued requests. Wait up to `timeout_s` seconds for the first request."""
@@ -274,7 +274,7 @@ class ClientProcess:
                     LogMessage(sentence, entry.event, **values | {"clients": sorted(clients)})
                 )
 
-    # In the I/O thread.
+    # Methods that run in the I/O thread.
 
     async def _keep_connected(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
         try:

@@ -25,7 +25,7 @@ class ClientTraffic:
         return report.total.minus(before)
 
     def port(self) -> PortFigures:
-        """Return the connections, refusals and bytes of the port, for the metrics page. May be called from any thread."""
+        """Return the connections, refusals and bytes of the port, for the metrics page. This method may be called from any thread."""
         report, counts = self.transport.traffic(), self.transport.counts()
         refused = [(name.partition("refused: ")[2], count) for name, count in counts.items()]
         return PortFigures(

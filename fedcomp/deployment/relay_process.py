@@ -20,8 +20,8 @@ class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
     `patience_s`: how long to try to reach the server, None for no limit. `stay`: wait for the next run when a run is over. `retry_s`:
-    pauses between attempts to connect; the last pause is repeated. When clients can connect, `opened` is called in the
-    I/O thread with the port number.
+    pauses between attempts to connect; the last pause is repeated. When clients can connect, `opened` is called with the port number, in
+    the thread of the gRPC event loop.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RelayProcess:
                     raise message
                 self.log_message(message)
 
-    # In the I/O thread.
+    # Methods that run in the thread of the gRPC event loop.
 
     async def _serve(self) -> None:
         try:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
-# The validity of a certificate begins this long before the certificate is made, so that machines whose clocks are behind accept it.
+# The validity of a certificate begins BACKDATED_BY before the certificate is made, so that machines whose clocks are behind accept it.
 BACKDATED_BY = timedelta(hours=1)
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = """

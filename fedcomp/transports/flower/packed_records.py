@@ -60,7 +60,7 @@ class Parcel(WireMessage):
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
         """Return a message's records with `arrays`, if any, in place of this parcel.
 
-        Raises ProtocolError if the name `record` is already in use.
+        Raises ProtocolError if the message already has a record with the key `record`.
         """
         if self.record in content:
             raise ProtocolError(

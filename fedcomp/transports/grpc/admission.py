@@ -13,7 +13,7 @@ from .wire import Hello, Refused
 
 # Limits on how often one client or relay may join: the number of joins in a burst, and the sustained rate.
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5
-# A client or relay that was disconnected because it flooded the port with bytes may not join for this time.
+# A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S.
 FLOOD_PAUSE_S = 60.0
 MAX_WARNED_IDS = 4096  # limit for the number of warnings about client ids outside of the run
 EXPELLED = "the key of this client or relay is no longer accepted"

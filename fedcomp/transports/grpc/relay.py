@@ -30,8 +30,8 @@ from .values import Reader
 from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
-    "the server of this relay does not accept the key of this client: it is not enrolled, was revoked, or belongs to a relay; relays "
-    "cannot connect to another relay"
+    "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
+    "relays cannot connect to another relay"
 )
 TERMS_BYTES = 64 << 20  # largest message with the terms of a run or its clients' keys.
 # An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
@@ -99,7 +99,7 @@ class Relay:
     port: Port
     # The codec and the layout with which the relay adds frames, or None if the relay forwards frames unchanged.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # as in settings.Keys: a relay can always check keys
+    problem = ""  # implements settings.Keys: a relay can always check keys
 
     def __init__(
         self,

@@ -50,7 +50,10 @@ class Keys(Protocol):
 
     @property
     def problem(self) -> str:
-        """The reason why keys cannot be checked at the moment, or "" if keys can be checked. Refused clients then try again later."""
+        """The reason why keys cannot be checked at the moment, or "" if keys can be checked.
+
+        While keys cannot be checked, refused clients try again later.
+        """
 
     def id_of_hash(self, key_hash: bytes) -> int | None: ...
     def relay_of_hash(self, key_hash: bytes) -> int | None: ...

@@ -52,7 +52,7 @@ class Stream:
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # number of assignments sent, which limits the multi-part reports
+        self.n_assignments = 0  # assignments sent; the client may send one report in parts for each
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
@@ -201,7 +201,7 @@ class ConnectedRelay:
     def _handle_reports(self, reader: Reader) -> None:
         """Handle a message with clients' reports.
 
-        All reports are decoded before any is delivered, because one frame may be the sum of all.
+        All reports are decoded before any is delivered, because one frame may be the sum of all frames.
         """
         reports: dict[int, Report] = {}
         closed: dict[int, None] = {}  # ordered set of clients whose assignments are no longer open

@@ -38,7 +38,7 @@ SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART_BYTES = 1 << 18  # a larger message is sent in parts of at most this size
 MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message.
-# Frames (encoded updates) of up to this size are sent without their hashes (`version`, `ticket`), which the receiver computes.
+# Frames (encoded updates) of up to MAX_DERIVED_BYTES are sent without their hashes (`version`, `ticket`), which the receiver computes.
 MAX_DERIVED_BYTES = 1 << 16
 MAX_NAME_BYTES = 128  # size limit of each text in a Presence or Report, except `reason`
 MAX_REASON_CHARS = 1000
