@@ -63,8 +63,8 @@ class Admission:
         """Check the HELLO of a client or relay. Raises EndStream if the client or relay is refused."""
         if hello.protocol != wire.PROTOCOL:
             reason = (
-                f"this client uses protocol version {hello.protocol} (fedcomp {hello.version[:40]}), but the server uses version "
-                f"{wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides"
+                f"this client uses version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}), but the server uses "
+                f"version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides"
             )
             raise self.refusal("protocol", reason, retry=False)
         if hello.client == wire.RELAY:
