@@ -145,7 +145,7 @@ class Port:
                 self.admission.refused["flood"] += 1
                 name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
                 self._warn(
-                    f"{name} was disconnected: it sent {received_bytes} bytes, far more than its messages need"
+                    f"{name} sent {received_bytes} bytes, far more than its messages need, and was disconnected"
                 )
                 self.admission.pause(stream)
                 self._drop(stream)
