@@ -45,7 +45,7 @@ class Stream:
         self.peer: Peer | None = peer_of(context.peer())
         self.key: PeerKey | None = None
         self.client = -1  # logical id of the client; stays -1 for a relay
-        self.relay_id: int | None = None  # id of the relay, or None for a client's stream
+        self.relay_id: int | None = None  # id of the relay that has this key, else None
         self.relay: ConnectedRelay | None = None  # the relay, or None until it has joined
         self.invitation: Invitation | None = None  # the invitation sent on this stream
         self.joined = False
