@@ -1,8 +1,8 @@
-"""The process of `fedcomp client`: it keeps one or more clients connected to a server and answers the server's messages.
+"""The process of `fedcomp client`, which keeps one or more clients connected to a server and answers the server's messages.
 
 The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
 in the thread that calls `run`. The clients of one process share the data, train together, and share a session unless they sign sealed
-ballots. If one client fails, the failure is logged, and the others continue.
+ballots (encrypted votes). If one client fails, the failure is logged, and the other clients continue.
 """
 
 import asyncio
@@ -30,19 +30,22 @@ from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
 
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # pauses between attempts to reach the server
-MAX_SAVES = 16  # states that are written at the same time
-MAX_CONNECTS = 64  # clients that connect at the same time
+MAX_SAVES = 16  # largest number of client states that are written at the same time
+MAX_CONNECTS = 64  # largest number of clients that connect at the same time
 LOG_INTERVAL_S = 0.2  # longest time between two prints of queued log messages
 COMBINE_S = 1.0  # time in which equal log messages of several clients are combined
 REFUSAL_S = 5.0  # time for the server to receive the reason why a client cannot take part
-MAX_MODELS = 16  # largest message from a server, in multiples of the model in float32
-SPARE_BYTES = 64 << 20  # added to the size of MAX_MODELS models
-JITTER = random.Random()  # not random's own generator, which users may seed
+MAX_MODELS = 16  # largest message from a server, in multiples of the model's size in float32
+SPARE_BYTES = 64 << 20  # bytes added to the size of MAX_MODELS models
+JITTER = random.Random()  # separate from the global generator of `random`, which users may seed
 
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment with which a client connects. Without an enrolment, the connection has no TLS."""
+    """The address of a server, and the enrolment (key and certificate) with which a client connects.
+
+    Without an enrolment, the connection has no TLS.
+    """
 
     host: str
     port: int
@@ -70,7 +73,7 @@ class Retries:
 
     attempts: int = 0
     lost_at_s: float | None = None  # time.monotonic() of the first failed attempt
-    reported: set[str] = field(default_factory=set)  # reasons that were logged
+    reported: set[str] = field(default_factory=set)  # reasons that were already logged
 
     def pause(
         self, error: UnreachableError, pauses_s: Sequence[float], patience_s: float | None
@@ -97,7 +100,8 @@ class Retries:
         is_new = self.attempts == last or str(error) not in self.reported
         self.reported.add(str(error))
         self.attempts += 1
-        varied_s = pause_s * JITTER.uniform(0.5, 1.5)  # so that clients do not return all at once
+        # A random pause, so that clients do not reconnect all at once.
+        varied_s = pause_s * JITTER.uniform(0.5, 1.5)
         return min(remaining_s, varied_s), entry if is_new else None
 
 
@@ -109,7 +113,7 @@ class HostedClient:
     client: DeployedClient
     id: int = -1  # logical id, set by `ClientProcess`
     retries: Retries = field(default_factory=Retries)
-    over: bool = False  # whether its run has ended and it does not wait for another
+    over: bool = False  # whether the run has ended and the client does not wait for another run
     error: FedcompError | None = None  # the error that ended the client
 
     @property
@@ -119,7 +123,10 @@ class HostedClient:
 
 @dataclass
 class Request:
-    """A message from the server to a client, and a future for the client's answer, set in the thread of `ClientProcess.run`."""
+    """A message from the server to a client, and a future for the client's answer.
+
+    The future is set in the thread that calls `ClientProcess.run`.
+    """
 
     hosted: HostedClient
     message: Invitation | Assignment
@@ -142,7 +149,7 @@ class ClientProcess:
 
     `clients`: the clients by logical id. `log_message` is called with each log message, in the thread that calls `run`. Equal messages of
     several clients are combined into one. `patience_s`: how long a client tries to reach a server; None means no limit. `stay`: whether to
-    wait for the next run when a run is over. `retry_s`: pauses between attempts; the last pause is repeated.
+    wait for the next run when a run is over. `retry_s`: pauses between attempts to connect; the last pause is repeated.
     """
 
     def __init__(
@@ -160,17 +167,20 @@ class ClientProcess:
         self.stay = stay
         self.retry_s = retry_s
         setup = next(iter(self.clients.values())).client.setup
-        with setup.shared.lock:  # model() draws from torch's global generator
+        with setup.shared.lock:  # model() draws random numbers from torch's global generator
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._entries: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
-        # Text → the clients that logged it, the message, and the monotonic time at which it is printed.
+        # By text of a log message: the clients that logged it, the message, and the monotonic time at which the message is printed.
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
         self._ended = False
 
     def end(self) -> None:
-        """Make `run` return within LOG_INTERVAL_S after the clients that are training have answered. May be called from another thread."""
+        """Make `run` return within LOG_INTERVAL_S after the clients that are training have answered.
+
+        This method may be called from another thread.
+        """
         self._ended = True
 
     def run(self) -> None:
@@ -197,7 +207,7 @@ class ClientProcess:
     def _single(self) -> bool:
         return len(self.clients) == 1
 
-    # In the thread of `run`.
+    # Methods that run in the thread that calls `run`.
 
     def _answer_requests(self, timeout_s: float, savers: ThreadPoolExecutor) -> None:
         """Answer up to `batch` queued requests. Wait up to `timeout_s` seconds for the first request."""
@@ -264,14 +274,14 @@ class ClientProcess:
                     LogMessage(sentence, entry.event, **values | {"clients": sorted(clients)})
                 )
 
-    # In the I/O thread.
+    # Methods that run in the I/O thread.
 
     async def _keep_connected(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
         try:
             while not hosted.done and not self._ended:
                 try:
                     await self._serve(hosted, connect_limit)
-                    if not hosted.done:  # with --stay; wait until the server has exited
+                    if not hosted.done:  # with --stay, wait until the server has exited
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
                     pause_s, entry = hosted.retries.pause(error, self.retry_s, self.patience_s)
@@ -299,7 +309,7 @@ class ClientProcess:
                 try:
                     await stack.enter_async_context(connection)
                 except UnreachableError:
-                    await asyncio.to_thread(target.check)  # raises an error with the cause
+                    await asyncio.to_thread(target.check)  # raises an error that names the cause
                     raise
             async for message in connection.messages():
                 if isinstance(message, Refused):
@@ -348,5 +358,5 @@ class ClientProcess:
     def _queue_message(
         self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
     ) -> None:
-        """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this one."""
+        """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this message."""
         self._entries.put((hosted.id, entry, time.monotonic() + combine_s))

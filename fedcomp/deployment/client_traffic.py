@@ -1,4 +1,4 @@
-"""The traffic of each client of a deployment: per round for metrics.jsonl, and for the metrics page the total since the port was opened."""
+"""The bytes that each client of a deployment sends and receives: by round for metrics.jsonl, and in total for the metrics page."""
 
 from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult
@@ -8,15 +8,16 @@ NOTHING = WireBytes()
 
 
 class ClientTraffic:
-    """The traffic of a transport's clients."""
+    """The bytes that the clients of a transport send and receive."""
 
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
         self._taken = NOTHING
-        self._recorded: dict[int, WireBytes] = {}  # client → bytes in its earlier records
+        # By client: the bytes in the client's earlier records.
+        self._recorded: dict[int, WireBytes] = {}
 
     def take_total(self) -> WireBytes | None:
-        """Return the bytes that the port received and sent since the last call; None if the platform does not count them."""
+        """Return the bytes that the port received and sent since the last call, or None if the platform does not count bytes."""
         report = self.transport.traffic()
         if report is None:
             return None
@@ -24,7 +25,7 @@ class ClientTraffic:
         return report.total.minus(before)
 
     def port(self) -> PortFigures:
-        """Return the connections, refusals and bytes of the port, for the metrics page. May be called from any thread."""
+        """Return the connections, refusals and bytes of the port, for the metrics page. This method may be called from any thread."""
         report, counts = self.transport.traffic(), self.transport.counts()
         refused = [(name.partition("refused: ")[2], count) for name, count in counts.items()]
         return PortFigures(
@@ -42,7 +43,8 @@ class ClientTraffic:
         report = self.transport.traffic()
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
-            counted = by_client.get(client)  # None: behind a relay, or not counted on this platform
+            # None for a client behind a relay, and on a platform that does not count bytes.
+            counted = by_client.get(client)
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING
             rejection = rejected.get(client)

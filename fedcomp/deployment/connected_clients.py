@@ -1,4 +1,4 @@
-"""The clients of a deployment: the server waits for enough of them before a round, and reports which join, leave or are missing."""
+"""The clients of a deployment: the server waits for enough clients before a round, and reports which clients join, leave or are missing."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from ..formatting import named_clients
 from ..server.availability import Availability, Quota
 from ..server.transport import Transport
 
-PAUSE_S = 0.05  # between polls of the connected clients
+PAUSE_S = 0.05  # time between two polls of the connected clients
 
 
 class ConnectedClients(Availability):
@@ -20,8 +20,8 @@ class ConnectedClients(Availability):
         self.waited_s = 0.0
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported
-        self._missing: list[int] = []  # missing clients, as last reported
-        # The connected clients, as last reported while a round waits; None: no round waits.
+        self._missing: list[int] = []  # missing clients, as last reported.
+        # The connected clients, as last reported while a round waits, or None if no round waits.
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:

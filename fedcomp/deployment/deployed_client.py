@@ -23,8 +23,8 @@ from ..strategies.sealed_election import SealedElectionClient, pack_signed, unpa
 from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
-KEY_FILE = "key.bin"  # in the state folder
-SIGNED = "signed/"  # prefix of names in the signature log: signed/CLIENT → signatures of the client in a run
+KEY_FILE = "key.bin"  # file in the state folder
+SIGNED = "signed/"  # prefix of names in the signature log; signed/CLIENT has the client's signatures in a run
 
 
 class DeployedClient:
@@ -43,7 +43,7 @@ class DeployedClient:
         self.setup, self.folder, self.log = setup, folder, SignatureLog(folder)
         self.enrolled = key is not None
         self.key = key or load_or_create_key(folder)
-        self.run = ""  # the name of its run
+        self.run = ""  # the name of the client's run
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
         self._report: Report | None = None  # the report on the last assignment
@@ -80,7 +80,7 @@ class DeployedClient:
             return Presence(self.run, self.client_id, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
-        """Handle an assignment, save the report, and return it; None if the assignment is for another client.
+        """Handle an assignment, and save and return the report. Return None if the assignment is for another client.
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
@@ -110,7 +110,8 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        is_pending = pending is not None and report.frame == pending  # part of the memory's state
+        # Whether the memory's state contains this frame, so that the report need not store it.
+        is_pending = pending is not None and report.frame == pending
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}
         head |= {"accepted": self._inputs, "frame_is_pending": is_pending}
@@ -130,7 +131,7 @@ class DeployedClient:
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
     def _recall(self) -> None:
-        """Restore the signatures of this run when the client returns to it."""
+        """Restore the signatures of this run when the client returns to the run."""
         state = self.round_state
         self._remember(self.run, self.client_id, state)
         if isinstance(self.session.algorithm, SealedElectionClient) and not pack_signed(state):

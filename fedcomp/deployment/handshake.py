@@ -47,7 +47,7 @@ CLIENT_OPTIONS = """
 """.split()
 
 SAME = "install the same version of fedcomp on both sides"
-STACK_BYTES = 64 << 20  # limit for the updates that a process holds at once
+STACK_BYTES = 64 << 20  # size limit for the updates that a process holds at once
 
 T = TypeVar("T")
 
@@ -91,18 +91,19 @@ class SharedObjects:
 
 @dataclass(frozen=True)
 class ClientSetup:
-    """The settings of a client, the same in every run: its task with the data, its device, and its partition of the data."""
+    """The settings of a client that are the same in every run: its task with the data, its device, and its partition of the data."""
 
     task: Task
     train: Examples
     device: torch.device
-    client_id: int = -1  # id that the client claims if it has no key that the server knows
-    partition_id: int | None = None  # None: the client uses all data
-    partitions: int | None = None  # None: as many as the run has clients
-    # Logical id → public key of a client (keyring.py); None: accept the keys that the server announces.
+    client_id: int = -1  # id that a client without an enrolled key claims
+    partition_id: int | None = None  # None if the client uses all data
+    partitions: int | None = None  # None means one partition for each client of the run.
+    # Public keys of the clients by logical id (keyring.py), or None to accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
-    sealed: bool = False  # take part in elections with sealed ballots only
-    shared: SharedObjects = field(default_factory=SharedObjects)  # one for all clients of a process
+    sealed: bool = False  # whether the client takes part only in elections with sealed ballots.
+    # Objects that all clients of a process share.
+    shared: SharedObjects = field(default_factory=SharedObjects)
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ class HostedSession:
 
     session: ClientSession
     states: HostedStates
-    shards: dict[int, np.ndarray]  # positions of the training examples
-    held_out: dict[int, np.ndarray]  # positions of the examples on which a client evaluates
+    shards: dict[int, np.ndarray]  # indices of the training examples
+    held_out: dict[int, np.ndarray]  # indices of the examples on which a client evaluates
 
 
 def session_for(
@@ -157,7 +158,7 @@ def session_for(
     if fingerprint != invitation.layout:
         raise UserError(
             f"the frozen parameters of --task {setup.task.name} differ from those of the server's model; they are never sent, so "
-            "load the same ones on the server and on every client"
+            "load the same parameters on the server and on every client"
         )
     if isinstance(algorithm, SealedElectionClient):
         if key is not None:
@@ -221,7 +222,7 @@ def _test(config: RunConfig, setup: ClientSetup) -> tuple[Examples, list[np.ndar
 
 
 def _shard(config: RunConfig, setup: ClientSetup) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the client's training examples, and of the examples on which it evaluates."""
+    """Return the indices of the client's training examples, and of the examples on which the client evaluates."""
     index, partitions = setup.partition_id or 0, setup.partitions or config.clients
     if not 0 <= index < partitions:
         raise UserError(
@@ -235,8 +236,8 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
     """Return the indices of every client's training examples, for strategies whose clients train on each other's data."""
     if setup.partition_id is None or setup.partitions not in (None, config.clients):
         raise UserError(
-            f"strategy '{config.strategy}' has clients train on each other's data, but this client has only its own; give it "
-            "--partition-id K and the data of the whole task, or give the server's strategy form=ballots"
+            f"strategy '{config.strategy}' has clients train on each other's data, but this client has only its own data; give it "
+            "--partition-id K and the data of the whole task, or set form=ballots in the server's --strategy"
         )
     return _shards(config, setup)[0]
 

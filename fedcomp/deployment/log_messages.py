@@ -31,7 +31,7 @@ def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
     names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
     sentence = (
         f"round {assignment.round}: the server announces a key of {names} that differs from the key that this client knows from earlier "
-        "in this run or from --roster: this client seals no ballot for the announced key and counts no ballot signed with it"
+        "in this run or from --roster; this client seals no ballot for the announced key and counts no ballot signed with the key"
     )
     return LogMessage(sentence, "unknown_key", round=assignment.round, clients=list(clients))
 

@@ -20,7 +20,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
         both = host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host is not valid
+    except (OSError, UnicodeError) as error:  # UnicodeError if the host name is not valid
         fix = "choose another port with --port, or stop the program that listens there"
         if getattr(error, "errno", None) != errno.EADDRINUSE:
             fix = "give --host an address of this machine, or --port a port that you may use"

@@ -1,4 +1,4 @@
-"""The process of `fedcomp relay`: it keeps a relay connected to its server and logs messages for the operator."""
+"""The process of `fedcomp relay`, which keeps a relay connected to its server and logs messages for the operator."""
 
 import asyncio
 import functools
@@ -20,8 +20,8 @@ class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
     `patience_s`: how long to try to reach the server, None for no limit. `stay`: wait for the next run when a run is over. `retry_s`:
-    pauses between attempts to connect; the last pause is repeated. When clients can connect, `opened` is called in the
-    I/O thread with the port number.
+    pauses between attempts to connect; the last pause is repeated. When clients can connect, `opened` is called with the port number, in
+    the thread of the gRPC event loop.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class RelayProcess:
         self.patience_s = patience_s
         self.stay, self.retry_s, self.opened = stay, retry_s, opened
         self._retries = Retries()
-        # Log messages; then an error that `run` raises, or None if the run is over.
+        # A queue of log messages. The last entry is an error that `run` raises, or None if the run is over.
         self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
-        self._clients = 0  # number of connected clients to report; -1 once it is reported
+        self._clients = 0  # number of connected clients to report, or -1 if it was already reported
         self._ended = False
 
     def end(self) -> None:
@@ -67,7 +67,7 @@ class RelayProcess:
                     raise message
                 self.log_message(message)
 
-    # In the I/O thread.
+    # Methods that run in the thread of the gRPC event loop.
 
     async def _serve(self) -> None:
         try:
@@ -109,7 +109,7 @@ class RelayProcess:
 
     def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries = Retries()
-        self.port = port  # used again after a reconnection, because the clients know it
+        self.port = port  # clients know this port, so the relay uses it again after a reconnection
         how = "adds the frames of its clients" if terms.codec else "forwards each frame"
         server, where = self.target.address, join_address(self.address, port)
         sentence = (

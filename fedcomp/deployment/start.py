@@ -1,4 +1,7 @@
-"""A deployed run, from its options to its summary. The server runs the rounds in this process, by default over the gRPC transport."""
+"""The server of a deployed run, from the options to the summary.
+
+The server runs the rounds in this process, by default over the gRPC transport.
+"""
 
 import dataclasses
 import json
@@ -61,7 +64,7 @@ INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
-# Option of simulations → error for a deployment that sets the option to a value other than its default or its values in ALLOWED.
+# By option of simulations: the error for a deployment that sets this option to a value other than its default or its values in ALLOWED.
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
@@ -72,9 +75,9 @@ SIMULATION_ONLY = {
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
 LOOPBACK = "127.0.0.1"
-# Largest report: a dense update with room to spare, and a sealed ballot for each client of the cohort.
-UPDATE_BYTES = 8  # per parameter
-BALLOT_BYTES = 1 / 4  # per parameter and client
+# Size of the largest report: a dense update with room to spare, and a sealed ballot (encrypted vote) for each client of the cohort.
+UPDATE_BYTES = 8  # bytes per parameter
+BALLOT_BYTES = 1 / 4  # bytes per parameter and client
 SPARE_BYTES = 1 << 20
 MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
 
@@ -83,8 +86,8 @@ MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's
 class Endpoint:
     """A server's host, port and keys. `keys`: the folder that `fedcomp keys init` made, or None for no TLS and clients without keys."""
 
-    port: int = 8080  # 0 = any free port
-    host: str = ""  # "" = loopback without keys, else all addresses of this machine
+    port: int = 8080  # 0 means any free port
+    host: str = ""  # "" means loopback without keys, and all addresses of this machine with keys
     keys: Path | None = None
 
     @property
@@ -143,7 +146,7 @@ class Deployment:
         read_test = local_data if config.evaluate == "clients" else data_of
         test = read_test(self.task, "test")
         train = local_data(self.task, "train")
-        self.data = test if train is None else train  # None: all data is on the clients
+        self.data = test if train is None else train  # None if all data is on the clients
         self.layout = self._check_task(test)
         self.config = config = with_memories(config, self.strategy.layout.numel)
         if config.relays:
@@ -220,7 +223,7 @@ class Deployment:
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, save_s)
             started, waited_s = time.perf_counter(), connected_clients.waited_s
-            del result  # frees its frames before the next round
+            del result  # frees the round's frames before the next round.
 
     # Preparation.
 
@@ -286,7 +289,10 @@ class Deployment:
         )
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
-        """Return the settings for relays. With --relays, a relay adds up its clients' encoded updates; else it forwards each."""
+        """Return the settings for relays.
+
+        With --relays, a relay adds up its clients' encoded updates; else the relay forwards each update.
+        """
         adding, layout = ("", ""), self.strategy.layout
         if self.config.relays:
             shapes = json.dumps({entry.name: entry.shape for entry in layout})
@@ -365,7 +371,7 @@ class Deployment:
             dataclasses.replace(client, metrics=reported.get(client.client, {}))
             for client in self.by_client.records(result)
         ]
-        # Only the bytes that were sent: disconnected clients received nothing.
+        # Count only the bytes that were sent, because disconnected clients received nothing.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,

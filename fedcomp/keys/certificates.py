@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 CURVE = ec.SECP384R1
 PrivateKey = ec.EllipticCurvePrivateKey
-# Certificates are valid from this long before they are made, so that machines whose clocks are behind accept them.
+# The validity of a certificate begins BACKDATED_BY before the certificate is made, so that machines whose clocks are behind accept it.
 BACKDATED_BY = timedelta(hours=1)
 ISSUER, RELAY = "fedcomp CA", "fedcomp relay"
 USAGES = """
@@ -182,7 +182,7 @@ def parse_private_key(text: bytes) -> PrivateKey:
     """Parse an EC P-384 private key from its PEM, or raise ValueError."""
     try:
         key = load_pem_private_key(text, None)
-    except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key has a password
+    except (TypeError, UnsupportedAlgorithm) as error:  # TypeError if the key has a password
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
         raise ValueError("the key must be an EC P-384 key")

@@ -20,12 +20,13 @@ from ..errors import ConfigError, KeysError, UnreachableError
 from .certificates import holder_of, hosts_of, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
-OUT_OF_DATE = {9: "not yet valid", 10: "expired"}  # OpenSSL's error code of a certificate → cause
+# Causes by OpenSSL's error code for a certificate.
+OUT_OF_DATE = {9: "not yet valid", 10: "expired"}
 # OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
 OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure
-# The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame.
+HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure.
+# The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame
 SETTINGS = b"\x04"  # the type of a SETTINGS frame
@@ -55,7 +56,7 @@ class Contact:
     """The result of `contact` for a fedcomp server that can be reached."""
 
     certificate: x509.Certificate | None  # None without TLS
-    seconds: float  # from the start of the DNS look-up to the server's first answer
+    seconds: float  # time from the start of the DNS look-up to the server's first answer
 
 
 def address(text: str, name: str = "--server") -> tuple[str, int]:
@@ -113,7 +114,8 @@ class _Probe:
                 "the certificate of the CA cannot be read; copy it again from the folder of keys on the server"
             ) from error
         self.context = None if ca is None else _context(ca, self.enrolment)
-        self.missing = "its name is not resolved"  # reason to report if the current step times out
+        # The reason to report if the current step times out.
+        self.missing = "the host name is not resolved"
 
     def contact(self) -> Contact:
         started = monotonic()
@@ -149,7 +151,7 @@ class _Probe:
         address = self.host, self.port
         try:
             return socket.create_connection(address, self.timeout_s, all_errors=True)
-        except ExceptionGroup as group:  # an error for each address of the host
+        except ExceptionGroup as group:  # one error for each address of the host
             errors = group.exceptions
         refused = [error for error in errors if isinstance(error, ConnectionRefusedError)]
         if refused:
@@ -182,7 +184,7 @@ class _Probe:
         return self._error("ca")
 
     def _out_of_date(self, server: x509.Certificate | None, cause: str) -> UnreachableError:
-        """Return the error for a certificate, the server's or the CA's, that is not valid now by this machine's clock."""
+        """Return the error for a certificate of the server or the CA that is not valid now by this machine's clock."""
         remedies = ("certificate", server, f"renew {holder_of(server)}"), ("CA", self.ca, "init")
         for kind, certificate, remedy in remedies:
             if certificate and (when := out_of_date(certificate, utc_now())):
@@ -194,7 +196,7 @@ class _Probe:
         )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
-        """Return the error for a failed TLS handshake. A second connection finds out whether the server has no TLS."""
+        """Return the error for a failed TLS handshake. A second connection finds out whether the server uses TLS."""
         with suppress(OSError, UnreachableError), self._connect() as connection:
             if _speaks_http2(connection):
                 return self._error("no tls")
@@ -253,7 +255,7 @@ class _Probe:
 
 
 def _speaks_http2(connection: socket.socket) -> bool:
-    """Return whether the server's first frame is SETTINGS, as HTTP/2 requires. Raises OSError.
+    """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
     Over TLS, this function only reads. Sending bytes to a server that has refused the client's certificate and closed the connection could
     lose the TLS alert with the reason.
@@ -281,7 +283,10 @@ def _context(ca: str, enrolment: Enrolment | None) -> ssl.SSLContext:
 
 
 def _readable(text: str) -> int:
-    """Return a file descriptor from which a short text can be read. The ssl module reads keys only from files, and a pipe needs no disk."""
+    """Return a file descriptor from which a short text can be read.
+
+    The ssl module reads keys only from files, and a pipe keeps the key off the disk.
+    """
     reading, writing = os.pipe()
     with open(writing, "w") as file:
         file.write(text)

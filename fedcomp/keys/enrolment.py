@@ -56,9 +56,9 @@ def format_time(time: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Return the start of an error message that says when a certificate ended or begins, or "" if it is valid at `now`.
+    """Return the start of an error message that says when a certificate ended or begins, or "" if it is valid at the time `now`.
 
-    The caller adds what to do if the clock is right.
+    The caller appends what to do if this machine's clock is right.
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
@@ -104,7 +104,8 @@ def default_enrolment() -> Path:
     """
     if path := os.environ.get(VARIABLE):
         return expand_home(path, VARIABLE)
-    return Path(os.path.expanduser(DEFAULT_PATH))  # unchanged for a user without a home folder
+    # For a user without a home folder, `~` is not expanded.
+    return Path(os.path.expanduser(DEFAULT_PATH))
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class TomlTable:
 
     @property
     def server(self) -> str | None:
-        """The field `server`, an address; None if the field is missing. Raises KeysError if the field is not ASCII text."""
+        """The field `server`, an address, or None if the field is missing. Raises KeysError if the field is not ASCII text."""
         if "server" not in self.table:
             return None
         return self.take("server", ascii_text, "a text such as server.example:8080")

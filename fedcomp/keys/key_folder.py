@@ -6,8 +6,8 @@
     relays/0.toml ...:         the enrolment file of each relay, if there are any;
     registry.toml:             public key, state and end of validity of each client and relay; read by the server
 
-A new folder is written under a temporary name and renamed once it is complete. Later commands replace whole files, and replace
-registry.toml last. If a command is killed at any moment, registry.toml has either its old or its new content, and is complete. If
+A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
+replace registry.toml last. If a command is killed at any moment, registry.toml has either its old or its new content, and is complete. If
 registry.toml has its old content, the same command can be run again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
@@ -76,7 +76,8 @@ def make(
             (partial / CLIENTS).mkdir(0o700)
             entries = [issuer.enrol(id) for id in range(clients)]
             write_new(partial / REGISTRY, [registry_text(entries, issuer.server).encode()], 0o644)
-            os.rename(partial, folder)  # fails if another process has made the folder meanwhile
+            # The renaming fails if another process has made the folder in the meantime.
+            os.rename(partial, folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -112,7 +113,7 @@ def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tup
 def revoke(folder: str | Path, *holders: int | str) -> None:
     """Revoke the keys of clients and relays. Each holder is the id of a client, or a text such as "relay-0" for a relay.
 
-    If one of the `holders` is not in the registry, raises KeysError and revokes no key.
+    Raises KeysError, and revokes no key, if one of the holders is not in the registry.
     """
     with _locked(folder) as state:
         revoked = {state.entry(holder).holder for holder in holders}
@@ -179,7 +180,10 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 @dataclass(frozen=True)
 class _Issuer:
-    """The CA of a folder of keys. Certificates that the CA signs are valid for `days` days, but not longer than the CA's own."""
+    """The CA of a folder of keys.
+
+    Certificates that the CA signs are valid for `days` days, but not longer than the CA's own certificate.
+    """
 
     folder: Path
     certificate: x509.Certificate
@@ -199,7 +203,7 @@ class _Issuer:
     def enrol(self, id: int, relay_hosts: Sequence[str] | None = None) -> RegistryEntry:
         """Write an enrolment file with a new key. Return the entry that the caller must add to the registry.
 
-        `relay_hosts`: the hosts of the new relay; None enrols a client.
+        `relay_hosts`: the hosts of the new relay, or None to enrol a client.
         """
         if id > MAX_ID:
             raise KeysError(
@@ -251,7 +255,7 @@ class _State:
         return _Issuer(self.folder, certificate, key, days, self.server)
 
     def entry(self, holder: int | str) -> RegistryEntry:
-        """Return the registry's entry of a client or relay. Raises KeysError if it has none."""
+        """Return the registry's entry of a client or relay. Raises KeysError if the registry has no such entry."""
         for entry in self.entries:
             if entry.holder == holder:
                 return entry
@@ -294,7 +298,7 @@ def read_registry(folder: str | Path) -> Registry:
 
 
 def keys_folder(folder: str | Path) -> Path:
-    """Return a folder of keys as a path. Raises KeysError if it has no registry.toml."""
+    """Return a folder of keys as a path. Raises KeysError if the folder has no registry.toml."""
     folder = Path(folder)
     if not (folder / REGISTRY).is_file():
         raise KeysError(

@@ -22,7 +22,7 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
+PIN = "key/"  # prefix of pinned keys in the signature log; key/CLIENT has a client's public key
 
 
 class UnknownKey(ProtocolError):
@@ -43,8 +43,8 @@ class Keyring(Protocol):
     def key(self, client: int, announced: bytes = b"") -> bytes:
         """Return a client's public key as a compressed point [49 bytes].
 
-        `announced`: the key that the server announces for this client; b"" if none. Raises UnknownKey if the announced key differs from the
-        known one.
+        `announced`: the key that the server announces for this client, or b"" for none. Raises UnknownKey if the announced key differs from
+        the known one.
         """
 
 
@@ -106,12 +106,12 @@ class ServerKeys:
 
 @dataclass
 class PinnedKeys:
-    """The keys that client `client_id` knows: its own key pair, and the pinned or listed public keys of the others."""
+    """The keys that client `client_id` knows: its own key pair, and the pinned or listed public keys of the other clients."""
 
     run: str
     client_id: int
     own: ec.EllipticCurvePrivateKey
-    # The list --roster: logical id → point; None: pin announced keys.
+    # The public keys (compressed points) in --roster by logical id, or None to pin the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
     log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class RegistryEntry:
     public_key: str  # OpenSSH, one line
     state: str  # ENROLLED or REVOKED
     not_after: datetime  # UTC
-    replaced: tuple[str, ...] = ()  # keys before renewals; they are refused
+    replaced: tuple[str, ...] = ()  # earlier keys, which renewals replaced; they are refused
     relay: bool = False
 
     @property
@@ -65,7 +65,7 @@ class RegistryEntry:
         return f"relay-{self.id}" if self.relay else self.id
 
     def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return why the key is refused at the time `now`, and the command that renews the key; "" if the key is accepted.
+        """Return why the key is refused at the time `now`, and the command that renews the key, or "" if the key is accepted.
 
         `folder`: the folder of keys that the command names.
         """
@@ -83,11 +83,11 @@ class _Content:
 
     clients: tuple[RegistryEntry, ...] = ()
     relays: tuple[RegistryEntry, ...] = ()
-    problem: str = ""  # why the file cannot be used; "" if it can be used
+    problem: str = ""  # why the file cannot be used, or "" if it can be used
 
     @cached_property
     def holders(self) -> dict[bytes, tuple[RegistryEntry, bool]]:
-        """Key hash → the entry of the client or relay with this key, and whether a renewal has replaced the key."""
+        """By key hash: the entry of the client or relay with this key, and whether a renewal has replaced the key."""
         return {
             _parsed(key)[1]: (entry, key != entry.public_key)
             for entry in (*self.clients, *self.relays)
@@ -121,21 +121,21 @@ class Registry:
 
     @property
     def problem(self) -> str:
-        """The reason why registry.toml cannot be used; "" if it can be used."""
+        """The reason why registry.toml cannot be used, or "" if it can be used."""
         return self._current().problem
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the logical id of the client with this key hash; None if the key is refused. `reason_of_hash` returns the reason."""
+        """Return the logical id of the client with this key hash, or None if the key is refused. `reason_of_hash` returns the reason."""
         entry, why = self._find(key_hash)
         return entry.id if entry and not why and not entry.relay else None
 
     def relay_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the id of the relay with this key hash; None if the key is refused. `reason_of_hash` returns the reason."""
+        """Return the id of the relay with this key hash, or None if the key is refused. `reason_of_hash` returns the reason."""
         entry, why = self._find(key_hash)
         return entry.id if entry and not why and entry.relay else None
 
     def reason_of_hash(self, key_hash: bytes) -> str:
-        """Return the reason why the client or relay with this key hash is refused, as one sentence; "" if it is accepted."""
+        """Return the reason why the client or relay with this key hash is refused, as one sentence, or "" if it is accepted."""
         return self._find(key_hash)[1]
 
     def enrolled(self) -> dict[int, str]:
@@ -184,7 +184,7 @@ class Registry:
         return entry, entry.refusal(self.now(), folder)
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return inode, size and modification time of the file; () if the file does not exist."""
+        """Return inode, size and modification time of the file, or () if the file does not exist."""
         try:
             status = os.stat(self.path)
         except OSError:

@@ -9,7 +9,7 @@ from ..server.transport import Clock, Delivery, Transport
 
 
 class Population(Protocol):
-    """The virtual clients, with the logical ids 0 to clients − 1."""
+    """The virtual clients of a simulation, with the logical ids 0 to `clients` − 1."""
 
     @property
     def clients(self) -> int: ...

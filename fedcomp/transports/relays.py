@@ -1,8 +1,8 @@
-"""Addition of frames at relays: a relay sends the server one frame, which is the sum of its clients' frames.
+"""Addition of frames (encoded updates) at relays: a relay sends the server one frame, which is the sum of its clients' frames.
 
 A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that each
-client later commits its update or rolls it back. The first report with an update carries the sum, and the other updates carry no frame. The
-strategy takes the mean over all updates, so every client has the same weight.
+client can later commit its update or roll it back. The first report with an update carries the sum, and the other updates carry no frame.
+The strategy takes the mean over all updates, so every client has the same weight.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
-RELAY = "relay"  # stage of a failure: the frame cannot be added, or the server rejected the sum that contains it
+RELAY = "relay"  # stage of a failure if a frame cannot be added, or if the server rejects the sum that contains the frame
 
 
 def can_add(assignment: Assignment, report: Report) -> bool:
@@ -43,7 +43,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
 def add_frames(
     codec: Codec, layout: Layout, assignments: Sequence[Assignment], reports: Sequence[Report]
 ) -> list[Report]:
-    """Return the reports that a relay sends to the server, in the order of the reports of its clients.
+    """Return the reports that a relay sends to the server, in the order of its clients' reports.
 
     The first update carries the sum of all frames. Updates whose frames cannot be added to the largest sum are replaced by failure reports
     with the stage "relay". Reports for which `can_add` returns False are unchanged.
@@ -71,8 +71,8 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return a sum of as many frames as possible, and a dict position → reason for the frames that are left out."""
-    sums: list[tuple[bytes, list[int]]] = []  # each with the positions of its frames
+    """Return a sum of as many frames as possible, and the reasons why the other frames are left out, by position in `frames`."""
+    sums: list[tuple[bytes, list[int]]] = []  # each sum with the positions of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):
         for j, (total, added) in enumerate([*sums, (b"", [])]):
@@ -85,7 +85,7 @@ def _largest_sum(
                 break
     largest, added = max(sums, key=lambda entry: len(entry[1]), default=(b"", []))
     return largest, {
-        i: refused.get(i, "this frame cannot be added to most of the others")
+        i: refused.get(i, "this frame cannot be added to most of the other frames")
         for i in range(len(frames))
         if i not in added
     }
@@ -95,28 +95,26 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
     clients = cohort_size(config.participation, config.clients)
-    per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly
+    per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly among relays
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
-        why = f"send sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
+        why = f"relays send sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
     elif not uplink.linear:
-        why = f"add frames, but frames of {uplink} cannot be added; {advice}, or identity"
+        why = f"relays add frames, but frames of {uplink} cannot be added; {advice}, or identity"
     elif uplink.seeded and not uplink.shares_seed:
-        why = (
-            f"add frames of one seed, but each client encodes {uplink} with its own seed; {advice}"
-        )
+        why = f"relays add frames of one seed, but each client encodes {uplink} with its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advice}, or s2:columns=N"
+        why = f"relays add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
-        why = f"add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
+        why = f"relays add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:
-        why = "add frames, so the server cannot clip each update; leave --clip-update out"
+        why = "relays add frames, so the server cannot clip each update; leave --clip-update out"
     elif memory.counterpart is not None:
-        why = f"send sums, but --memory {memory.name} needs each client's frame; use --memory residual"
+        why = f"relays send sums, but --memory {memory.name} needs each client's frame; use --memory residual"
     else:
         return
-    raise ConfigError(f"--relays {why}")
+    raise ConfigError(f"--relays {config.relays}: {why}")
 
 
 def inexact(updates: Iterable[Update | None]) -> int:

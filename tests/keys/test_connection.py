@@ -286,7 +286,7 @@ def test_a_slow_dns_resolver_is_reported_within_the_time_limit(mine, monkeypatch
     monkeypatch.setattr(connection.socket, "getaddrinfo", lambda *_, **__: over.wait(20) and [])
     error = refused("localhost", 8080, mine, 0.3)
     over.set()
-    assert error.cause == "silent" and "its name is not resolved" in str(error)
+    assert error.cause == "silent" and "the host name is not resolved" in str(error)
 
 
 @pytest.mark.parametrize("secure", [True, False])

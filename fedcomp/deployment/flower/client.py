@@ -14,9 +14,9 @@ from . import processes
 from .device_app import FOLDER, MESSAGES, REFUSED, SETUP
 from .events import new_lines
 
-HOME, LOG = "supernode", "supernode.log"  # in the state folder
-POLL_S = 0.2  # between reads of the ClientApp's messages
-FAREWELL_S = 5.0  # time for the SuperNode to send the answer to the farewell
+HOME, LOG = "supernode", "supernode.log"  # names in the state folder
+POLL_S = 0.2  # time between two reads of the ClientApp's messages
+FAREWELL_S = 5.0  # time for the SuperNode to send the answer to the server's farewell
 TRUST_WARNING = (
     "--transport flower: Flower's SuperNode runs the Apps that the server sends; connect only to servers that you trust, or use "
     "--transport grpc"
@@ -43,8 +43,8 @@ class FlowerClient:
         self.path = path.absolute()
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
-        self._refused = ""  # why this client cannot take part; "" if it can
-        self._over = False  # whether the run is over and the client does not wait for another
+        self._refused = ""  # why this client cannot take part, or "" if it can
+        self._over = False  # whether the run is over and the client does not wait for another run
         self._new_messages = new_lines(self.path / MESSAGES)
 
     def run(self) -> None:

@@ -28,7 +28,7 @@ from .. import log_messages
 from ..deployed_client import DeployedClient
 from ..handshake import ClientSetup
 
-FOLDER = "fedcomp-state"  # in the node config
+FOLDER = "fedcomp-state"  # key in the node config
 SETUP, INVITED, MESSAGES = "setup.json", "invitation.bin", "messages.jsonl"
 INVITATION, REFUSED = "invitation", "refused"
 
@@ -57,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
         try:
             stored = folder.load(INVITED)
             if INVITATION not in stored:
-                raise UserError("this client has not joined the run; start it again")
+                raise UserError("this client has not joined the run; start this client again")
             client.join(Invitation.unpack(stored[INVITATION]))
             report = client.answer(assignment)
             if report is None:

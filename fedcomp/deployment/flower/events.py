@@ -1,4 +1,4 @@
-"""Calls of callback hooks, as lines of JSON in a file. The process that runs the rounds writes them for the process that shows the run."""
+"""A file of JSON lines that passes callback calls from the process that runs the rounds to the process that shows the run."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """A reader that repeats the recorded calls on `callback`. `summary` is None until the run has finished."""
+    """A reader of an event file that repeats the recorded calls on `callback`. `summary` is None until the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback

@@ -92,7 +92,10 @@ def supernode_options(home: Path) -> list[str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a Flower command in its own session, so that Ctrl-C in the terminal does not reach it. Append the command's output to `log`."""
+    """Start a Flower command in its own session, so that Ctrl-C in the terminal does not reach the command.
+
+    Append the command's output to `log`.
+    """
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:

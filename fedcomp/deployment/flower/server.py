@@ -27,8 +27,8 @@ from .events import EventReader
 from .processes import LOOPBACK
 from .server_app import EVENTS, FOLDER, SETTINGS
 
-START_S = 60.0  # time for the SuperLink to open its port
-POLL_S = 0.2  # between reads of the ServerApp's events
+START_S = 60.0  # time limit for the SuperLink to open its port
+POLL_S = 0.2  # time between two reads of the ServerApp's events
 LOG = "flower.log"
 CONNECTION = "fedcomp"  # name of the SuperLink connection in Flower's configuration
 PROJECT = {

@@ -1,4 +1,4 @@
-"""The ServerApp of a deployment: runs the rounds, and writes the events that `fedcomp server start` shows."""
+"""The ServerApp of a deployment, which runs the rounds and writes the events that `fedcomp server start` shows."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from ...transports.flower.joining import JoiningTransport
 from ..start import Deployment, Endpoint
 from .events import ENDED, EventWriter
 
-FOLDER = "fedcomp-folder"  # in the run config: the folder of SETTINGS and EVENTS
+FOLDER = "fedcomp-folder"  # key in the run config; its value is the folder of SETTINGS and EVENTS
 SETTINGS, EVENTS = "settings.json", "events.jsonl"
 
 app = ServerApp()

@@ -3,9 +3,9 @@
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
 Each client's ClientApp needs `compression_mod`. The wrapped strategy still makes and aggregates whole ArrayRecords, but messages carry
-frames (encoded vectors) in their place. A client receives the broadcasts that it has missed. The server receives the client's update, with
-error feedback (Sattler et al. 2019, algorithm 2, with the strategy's own aggregation in place of the mean). A malformed reply is rejected
-with a reason.
+frames (encoded vectors) instead of ArrayRecords. A client receives the broadcasts that it has missed. The server receives the client's
+update with error feedback, as in Sattler et al. 2019, algorithm 2, but with the strategy's own aggregation instead of the mean. A malformed
+reply is rejected with a reason.
 """
 
 import logging
@@ -36,13 +36,13 @@ log = logging.getLogger("flwr.fedcomp")  # handled by Flower's own log handlers
 class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
-    `uplink`, `downlink`: codec specs; `identity` does not compress. `downlink_memory`: spec of the server's memory, which keeps the parts
-    of the model's changes that broadcasts left out. `cache`: bytes of old broadcasts to keep for clients that missed rounds, as a multiple
-    of the model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`:
-    the seed of the random choices of codecs.
+    `uplink`, `downlink`: specs of codecs; the codec `identity` does not compress. `downlink_memory`: spec of the server's memory, which
+    keeps the parts of the model's changes that broadcasts left out. `cache`: bytes of old broadcasts to keep for clients that missed
+    rounds, as a multiple of the model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do
+    not hold floats. `seed`: the seed of the random choices of codecs.
 
-    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client. `rejections` maps the keys of `traffic` to the rejected
-    replies with reasons. Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
+    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client. `rejections` maps the same keys as `traffic` to the
+    rejected replies with reasons. Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Compressed(Strategy):
         self.model: Model | None = None
         self._training = secrets.token_hex(8)
         self._exchanges: dict[str, PhaseExchange] = {}  # by phase
-        self._sent, self._accepted = 0, 0  # training messages and accepted updates of a run
+        self._sent, self._accepted = 0, 0  # numbers of training messages and accepted updates
         self._last_rejection = ""  # reason of the last rejection of an update
         self._hooks = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's methods
         self._downlink_memory(Layout.flat(1))
@@ -118,7 +118,10 @@ class Compressed(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Have the wrapped strategy aggregate the clients' whole models. Return the model that clients will have after the broadcast."""
+        """Have the wrapped strategy aggregate the clients' whole models.
+
+        Return the model that clients will have after the next broadcast.
+        """
         exchange = self._exchanges.setdefault(TRAIN, PhaseExchange(server_round, TRAIN))
         opened = self._open(exchange, replies)
         arrays, metrics = self._hooks["aggregate_train"](server_round, opened)
@@ -163,7 +166,7 @@ class Compressed(Strategy):
         vector = layout.vector_layout
         if not vector.numel:
             raise ConfigError(
-                "the model has no array of floats to compress; do without Compressed, or change its argument `whole`"
+                "the model has no array of floats to compress; use the strategy without Compressed, or change the argument `whole`"
             )
         downlink = self.downlink, self._downlink_memory(vector), int(self.cache * 4 * vector.numel)
         broadcasts = Broadcasts(layout.vector(arrays), vector, *downlink)
@@ -175,7 +178,7 @@ class Compressed(Strategy):
         return self.model
 
     def _downlink_memory(self, layout: Layout) -> Memory:
-        """Return the downlink's memory. Raises ConfigError for a memory that cannot be used for broadcasts."""
+        """Return the error-feedback memory of the downlink. Raises ConfigError for a memory that cannot be used for broadcasts."""
         try:
             m = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except MismatchError as error:
@@ -190,7 +193,7 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase, with the model replaced by broadcasts."""
+        """Return the wrapped strategy's messages of a phase, with the model replaced by the broadcasts that each node has missed."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -203,7 +206,7 @@ class Compressed(Strategy):
         return messages
 
     def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies with their frames replaced by whole models. Errors and replies to uncompressed messages are unchanged."""
+        """Return the replies with frames replaced by whole models. Errors and replies to uncompressed messages stay unchanged."""
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -248,7 +251,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy, or a strategy that it wraps, weighs replies; "" if there is none."""
+    """Return the name of the metric by which a strategy, or a strategy that it wraps, weighs replies, or "" if there is none."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

@@ -3,8 +3,9 @@
     app = ClientApp(mods=[compression_mod()])
 
 On the server, `fedcomp.transports.flower.Compressed` wraps the strategy. The mod turns the server's message into the ArrayRecord that the
-app expects. The mod encodes the difference between the app's result and that record as a frame, with error feedback. Messages of other
-strategies pass unchanged. The server chooses the codecs and names them in each message. The client chooses the error-feedback memory.
+app expects. The mod encodes the difference between the arrays that the app returns and those that it received, with error feedback.
+Messages of other strategies pass unchanged. The server chooses the codecs and names them in each message. The client chooses the
+error-feedback memory.
 
 A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The mod therefore stores a client's
 state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, a client keeps its state in its
@@ -40,12 +41,12 @@ from .records import MESSAGE
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
-RUNS = 4  # number of newest runs whose states are kept
+RUNS = 4  # number of newest runs whose client states are kept
 TICKET_BYTES = 16
-# Names of values that the server announces. The client does not use a state that it stored under other values.
+# Names of the values that the server announces. A client does not use a stored state if one of these values has changed since.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
 HEAD = "head"  # name of the header in a stored state
-CONTEXT_KEY = "fedcomp"  # name of the state in a Context
+CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
@@ -53,8 +54,8 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
 
     `memory`: spec string of the memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients' states.
     On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a client's
-    state in its Context until the run ends. In `state_dir` each client has a folder, named after the `partition-id` of its node config if
-    it has one, else after its node id. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError
+    state in its Context until the run ends. Each client has a folder in `state_dir`, named after the `partition-id` in its node config, or
+    after its node id if there is none. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError
     for a memory that a mod cannot support.
     """
     check_memory(memory)
@@ -79,7 +80,8 @@ def check_memory(memory: str) -> None:
         raise ConfigError(
             f"memory '{name}' needs state that a Flower mod cannot access; use memory='residual', or run fedcomp client instead"
         )
-    with suppress(ConfigError):  # raised for this codec; the server may choose another
+    # If the memory does not suit stc, the server may still choose another codec.
+    with suppress(ConfigError):
         memory_of(memory, codec("stc"), 1)
 
 
@@ -96,7 +98,7 @@ def in_simulation() -> bool:
 
 
 def folder_name(context: Context) -> str:
-    """Return the name of a client's folder, which differs for the clients of one machine."""
+    """Return the name of a client's folder. The clients of one machine have folders with different names."""
     partition = context.node_config.get("partition-id")
     name = f"node-{context.node_id}" if partition is None else f"partition-{partition}"
     return name.replace(os.sep, "_")
@@ -134,7 +136,7 @@ def _answer(
         frame = client.encode(a, client.layout.vector(trained).sub_(start))
         client.save(storage)
     except FedcompError as error:
-        records = reply.content.items()  # sent without the arrays, which the server could not use
+        records = reply.content.items()  # reply without the arrays, which the server could not use
         others = RecordDict({k: r for k, r in records if not isinstance(r, ArrayRecord)})
         reply.content = Parcel.of(failure(a, stage, str(error), *version)).put(others, "")
         return reply
@@ -202,7 +204,7 @@ class AppClient:
 
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
-        self.run = run  # the server's values of ANNOUNCED, and the memory
+        self.run = run  # the values of ANNOUNCED from the server, and the memory
         vector = layout.vector_layout
         self.replica = Replica(torch.zeros(vector.numel), vector, codec(run["downlink"]))
         self.replica.restore(self.replica.weights, "")
@@ -213,14 +215,20 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return a frame for the update, b"" if it is empty. Raises NonFiniteError for NaN or infinity, with the memory unchanged."""
+        """Return the update encoded as a frame, or b"" if there is no frame.
+
+        Raises NonFiniteError for NaN or infinity; the memory is then unchanged.
+        """
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):
             raise frame
         return frame or b""
 
     def save(self, storage: "Storage") -> None:
-        """Store the client's state. A file is flushed to the disk. Raises CheckpointError if it cannot be written, as on a full disk."""
+        """Store the client's state.
+
+        If the state is a file, it is flushed to disk. Raises CheckpointError if the state cannot be written, as on a full disk.
+        """
         head = self.run | {"form": self.layout.pack().decode()}
         state = device_state.pack(self.session, self.id) | {HEAD: json.dumps(head).encode()}
         storage.save(state)

@@ -11,28 +11,28 @@ from ...messages import Assignment, Report, WireMessage
 from ...server.transport import Clock, Delivery, Lost, Transport
 from .records import M, from_records, to_records
 
-# A function that returns logical client id → Flower node id for the clients that can be reached now.
+# A function that returns the clients that can be reached now, as a mapping from logical client ids to Flower node ids.
 Roster = Callable[[Grid], Mapping[int, int]]
 
-POLL_S = 0.1  # between polls for replies
+POLL_S = 0.1  # time between two polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the connected nodes, with each node id as the client's logical id. Default of `roster`."""
+    """Return the connected nodes, with each node id as the client's logical id. `by_node` is the default of `roster`."""
     return {node: node for node in grid.get_node_ids()}
 
 
 class GridTransport(Transport):
     """A transport whose assignments are Flower messages of type "train".
 
-    `roster` returns logical client id → node id for the clients that can be reached.
+    `roster` returns the clients that can be reached, as a mapping from logical client ids to Flower node ids.
     """
 
     def __init__(self, grid: Grid, roster: Roster = by_node):
         self.grid, self.roster = grid, roster
         self.clock = Clock()
         self._nodes: dict[int, int] = {}
-        self._open: dict[str, int] = {}  # message id → client
+        self._open: dict[str, int] = {}  # by message id: the client
         self._unsent: list[Delivery] = []
 
     def clients(self) -> list[int]:

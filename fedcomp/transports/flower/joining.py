@@ -14,15 +14,15 @@ from .grid_transport import POLL_S, GridTransport, message_in
 
 JOIN, LEAVE = "query.join", "query.leave"  # message types
 REFRESH_S = 0.5  # time between two queries for connected nodes
-LEAVE_S = 20.0  # time for the clients to answer the farewell
+LEAVE_S = 20.0  # time limit for the clients to answer the server's farewell
 
 
 class JoiningTransport(GridTransport):
     """A transport that invites each node that connects. The node answers with its client id and the version of its weights.
 
-    `port`: the port of the SuperLink. `enrolled`: node id → logical id and public key (P-384 point), for the nodes that Flower
-    authenticates. If `enrolled` is None, nodes claim their client ids. `on_joined` is called for each client that joins or reconnects,
-    `on_late_answer` for a client that answers an assignment that is no longer open.
+    `port`: the port of the SuperLink. `enrolled` maps the id of each node that Flower authenticates to a logical client id and a public key
+    (P-384 point). If `enrolled` is None, nodes choose their client ids. `on_joined` is called for each client that joins or reconnects,
+    `on_late_answer` for each answer to an assignment that is no longer open.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class JoiningTransport(GridTransport):
         self.on_joined, self.on_late_answer, self.warn = on_joined, on_late_answer, warn
         self._joined: dict[int, int] = {}  # node → client
         self._invited: dict[str, int] = {}  # message id → node
-        self._late: dict[int, str] = {}  # client → message id of a cancelled assignment
+        self._late: dict[int, str] = {}  # by client: message id of a cancelled assignment
         self._public_keys = dict(enrolled.values()) if enrolled else {}
         self._warned: set[str] = set()
         self._refreshed_s = float("-inf")
@@ -89,7 +89,7 @@ class JoiningTransport(GridTransport):
     # Clients.
 
     def _refresh(self, grid: Grid) -> Mapping[int, int]:
-        """Invite new nodes and read their answers. Return client → node for the clients that are connected."""
+        """Invite new nodes and read their answers. Return a mapping from the ids of the connected clients to node ids."""
         if monotonic() - self._refreshed_s >= REFRESH_S:
             self._refreshed_s = monotonic()
             connected = set(grid.get_node_ids())

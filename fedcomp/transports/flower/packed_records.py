@@ -1,8 +1,8 @@
-"""The split of a model, a Flower record of arrays, into a vector to compress and arrays that are sent whole (uncompressed).
+"""The split of a model (a Flower ArrayRecord) into a vector to compress and arrays that are sent whole (uncompressed).
 
 The arrays of floats, in the order of the record, make up the vector. Arrays of integers, arrays in another serialisation than NumPy's, and
-arrays whose names match a pattern are sent uncompressed. The default patterns match running statistics, because an approximate variance
-could be negative.
+arrays whose names match a pattern are sent uncompressed. The default patterns match the running statistics of batch normalisation,
+because an approximate variance could be negative.
 """
 
 import json
@@ -22,9 +22,10 @@ from ...layout import Layout
 from ...messages import WireMessage
 from .records import MESSAGE, from_records, to_records
 
-NUMPY = "numpy.ndarray"  # stype of Flower's own arrays
+NUMPY = "numpy.ndarray"  # `stype` (serialisation) of Flower's own arrays
 FLOATS = ("float16", "float32", "float64")
-BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"  # of batch normalisation
+# Name patterns of the buffers of batch normalisation.
+BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Parcel(WireMessage):
     """A record that replaces a model's arrays in a Flower message: an Assignment or a Report, and the uncompressed arrays."""
 
     message: bytes
-    record: str  # key of the replaced record, "" if there is none
+    record: str  # key of the replaced record, or "" if no record is replaced
     heads: str  # JSON: name, dtype, shape and stype of each array
     bodies: list[bytes]
 
@@ -57,7 +58,10 @@ class Parcel(WireMessage):
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records with `arrays`, if any, in place of this parcel. Raises ProtocolError if the key `record` is in use."""
+        """Return a message's records with `arrays`, if any, in place of this parcel.
+
+        Raises ProtocolError if the message already has a record with the key `record`.
+        """
         if self.record in content:
             raise ProtocolError(
                 f"the message already has a record '{self.record}'; this name is reserved for the model's arrays"
@@ -82,7 +86,7 @@ class Parcel(WireMessage):
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Names, shapes and dtypes of a model's arrays, in order. The dtype of an array that is sent uncompressed is ""."""
+    """Names, shapes and dtypes of a model's arrays, in order. An array that is sent uncompressed has the dtype ""."""
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
@@ -130,7 +134,7 @@ class ArrayLayout:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return the vector as the receiver of `record` sees it: rounded where an array is float16, else `vector` itself."""
+        """Return the vector that the receiver of `record` sees, in which the values of float16 arrays are rounded."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 
@@ -139,7 +143,10 @@ class ArrayLayout:
         return {name: tuple(array.shape) for name, array in record.items()} == self._shapes
 
     def vector(self, record: ArrayRecord) -> Tensor:
-        """Return a record's vector [numel], float32, in new memory. Raises ProtocolError if an array is malformed or has another shape."""
+        """Return the float arrays of a record as a new float32 vector [numel].
+
+        Raises ProtocolError for a malformed array or another shape.
+        """
         vector = torch.empty(self.vector_layout.numel)
         for entry in self.vector_layout:
             values = values_of(entry.name, record[entry.name])
@@ -157,7 +164,7 @@ class ArrayLayout:
         return {name: array for name, array in record.items() if name in self._whole}
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raise ProtocolError unless `whole` has exactly this layout's uncompressed arrays, readable, finite and of the right shapes."""
+        """Raise ProtocolError unless `whole` has the layout's uncompressed arrays and no others, with finite values of the right shapes."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
             raise ProtocolError(f"arrays {others} are missing, or not part of the model")
         for name, array in whole.items():
@@ -180,7 +187,7 @@ class ArrayLayout:
 
 
 def values_of(name: str, array: Array) -> np.ndarray:
-    """Return a Flower array as a NumPy array. Raises ProtocolError if it cannot be read."""
+    """Return a Flower array as a NumPy array. Raises ProtocolError if the array cannot be read."""
     try:
         return array.numpy()
     except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:

@@ -1,11 +1,11 @@
-"""The server's end of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
+"""The server's side of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
 
     x_i = W + C(a_i)
     W ← W + C'(e + (y − W))
 
-W are the weights that the clients received. a_i is the update of client i plus its memory, and x_i is the client's model. y is the wrapped
-strategy's aggregate of the x_i, and e is the memory of the downlink. C encodes and decodes with the uplink codec, C' with the downlink
-codec.
+W are the weights that the clients received. a_i is the update of client i plus the client's memory (the parts of updates that were not
+sent), and x_i is the client's model. y is the wrapped strategy's aggregate of the x_i, and e is the memory of the downlink. C encodes and
+decodes with the uplink codec, C' with the downlink codec.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from .packed_records import ArrayLayout, Parcel
 from .records import MESSAGE
 
 ADD_MOD = "add compression_mod to the ClientApp's mods"
-# A client's id is its node id modulo this, so that it fits into a signed 64-bit integer.
+# A client's id is its Flower node id modulo IDS, so that the id fits into a signed 64-bit integer.
 IDS = 1 << 63
 
 
@@ -36,9 +36,9 @@ class PhaseExchange:
     round: int
     phase: str
     traffic: Traffic = field(default_factory=Traffic)
-    assignments: dict[int, Assignment] = field(default_factory=dict)  # node → assignment
+    assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
     answered: set[int] = field(default_factory=set)  # nodes
-    tickets: dict[int, str] = field(default_factory=dict)  # client → ticket of its update
+    tickets: dict[int, str] = field(default_factory=dict)  # by client: hash of the update
 
 
 @dataclass(eq=False)
@@ -50,10 +50,11 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Values that each message announces. "training" is a unique name. Clients discard a state that they stored under another name.
+    # Values that each message announces. The value "training" is unique to a training run. Clients discard a state of another training run.
     announced: dict[str, str]
-    tickets: dict[int, str]  # client → ticket of its last accepted update
-    versions: dict[int, str] = field(default_factory=dict)  # client → last version that it reported
+    tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update.
+    # By client: the last model version that the client reported.
+    versions: dict[int, str] = field(default_factory=dict)
 
     def equals(self, arrays: ArrayRecord) -> bool:
         """Return whether a record equals the current model."""
@@ -165,7 +166,7 @@ class Model:
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return index → reason for the replies that cannot be averaged with the others.
+    """Return the replies that cannot be averaged with the others, as a mapping from the index of a reply to the reason.
 
     Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord, with a positive
     metric `weight`, and, if `trained`, one ArrayRecord. The keys in a reply must be the same as in most replies.
@@ -177,17 +178,17 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
         key, record = next(iter(metrics.items()), ("", MetricRecord()))
         value = record.get(weight)
         if len(metrics) != 1:
-            faults[i] = f"it has {len(metrics)} records of metrics; return one"
+            faults[i] = f"the reply has {len(metrics)} records of metrics; return one"
         elif trained and len(arrays) != 1:
-            faults[i] = f"it has {len(arrays)} records of arrays; return one"
+            faults[i] = f"the reply has {len(arrays)} records of arrays; return one"
         elif not isinstance(value, int | float) or not 0 < value < float("inf"):
-            faults[i] = f"its metrics have no positive number '{weight}'"
+            faults[i] = f"the reply's metrics have no positive number '{weight}'"
         else:
             lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
             shapes[i] = (key, *sorted(lengths), *arrays)
     most_common = max(shapes.values(), key=list(shapes.values()).count, default=())
     return faults | {
-        i: "its records have other names than those of most clients"
+        i: "the reply's records have other names than those of most clients"
         for i, shape in shapes.items()
         if shape != most_common
     }

@@ -1,6 +1,7 @@
-"""Messages over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies the bytes."""
+"""Message transport over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies the bytes."""
 
-from . import options as _options  # noqa: F401  sets environment variables before gRPC is imported
+# The import of `options` sets environment variables that gRPC reads when it is imported.
+from . import options as _options  # noqa: F401
 from .client import GrpcConnection
 from .io_loop import io_tasks
 from .relay import Relay

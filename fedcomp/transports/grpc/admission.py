@@ -1,4 +1,4 @@
-"""The checks that a client or relay must pass to join a port: its key, its HELLO, its PRESENCE, and the rate of its joins."""
+"""The checks that a client or relay must pass to join a port: its key, its HELLO and PRESENCE messages, and how often it joins."""
 
 import time
 from collections import Counter
@@ -11,27 +11,27 @@ from .settings import PortSettings, peer_key, point_key
 from .streams import EndStream, RelayedClient, Stream
 from .wire import Hello, Refused
 
-# Limits for one client or relay: joins in quick succession, and joins per second after that.
+# Limits on how often one client or relay may join: the number of joins in a burst, and the sustained rate.
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5
-# After a client or relay is disconnected because it flooded the port, it may not join for this time.
+# A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S.
 FLOOD_PAUSE_S = 60.0
-MAX_WARNED_IDS = 4096  # largest number of ids outside of the run for which there are warnings
+MAX_WARNED_IDS = 4096  # limit for the number of warnings about client ids outside of the run
 EXPELLED = "the key of this client or relay is no longer accepted"
 
 
 class Admission:
-    """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason to send.
+    """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason for the client.
 
-    `refused` counts the refused streams by reason. `warn` is called with warnings for the operator.
+    `refused` counts the refused streams by cause. `warn` is called with warnings for the operator of the server.
     """
 
     def __init__(self, settings: PortSettings, warn: Callable[[str], None]):
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
-        # A token bucket for each client or relay, which limits how often it may join: identity → tokens, and time.monotonic() at which they
-        # were counted.
+        # A token bucket for each client or relay, by identity, limits how often the client or relay may join. A bucket is the number of
+        # tokens and the `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
-        self._warned: set[int] = set()  # ids outside of the run
+        self._warned: set[int] = set()  # client ids outside of the run that caused a warning
 
     def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
         """Count a refusal and return the exception that ends the stream."""
@@ -46,14 +46,15 @@ class Admission:
         certificates = stream.context.auth_context().get("x509_pem_cert")
         if not certificates:
             raise self.refusal(
-                "no certificate", "this client shows no TLS certificate; give --enrolment"
+                "no certificate",
+                "this client shows no TLS certificate; give its file with --enrolment",
             )
         stream.key = peer_key(certificates[0])
         stream.relay_id = keys.relay_of_hash(stream.key.hash)
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # there is no reason if the registry has been repaired meanwhile
+        if client is None:  # `reason` is empty if the registry was repaired in the meantime
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
@@ -62,16 +63,19 @@ class Admission:
         """Check the HELLO of a client or relay. Raises EndStream if the client or relay is refused."""
         if hello.protocol != wire.PROTOCOL:
             reason = (
-                f"this client speaks version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}) and the "
-                f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides"
+                f"this client uses version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}), but the server uses "
+                f"version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides"
             )
             raise self.refusal("protocol", reason, retry=False)
         if hello.client == wire.RELAY:
             self._check_relay(stream)
             return
         if stream.relay_id is not None:
-            reason = f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and "
-            raise self.refusal("key", reason + "give each client its own enrolment", retry=False)
+            reason = (
+                f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and give each client "
+                "its own enrolment"
+            )
+            raise self.refusal("key", reason, retry=False)
         if stream.key is None and hello.client != -1:
             self._identify(stream, hello.client)
 
@@ -82,7 +86,7 @@ class Admission:
         client = stream.client if stream.client >= 0 else presence.client
         name = f"client {client}" if client >= 0 else "a client"
         if presence.run != self.settings.invitation.run:
-            self.warn(f"{name} cannot take part: it answered for another run")
+            self.warn(f"{name} cannot take part: it answered the invitation of another run")
             raise self.refusal("other run", "the client answered the invitation of another run")
         if presence.reason:
             self.warn(f"{name} cannot take part: {presence.reason}")
@@ -115,7 +119,7 @@ class Admission:
         return None
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
-        """Return why the key of a connection is no longer accepted; "" if it is accepted, or if there is no key to check."""
+        """Return why the key of a connection is no longer accepted, or "" if it is accepted or there is no key to check."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""
@@ -140,24 +144,32 @@ class Admission:
 
     def _check_relay(self, stream: Stream) -> None:
         if self.settings.relay_terms is None:
-            reason = "relays cannot connect to another relay; give --server the server's address"
+            reason = (
+                "relays cannot connect to another relay; give the server's address with --server"
+            )
             raise self.refusal("relay", reason, retry=False)
         if stream.key is not None and stream.relay_id is None:
-            reason = f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add "
-            raise self.refusal("relay", reason + "--relay --host HOST", retry=False)
+            reason = (
+                f"the key of this relay is that of client {stream.client}; make a key for the relay with: fedcomp keys add --relay "
+                "--host HOST"
+            )
+            raise self.refusal("relay", reason, retry=False)
         if not self._take_token(stream.relay_identity):
             raise self.refusal("too many joins", "this relay joins too often; it may join later")
 
     def _identify(self, stream: Stream, client: int) -> None:
-        """Set the logical id of a stream. Raises EndStream for an id outside of the run, and for too many joins."""
+        """Set the logical client id of a stream. Raises EndStream if the id is outside of the run, or if the client joins too often."""
         clients = self.settings.clients
         if not 0 <= client < clients:
-            reason = f"is not part of this run of {clients} clients, 0 to {clients - 1}"
+            reason = (
+                f"client {client} is not part of this run of {clients} clients, 0 to {clients - 1}"
+            )
             if client not in self._warned and len(self._warned) < MAX_WARNED_IDS:
                 self._warned.add(client)
-                remedy = f"start a new run with --clients {client + 1} to include it"
-                self.warn(f"client {client} tried to join and {reason}; {remedy}")
-            raise self.refusal("no place", f"client {client} {reason}", retry=False)
+                self.warn(
+                    f"{reason}, but tried to join; start a new run with --clients {client + 1} to include this client"
+                )
+            raise self.refusal("no place", reason, retry=False)
         stream.client = client
         if not self._take_token(stream.identity):
             raise self.refusal(

@@ -1,4 +1,4 @@
-"""The client's end of a gRPC stream. Use a GrpcConnection in a running asyncio event loop. A process may open many streams."""
+"""The client side of a gRPC stream. Use a GrpcConnection in a running asyncio event loop. A process may open many streams."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,19 @@ from .settings import Credentials
 from .values import Reader
 from .wire import Kind, Refused
 
-CONNECT_S = 30.0  # time for the connection and the server's first message
-STATUS_S = 2.0  # time to wait for the reason why the stream ended, after a failed write
+CONNECT_S = 30.0  # time limit to connect and to receive the server's first message
+STATUS_S = 2.0  # after a failed write, time to wait for the reason why the stream ended
 Message = Invitation | Assignment | Farewell | Refused
 
 
 class GrpcConnection:
     """One stream to a server, from the first message (HELLO) to the end of the stream. `target`: host:port.
 
-    Without credentials the connection has no TLS, and the client may claim an id. With credentials the certificate identifies the client.
-    `largest`: bytes of the largest message that the server may send.
+    Without credentials the connection has no TLS, and the client may choose its id. With credentials the certificate identifies the
+    client. `largest` is the size in bytes of the largest message that the server may send.
 
-    A newer assignment replaces an older one that `messages` has not yielded yet. Pings are answered in the background while the event loop
-    runs. Raises UnreachableError if the connection fails, and ProtocolError for a malformed message.
+    A new assignment from the server replaces one that `messages` has not yielded yet. Pings are answered in the background while the event
+    loop runs. Raises UnreachableError if the connection fails, and ProtocolError for a malformed message.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class GrpcConnection:
         self.target, self.credentials, self.claimed = target, credentials, client
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
-        self._client = client  # after the invitation, the id that the server assigned
-        # Sequence number and assignment that `messages` yielded last; None once the assignment is answered.
+        self._client = client  # id of this client; the server's invitation may change it.
+        # The assignment that `messages` yielded last, with its sequence number, or None if it has been answered.
         self._assigned: tuple[int, Assignment] | None = None
-        # Messages that `messages` has not yielded yet. An assignment is a tuple of its sequence number and itself.
+        # Received messages that `messages` has not yielded yet. An assignment is stored as a tuple (sequence number, assignment).
         self._unread: deque[Any] = deque()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
@@ -80,9 +80,9 @@ class GrpcConnection:
         await self._channel.close()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield the server's messages up to a Farewell or Refused.
+        """Yield the server's messages until it ends the run (Farewell) or refuses the client (Refused).
 
-        Raises UnreachableError if the stream ends earlier, and ProtocolError for a malformed message.
+        Raises UnreachableError if the stream ends before a Farewell or Refused, and ProtocolError for a malformed message.
         """
         while True:
             while self._unread:
@@ -99,10 +99,10 @@ class GrpcConnection:
             await self._changed.wait()
 
     async def send(self, answer: Presence | Report) -> None:
-        """Send the presence that answers the invitation, or the report on the last assignment that `messages` yielded.
+        """Send the answer to the server's invitation (Presence), or to the last assignment that `messages` yielded (Report).
 
-        Returns when gRPC's flow control has accepted the message. If the server has refused this client, `send` also returns, and
-        `messages` yields the Refused. Raises ValueError if there is nothing to answer.
+        Returns when gRPC's flow control has accepted the message. If the server has refused this client, `send` returns without an error,
+        and `messages` yields the Refused. Raises ValueError if no invitation or assignment waits for an answer.
         """
         if self._invitation is None:
             raise ValueError(
@@ -123,11 +123,11 @@ class GrpcConnection:
     async def write(self, pieces: Sequence[bytes]) -> None:
         """Send a message. Returns when gRPC's flow control has accepted the message.
 
-        Raises the error that ended the stream, unless the server has sent a Refused.
+        Raises the error that ended the stream, unless the server has refused this client (Refused).
         """
         try:
             for message in wire.split(pieces):
-                async with self._write_lock:  # a PONG may be sent between parts
+                async with self._write_lock:  # a PONG may be sent between two parts of a message
                     await self._call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             with contextlib.suppress(TimeoutError):
@@ -171,15 +171,17 @@ class GrpcConnection:
         elif kind is Kind.FAREWELL and self._invitation is not None:
             self._unread.append(wire.decode(kind, reader, self._invitation))
         else:
-            raise ProtocolError(f"the server sent a {kind.name}, which is not expected now")
+            raise ProtocolError(f"the server sent an unexpected {kind.name} message")
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         why: object = error
         if isinstance(error, grpc.aio.AioRpcError):
             why = error.details()
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                advice = "is a gRPC server but not a fedcomp server; correct --server"
-                return UnreachableError(f"{self.target} {advice}", "not fedcomp")
+                reason = (
+                    f"{self.target} is a gRPC server but not a fedcomp server; correct --server"
+                )
+                return UnreachableError(reason, "not fedcomp")
             if self._invitation is None:
                 return UnreachableError(f"{self.target} cannot be reached ({why})", "network")
         return UnreachableError(f"the connection to {self.target} was lost ({why})", "network")

@@ -11,7 +11,7 @@ class Joined(NamedTuple):
 
     client: int
     presence: Presence
-    public_key: bytes  # of its certificate, a compressed P-384 point; b"" without TLS
+    public_key: bytes  # a compressed P-384 point from the client's certificate, or b"" without TLS
 
 
 class Left(NamedTuple):
@@ -49,7 +49,8 @@ class Summed(NamedTuple):
     """Reports from a relay. One of the reports may carry the sum of all frames. The server accepts the updates of all reports or none."""
 
     answers: list[Answered]
-    closed: list[int]  # further clients in the sum, whose assignments are no longer open
+    # Further clients whose frames are in the sum, but whose assignments are no longer open.
+    closed: list[int]
 
 
 class Stopped(NamedTuple):

@@ -1,6 +1,6 @@
 """The event loop that all gRPC streams of a process share. The loop runs in a daemon thread, so that the main thread can compute.
 
-There is one loop per process, because gRPC's asyncio API does not support several: a loop that stops disturbs the others.
+There is one event loop per process, because gRPC's asyncio API does not support several: a loop that stops disturbs the others.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-STOP_S = 5.0  # time for connections to close
+STOP_S = 5.0  # time limit for connections to close
 
 
 @functools.cache
 def io_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop, which the first call starts."""
+    """Return the event loop of all gRPC streams. The first call starts the event loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fedcomp-io", daemon=True).start()
     return loop
@@ -23,7 +23,7 @@ def io_loop() -> asyncio.AbstractEventLoop:
 
 @contextmanager
 def io_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> Iterator[None]:
-    """Run coroutines in the event loop, in its thread. On exit, cancel the coroutines that have not ended."""
+    """Run coroutines in the event loop of all gRPC streams. On exit, cancel the coroutines that have not ended."""
 
     async def start() -> list[asyncio.Task[None]]:
         return [asyncio.create_task(coroutine) for coroutine in coroutines]

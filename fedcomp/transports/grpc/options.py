@@ -7,13 +7,13 @@ from ...errors import ConfigError
 from .wire import MAX_GRPC_BYTES
 
 # gRPC reads these variables when it is first imported, and its Python API has no other way to set them. fedcomp's certificates have EC
-# keys: a cipher suite that requires RSA keys rules out TLS 1.2 and leaves TLS 1.3. The verbosity keeps failed handshakes out of the log.
+# keys, so a cipher suite that requires RSA keys disables TLS 1.2 and leaves TLS 1.3. GRPC_VERBOSITY keeps failed handshakes out of the log.
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 KEEPALIVE_S = 100  # silence after which a keepalive ping is sent
-ANSWER_S = 20  # time to answer the ping; then the connection is closed
-SPARE_CONNECTIONS = 4096  # in addition to one for each client, for half-open connections
+ANSWER_S = 20  # time to answer a keepalive ping before the connection is closed
+SPARE_CONNECTIONS = 4096  # connections in addition to one per client, for half-open connections
 SPARE_FILES = 256  # file descriptors that the process needs in addition to its connections
 
 _BOTH = {
@@ -23,8 +23,8 @@ _BOTH = {
     "grpc.keepalive_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.ping_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.max_pings_without_data": 0,  # no limit: keepalive pings continue without messages
-    "grpc.http2.bdp_probe": 0,  # off; saves about 90 bytes per exchange
-    "grpc.http2.lookahead_bytes": 1 << 20,  # in flight; keeps links with a long round trip busy
+    "grpc.http2.bdp_probe": 0,  # off, which saves about 90 bytes per exchange of messages
+    "grpc.http2.lookahead_bytes": 1 << 20,  # bytes in flight, enough for a long round trip
     "grpc.compression_enabled_algorithms_bitset": 1,  # uncompressed messages only
     "grpc.enable_retries": 0,
 }
@@ -46,7 +46,7 @@ _CLIENT = {
 
 
 def server_options(clients: int) -> list[tuple[str, int]]:
-    """Return the gRPC options of a server for this many clients. Raises ConfigError if the limit of open files allows no clients."""
+    """Return the gRPC options of a server for `clients` clients. Raises ConfigError if the limit of open files allows no clients."""
     connections = _allow_connections(clients + SPARE_CONNECTIONS)
     return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
 
@@ -56,7 +56,7 @@ def client_options() -> list[tuple[str, int]]:
 
 
 def _allow_connections(wanted: int) -> int:
-    """Raise the limit of open files for `wanted` connections, as far as the system allows. Return how many connections fit, up to `wanted`.
+    """Raise the limit of open files so that up to `wanted` connections fit, as far as the system allows. Return how many connections fit.
 
     Raises ConfigError if the limit is too low for any client.
     """

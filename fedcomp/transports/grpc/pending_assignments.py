@@ -1,4 +1,4 @@
-"""The open assignments of a port's clients, until each is answered, withdrawn, or counts as lost."""
+"""The open assignments of a port's clients. An assignment is open until it is answered, is withdrawn, or counts as lost."""
 
 import asyncio
 import math
@@ -22,14 +22,14 @@ class PendingAssignment:
 
     sequence: int
     assignment: Assignment
-    # `time.monotonic()` from which a relay adds the other frames without waiting for the answer to this assignment.
+    # The `time.monotonic()` after which a relay adds the other clients' frames without waiting for the answer to this assignment.
     due_s: float | None = None
-    sent: bool = False  # whether its last part was passed to gRPC
-    relay: "ConnectedRelay | None" = None  # the relay to which it was sent
-    timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
+    sent: bool = False  # whether the last part of the assignment was passed to gRPC
+    relay: "ConnectedRelay | None" = None  # the relay to which the assignment was sent
+    timer: asyncio.TimerHandle | None = None  # runs while the client is disconnected
 
     def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:
-        """Yield the gRPC messages that send the assignment to its client. `pieces`: the encoded assignment."""
+        """Yield the gRPC messages that send the assignment to its client. `pieces` is the encoded assignment."""
         yield from wire.split(pieces)
         self.sent = True
 
@@ -40,7 +40,10 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """The open assignments by client. `emit` is called with the event of each answer or loss. Use this class only in the event loop."""
+    """The open assignments by client.
+
+    `emit` is called with the event of each answer or loss. Use this class only in the gRPC event loop.
+    """
 
     def __init__(self, emit: Callable[[Event], None]):
         super().__init__()
@@ -49,7 +52,10 @@ class PendingAssignments(dict[int, PendingAssignment]):
     def assignment(
         self, client: int, sequence: int, relay: "ConnectedRelay | None" = None
     ) -> Assignment | None:
-        """Return the open assignment with this sequence number if it was sent to `relay`, or directly if `relay` is None; else None."""
+        """Return the client's open assignment with this sequence number if it was sent through `relay`, else None.
+
+        If `relay` is None, the assignment must have been sent directly to the client.
+        """
         pending = self.get(client)
         if pending is None or (pending.sequence, pending.relay) != (sequence, relay):
             return None

@@ -1,7 +1,7 @@
-"""The port of a server or a relay: the streams of all clients, served by gRPC in an asyncio event loop.
+"""The listening port of a server or relay, which serves the gRPC streams of all clients.
 
-All code in this file runs in the event loop. The port reports events (events.py) to its owner. `Port` connects the streams to `Admission`
-(checks of joining clients and relays), `PendingAssignments` (assignments without an answer) and `PortTraffic` (counts of bytes).
+All code in this file runs in the asyncio event loop of gRPC. The port reports events (events.py) to its owner. `Port` uses `Admission` to
+check joining clients and relays, `PendingAssignments` to track unanswered assignments, and `PortTraffic` to count bytes.
 """
 
 import asyncio
@@ -29,24 +29,27 @@ from .traffic import Peer, PortTraffic, TrafficReport, counts_bytes
 from .values import Reader
 from .wire import Kind, Refused
 
-CLOSE_S = 5.0  # time for the last message on a stream to be sent
-ENDED_S = 1.0  # time for the end of a stream to be sent before its connection is cut
-FAREWELL_S = 10.0  # time for clients to leave after the farewell
-# Silence is counted in ticks, not in seconds, so that clients are not lost while this process itself is suspended.
-PING_TICKS = 8  # silence after which the client is pinged
-SILENT_TICKS = 16  # silence after which the client counts as lost
-HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its frame
+CLOSE_S = 5.0  # time limit to send the last message on a stream
+ENDED_S = 1.0  # time limit to send the end of a stream before its connection is cut
+FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell.
+# A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
+PING_TICKS = 8  # ticks without a message after which a client is pinged
+SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
+HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its frame.
 # Size of the largest report, without its frame, in a relay's message with several reports.
 REPORT_BYTES = 1024 + MAX_METRICS_BYTES
-MESSAGE_BYTES = 256  # upper bound for the bytes of TLS and HTTP/2 around a small message
-# Shortest grace period for the clients of a lost relay, because the relay may have to be started again.
+MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message.
+# Shortest time that clients of a lost relay have to reconnect, because the relay may have to be started again.
 RELAY_GRACE_S = 15.0
 
 Connection = Stream | RelayedClient
 
 
 class Port:
-    """The port that serves the clients of a run. Use a port only in the event loop of `serve`. `emit` is called with each event."""
+    """A listening port that serves the clients of a run. Call the methods of a port only in the event loop that runs `serve`.
+
+    `emit` is called with each event.
+    """
 
     def __init__(self, settings: PortSettings, emit: Callable[[Event], None]):
         self.settings, self.emit = settings, emit
@@ -58,7 +61,7 @@ class Port:
         self._used: set[Peer] = set()  # peers of connections whose stream has ended
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
-        self._keys: dict[int, PeerKey] = {}  # client → key with which it joined
+        self._keys: dict[int, PeerKey] = {}  # by client: key with which the client joined
         self._farewell: Farewell | None = None
 
     @property
@@ -111,7 +114,10 @@ class Port:
         self._stop.set()
 
     async def _tick(self) -> None:
-        """Ping silent clients and relays that have an assignment, disconnect those that stay silent, and cut floods of bytes."""
+        """Ping silent clients and relays that have an assignment, and disconnect those that stay silent.
+
+        Cut connections that flood the port with bytes.
+        """
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             self.traffic.update(self._streams)
@@ -124,7 +130,7 @@ class Port:
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
                     if stream.client in self.pending and math.isfinite(self.settings.grace_s):
-                        reason = f"it sent nothing for {self.settings.silence_s:g} s"
+                        reason = f"the client sent nothing for {self.settings.silence_s:g} s"
                         self.pending.lose(stream.client, reason)
                     self._drop(stream)
                 elif stream.silent_ticks >= PING_TICKS and not stream.pinged:
@@ -138,8 +144,9 @@ class Port:
             elif not stream.closing:
                 self.admission.refused["flood"] += 1
                 name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
-                sent = f"sent {received_bytes} bytes, far more than its messages have,"
-                self._warn(f"{name} {sent} and was disconnected")
+                self._warn(
+                    f"{name} sent {received_bytes} bytes, far more than its messages need, and was disconnected"
+                )
                 self.admission.pause(stream)
                 self._drop(stream)
 
@@ -163,7 +170,7 @@ class Port:
                 stream.silent_ticks = 0
                 stream.received_bytes += len(data) + MESSAGE_BYTES
                 self._handle_message(stream, data)
-                del data  # otherwise it would stay in memory until the next message
+                del data  # otherwise `data` would stay in memory until the next message
         except EndStream as end:
             await self._finish(stream, end.refused)
         except ProtocolError as error:
@@ -173,7 +180,8 @@ class Port:
                 self._warn(
                     f"{name} sent a malformed message, and its connection was closed: {error}"
                 )
-                if stream.client in self.pending:  # a second attempt would get the same answer
+                # Sending the assignment again would have the same result.
+                if stream.client in self.pending:
                     self.pending.answer(stream.client, Lost(str(error)))
             reason = f"the server received a malformed message: {error}"
             await self._finish(stream, Refused(reason, True))
@@ -198,7 +206,7 @@ class Port:
             await asyncio.sleep(2 * CLOSE_S)
 
     def _refuse(self, connection: Connection, cause: str, reason: str, retry: bool = True) -> None:
-        """End a stream from outside its own asyncio task."""
+        """End a stream from outside the stream's own asyncio task."""
         if connection.closing:
             return
         self.admission.refused[cause] += 1
@@ -221,7 +229,7 @@ class Port:
             stream.task.cancel()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a connection from the joined connections. If the connection is a relay's stream, also remove all clients of the relay."""
+        """Remove a connection from the joined connections. For the stream of a relay, also remove all clients of the relay."""
         if isinstance(connection, Stream) and connection.relay is not None:
             self._leave_relay(connection.relay)
         client = connection.client
@@ -229,7 +237,7 @@ class Port:
             del self._joined[client]
             self.emit(Left(client))
             pending = self.pending.get(client)
-            # If the assignment went through a relay, the relay waits for the client.
+            # If the assignment was sent through a relay, the relay waits for the client to reconnect.
             if pending is not None and pending.relay is None:
                 self.pending.start_grace(client, self.settings.grace_s)
 
@@ -272,10 +280,10 @@ class Port:
         elif kind is Kind.REPORT and stream.joined:
             self._handle_report(stream, reader)
         else:
-            raise ProtocolError(f"a message of kind {kind.name} is not expected now")
+            raise ProtocolError(f"a {kind.name} message is not expected at this point")
 
     def _largest_message(self, stream: Stream) -> int:
-        """Return the largest size of a message in parts that a joined client or relay may send now, in bytes."""
+        """Return the largest size in bytes of a multi-part message that a joined client or relay may send now, or 0 if it may send none."""
         answers = stream.relay is not None or stream.last_sent > stream.last_answered
         if not answers or stream.assembly.n_announced >= stream.n_assignments:
             return 0
@@ -301,8 +309,9 @@ class Port:
     def _handle_report(self, stream: Stream, reader: Reader) -> None:
         sequence = reader.varint()
         if not stream.last_answered < sequence <= stream.last_sent:
-            which = f"assignment {sequence}, which this client was not sent or has answered"
-            raise ProtocolError(f"a report answers {which}")
+            raise ProtocolError(
+                f"a report answers assignment {sequence}, which this client was not sent or has already answered"
+            )
         stream.last_answered = sequence
         assignment = self.pending.assignment(stream.client, sequence)
         if assignment is None:
@@ -315,10 +324,10 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Make `connection` the connection of its client. Send the client its open assignment, or the farewell if the run is over."""
+        """Register the connection of a client. Send the client its open assignment, or the farewell if the run is over."""
         client = connection.client
         older = self._joined.pop(client, None)
-        # If both connections are connections of the same relay, the relay itself has closed the older one.
+        # If the older and the new connection belong to the same relay, the relay itself has closed the older one.
         if older is not None and (older.relay is None or older.relay is not connection.relay):
             reason = (
                 f"a newer connection has joined as client {client}, and the server keeps only the newest; give each device or process its "
@@ -335,7 +344,7 @@ class Port:
             self._send_assignment(connection, pending)
 
     def join_relayed(self, client: RelayedClient) -> None:
-        """Let a client of a relay join. If the client is refused, have the relay disconnect it."""
+        """Let a client join through a relay. If the client is refused, tell the relay to disconnect the client."""
         if (refused := self.admission.check_relayed(client)) is not None:
             client.close(refused)
             return
@@ -343,7 +352,7 @@ class Port:
         self._join(client, client.presence)
 
     def _join_relay(self, stream: Stream) -> None:
-        """Send a relay the terms and keys of the run. Close an older connection of the same relay."""
+        """Send a relay the terms of the run and its clients' keys. Close an older connection of the same relay."""
         identity = stream.relay_identity
         if identity in self._relays:
             reason = (
@@ -424,9 +433,9 @@ class Port:
             self._send_keys(relay)
 
     async def send_farewell(self, farewell: Farewell, stay: bool = False) -> None:
-        """Send a farewell to all clients, and wait up to FAREWELL_S seconds until they have left.
+        """Send a farewell to all clients, and wait up to FAREWELL_S seconds until the clients have left.
 
-        With `stay`, wait for all FAREWELL_S seconds, so that clients that join later also receive the farewell.
+        If `stay` is true, wait the full FAREWELL_S seconds, so that clients that join later also receive the farewell.
         """
         self._farewell = farewell
         direct = [one for one in self._joined.values() if isinstance(one, Stream)]
@@ -441,11 +450,11 @@ class Port:
         stream.put(wire.split(wire.encode(Kind.FAREWELL, farewell, self.settings.invitation)))
 
     async def read_traffic(self) -> TrafficReport | None:
-        """Return the bytes that went through the port since it was opened; None if the platform does not count them."""
+        """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes."""
         return self.traffic.report(self._streams)
 
     async def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams, relays and refusals, and of connections if the platform counts them."""
+        """Return the numbers of joined clients, streams, relays, and refusals by cause, and of connections if the platform counts them."""
         counts = {
             "clients": self.clients,
             "streams": len(self._streams),

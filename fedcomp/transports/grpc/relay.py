@@ -1,6 +1,7 @@
-"""A relay: one connection to the server, and a port for many clients. A relay runs in the event loop of the gRPC streams.
+"""A relay, which serves many clients on its port and forwards their messages over one connection to the server.
 
-A relay stores nothing on disk: clients store their own states, and the server sends open assignments again when clients reconnect.
+A relay runs in the event loop of the gRPC streams. A relay stores nothing on disk: clients store their own states, and the server sends
+unanswered assignments again when clients reconnect.
 """
 
 import asyncio
@@ -29,23 +30,24 @@ from .values import Reader
 from .wire import Kind, Refused, RelayTerms
 
 REFUSED_KEY = (
-    "the server of this relay does not accept the key of this client: it is not enrolled, was revoked, or belongs to a relay; relays "
-    "cannot connect to another relay"
+    "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
+    "relays cannot connect to another relay"
 )
-TERMS_BYTES = 64 << 20  # largest message with the terms or the keys of a run
-# The sequence number of an assignment, the report on the assignment, and the assignment itself.
+TERMS_BYTES = 64 << 20  # largest message with the terms of a run or its clients' keys.
+# An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
 Answer = tuple[int, Report, Assignment]
 
 
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    `messages` also yields the messages for relays: RelayTerms, key tables (dict), Bundle, withdrawn assignments (list) and Disconnect.
+    In addition to the messages for clients, `messages` yields RelayTerms, tables of keys (dict), Bundle, withdrawn assignments (list) and
+    Disconnect.
     """
 
     def __init__(self, target: str, credentials: Credentials | None):
         super().__init__(target, largest=TERMS_BYTES, credentials=credentials, client=wire.RELAY)
-        self._frames: dict[int, bytes] = {}  # number → frame, for later assignments
+        self._frames: dict[int, bytes] = {}  # cached frames by number
 
     def fail(self, error: Exception) -> None:
         """Make `messages` raise `error`."""
@@ -72,7 +74,10 @@ class RelayConnection(GrpcConnection):
 
 @dataclass
 class Reports:
-    """Reports for one message. If `add`, the relay adds their frames. The server then accepts all of the updates or none."""
+    """Clients' reports that a relay sends in one message.
+
+    If `add` is true, the relay sends the sum of the reports' frames, and the server accepts all of their updates or none.
+    """
 
     answers: list[Answer]
     add: bool = False
@@ -84,17 +89,17 @@ class Reports:
 
 
 class Relay:
-    """One connection to a server, and the clients that a port of this machine serves while the connection lasts.
+    """A relay: one connection to a server, and a port that serves clients while this connection lasts.
 
-    `opened` is called with the port's number and the terms of the run, `changed` with the new number of connected clients, and `warn` with
-    each warning. The callbacks are called in the I/O thread.
+    `opened` is called with the port's number and the terms of the run (RelayTerms), `changed` with the new number of connected clients, and
+    `warn` with each warning. These callbacks are called in the thread of the gRPC event loop.
     """
 
     connection: RelayConnection
     port: Port
-    # The codec and the layout with which the relay adds frames; None: the relay forwards frames.
+    # The codec and the layout with which the relay adds frames, or None if the relay forwards frames unchanged.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # of settings.Keys: a relay can always check keys
+    problem = ""  # implements settings.Keys: a relay can always check keys
 
     def __init__(
         self,
@@ -110,18 +115,18 @@ class Relay:
         self.server, self.address, self.port_number = server, address, port
         self.credentials = credentials
         self.opened, self.changed, self.warn = opened, changed, warn
-        self.served = False  # whether a client has joined
-        self.numbers = itertools.count(1)  # of connections
-        self.connections: dict[int, int] = {}  # client → number of its newest connection
+        self.served = False  # whether any client has joined
+        self.numbers = itertools.count(1)  # counter that numbers the clients' connections
+        self.connections: dict[int, int] = {}  # by client: number of the client's newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.to_add: dict[int, Answer] = {}  # client → report with a frame that is not added yet
+        self.to_add: dict[int, Answer] = {}  # by client: the report whose frame the relay will add
         self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # whether the sum waits for open assignments; `sum_timer` ends this
+        self.waiting = True  # whether the sum waits for more reports, until `sum_timer` fires
         self.outgoing: deque[list[bytes] | Reports] = deque()
         self.queued = asyncio.Event()
 
     async def run(self) -> Farewell:
-        """Serve until the run is over and return the farewell. Call this once.
+        """Serve clients until the run is over, and return the server's farewell. Call this method once.
 
         Raises UnreachableError if the server cannot be reached or is lost, and UserError if the server refuses this relay.
         """
@@ -132,7 +137,7 @@ class Relay:
                 raise terms.error
             if not isinstance(terms, RelayTerms):
                 raise UserError(
-                    f"{self.server} does not answer like a server of this version; install the same version of fedcomp on both sides"
+                    f"{self.server} does not answer like a fedcomp server of this version; install the same fedcomp version on both sides"
                 )
             return await self._serve(terms, messages)
 
@@ -188,7 +193,8 @@ class Relay:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, connection, refused):
-                if self.connections.get(client) == connection:  # otherwise it has already ended
+                # If the numbers differ, the connection has already ended.
+                if self.connections.get(client) == connection:
                     self.port.disconnect(client, refused)
             case Refused():
                 raise message.error
@@ -251,7 +257,7 @@ class Relay:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
-        """Queue the reports whose frames are to be added, in the order of client ids."""
+        """Queue the reports whose frames the relay adds, in the order of their client ids."""
         if self.to_add:
             self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
@@ -278,7 +284,7 @@ class Relay:
             self._queue(Reports([answer]))
 
     async def _write(self) -> None:
-        """Send the queued messages in order. Runs until it is cancelled. An error ends the connection to the server."""
+        """Send the queued messages in order, until this task is cancelled. An error ends the connection to the server."""
         try:
             while True:
                 await self.queued.wait()
@@ -296,7 +302,7 @@ class Relay:
 
 
 def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
-    """Return the answers with their frames replaced: the first update carries the sum of all frames."""
+    """Return the answers with the sum of their frames in the first update. The other updates carry no frame."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return list(zip(sequences, summed, assignments, strict=True))

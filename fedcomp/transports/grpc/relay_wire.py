@@ -1,7 +1,8 @@
 """The messages between a server and a relay, as docs/reference/wire-format.md specifies them.
 
-A relay has one stream for all of its clients. A frame that is in several assignments is sent to the relay once: the server numbers frames,
-the relay caches them, and assignments refer to frames by number. The server decides which frames the relay removes from its cache.
+A relay has one stream for all of its clients. A frame (an encoded update) that is in several assignments is sent to the relay once: the
+server numbers frames, the relay caches them, and assignments refer to frames by number. The server decides which frames the relay removes
+from its cache.
 """
 
 import itertools
@@ -17,24 +18,24 @@ from . import wire
 from .values import CODECS, DOUBLE, FieldCodec, Reader, decode_fields, encode_blob, encode_fields
 from .wire import Kind, Refused
 
-CACHE_BYTES = 64 << 20  # limit for the frames that a relay keeps for later assignments
-BUNDLE_BYTES = 4 << 20  # size of new frames and assignments at which a bundle is complete
+CACHE_BYTES = 64 << 20  # size limit of a relay's frame cache
+BUNDLE_BYTES = 4 << 20  # a bundle is complete when its new frames and assignments have this size
 KEY_HASH = 32  # bytes
-UNTIL_ALL = -1.0  # value of `wait_s`: the relay waits for all clients
-AssignmentId = tuple[int, int]  # logical id of the client, sequence number
+UNTIL_ALL = -1.0  # value of `wait_s` with which the relay waits for all clients
+AssignmentId = tuple[int, int]  # logical client id and sequence number of an assignment
 
 
 @dataclass
 class Bundle:
     """Assignments to clients of a relay, with their sequence numbers."""
 
-    wait_s: float  # time after which the relay adds the frames received so far; UNTIL_ALL: no limit
+    wait_s: float  # time after which the relay adds the frames received so far, or UNTIL_ALL to wait for all
     assignments: list[tuple[int, Assignment]]
 
 
 @dataclass
 class Disconnect:
-    """The server's order to a relay to end a connection of a client, with the reason."""
+    """A server's message to a relay that tells it to disconnect a client, with the reason."""
 
     client: int
     connection: int  # number of the connection in the JOINED message
@@ -45,12 +46,13 @@ class Disconnect:
 class FrameCache:
     """The server's record of which frames a relay has cached."""
 
-    numbers: "OrderedDict[bytes, int]" = field(default_factory=OrderedDict)  # oldest use first
+    # Numbers of the cached frames, with the least recently used frame first.
+    numbers: "OrderedDict[bytes, int]" = field(default_factory=OrderedDict)
     size: int = 0  # bytes
     next: int = 0
 
     def number(self, frame: bytes) -> int | None:
-        """Return the number of a cached frame and mark the frame as used; None if the relay does not have the frame."""
+        """Return the number of a cached frame and mark the frame as used. Return None if the relay does not have the frame."""
         if frame in self.numbers:
             self.numbers.move_to_end(frame)
         return self.numbers.get(frame)
@@ -63,14 +65,17 @@ class FrameCache:
         return number
 
     def forget(self) -> Iterator[int]:
-        """Remove the least recently used frames until at most CACHE_BYTES or a single frame is left. Yield their numbers."""
+        """Remove the least recently used frames until at most CACHE_BYTES or a single frame is left.
+
+        Yield the numbers of the removed frames.
+        """
         while self.size > CACHE_BYTES and len(self.numbers) > 1:
             frame, number = self.numbers.popitem(last=False)
             self.size -= len(frame)
             yield number
 
 
-# Messages that are lists of entries. KEYS and WITHDRAW have any number of entries, the other kinds have one.
+# Messages that are lists of entries. KEYS and WITHDRAW messages have any number of entries, messages of other kinds have one entry.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
@@ -136,9 +141,9 @@ def encode_bundle(
 ) -> list[bytes]:
     """Encode a message with assignments, their sequence numbers, and the frames that the relay does not have yet.
 
-    Takes assignments from the iterator until the message has BUNDLE_BYTES. The result is empty if there are no assignments.
+    Takes assignments from the iterator until the message has BUNDLE_BYTES bytes. The result is empty if there are no assignments.
     """
-    new: list[list[bytes]] = []  # number, length and bytes of each new frame
+    new: list[list[bytes]] = []  # for each new frame: its number, length and bytes
     if not (entries := list(_encode_assignments(assignments, cache, new))):
         return []
     forgotten = [[varint(number)] for number in cache.forget()]
@@ -151,7 +156,7 @@ def encode_bundle(
 def _encode_assignments(
     assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[list[bytes]]
 ) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until the message has BUNDLE_BYTES. Append the frames that the relay lacks to `new`."""
+    """Yield encoded assignments until the message has BUNDLE_BYTES bytes. Append the frames that the relay lacks to `new`."""
     size = 0  # bytes
 
     def refer(frame: bytes) -> bytes:
@@ -170,7 +175,10 @@ def _encode_assignments(
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
-    """Decode a message with assignments. Add the new frames to the cache `frames` (number → frame), and remove the frames to forget."""
+    """Decode a message with assignments.
+
+    Add the new frames to the cache `frames` (number → frame), and remove the frames that the relay is told to forget.
+    """
 
     def resolve(reference: bytes) -> bytes:
         digits = Reader(reference)

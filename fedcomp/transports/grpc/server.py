@@ -1,4 +1,4 @@
-"""The transport of `fedcomp server start`: gRPC streams over mutual TLS, served by the I/O thread."""
+"""The transport of `fedcomp server start`: gRPC streams over mutual TLS, served in a background thread."""
 
 import asyncio
 import queue
@@ -18,13 +18,13 @@ from .port import Port
 from .settings import PortSettings
 from .traffic import TrafficReport
 
-WAIT_S = 60.0  # longest wait for one event, because a queue takes no infinite timeout
-# With more open assignments than this, `receive` waits GATHER_S for more reports, because they are decoded faster together.
+WAIT_S = 60.0  # longest wait for one event, because a queue accepts no infinite timeout.
+# If more than GATHER_ABOVE assignments are open, `receive` waits GATHER_S seconds for more reports, which are decoded faster together.
 GATHER_ABOVE = 16
 GATHER_S = 0.002
 # Fraction of a phase's time limit after which relays add the frames received so far.
 RELAY_FRACTION = 0.8
-STOP_S = 10.0  # time for the I/O thread to answer or to end
+STOP_S = 10.0  # time limit for the gRPC thread to answer or to end
 T = TypeVar("T")
 
 
@@ -36,9 +36,9 @@ class GrpcTransport:
 
     The callbacks run in the thread that calls the methods of `Transport`. `on_poll` is called at the start of each call of `clients` and
     `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_late_answer`
-    for a client that answers an assignment that is no longer open.
+    for each answer to an assignment that is no longer open.
 
-    If a client loses its connection before it answers, and reconnects within the grace period of `settings`, it receives its assignment
+    A client that loses its connection before it answers, and reconnects within the grace period of `settings`, receives its assignment
     again.
     """
 
@@ -58,7 +58,7 @@ class GrpcTransport:
         self.on_poll, self.warn = on_poll, warn
         self._settings = settings
         self._connected: set[int] = set()
-        self._pending: dict[int, int] = {}  # client → sequence number
+        self._pending: dict[int, int] = {}  # by client: sequence number of the open assignment
         self._public_keys: dict[int, bytes] = {}
         self._sequence = 0
         self._deliveries: list[Delivery] = []
@@ -124,13 +124,13 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark updates as lost that a relay may have added to the update of a withdrawn client. Clients send lost updates again.
+        """Mark updates as lost if a relay may have added them to an update whose assignment was withdrawn. Clients send lost updates again.
 
-        Only deliveries from the index `first` on are checked.
+        `withdrawn` are the clients whose assignments were withdrawn. Only deliveries from the index `first` on are checked.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
-                reason = f"its relay has added its update to that of client {min(summed)}, which was withdrawn"
+                reason = f"the relay added this update to the update of client {min(summed)}, which was withdrawn"
                 self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
     # Methods that the Transport protocol does not have.
@@ -148,7 +148,7 @@ class GrpcTransport:
         self._await(lambda: self._port.send_farewell(Farewell(self.invitation.run, round)))
 
     def traffic(self) -> TrafficReport | None:
-        """Return the bytes that went through the port since it was opened; None if the platform does not count them."""
+        """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes."""
         if not self._serving:
             return self._last_traffic
         return self._await(lambda: self._port.read_traffic())
@@ -208,7 +208,7 @@ class GrpcTransport:
                 raise error
 
     def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
-        """Queue an answer for `receive` if its assignment is still open. `summed`: see Delivery."""
+        """Queue an answer for `receive` if its assignment is still open. For `summed`, see `Delivery`."""
         if self._pending.get(answered.client) == answered.sequence:
             del self._pending[answered.client]
             delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)
@@ -217,7 +217,10 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver a relay's reports, whose frames may be one sum. If the sum contains an unexpected update, all updates of it are lost."""
+        """Deliver a relay's reports, whose frames may be one sum.
+
+        If the sum contains an unexpected update, all updates in the sum are lost.
+        """
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]
         first = len(self._deliveries)

@@ -1,4 +1,4 @@
-"""The settings of a port, the credentials of both ends of a connection, and the key that identifies a client or relay."""
+"""The settings of a listening port, the TLS credentials of a connection, and the public key that identifies a client or relay."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,18 +15,18 @@ from .wire import RelayTerms
 
 @dataclass(frozen=True)
 class Credentials:
-    """The certificate and key that one end of a connection presents, and the CA that it trusts. All are PEM."""
+    """The TLS credentials of one side of a connection, in PEM: its certificate, its private key, and the CA that it trusts."""
 
     certificate: bytes
     key: bytes
-    ca: bytes  # the CA that must have signed the certificate of the other end
+    ca: bytes  # the CA that must have signed the other side's certificate
 
 
 @dataclass(frozen=True)
 class PeerKey:
     """The public key of a client or relay."""
 
-    point: bytes  # compressed [49 bytes]; b"" if the key is not EC
+    point: bytes  # compressed P-384 point [49 bytes], or b"" if the key is not an EC key
     hash: bytes  # SHA-256 of the DER SubjectPublicKeyInfo
 
 
@@ -43,11 +43,17 @@ def point_key(point: bytes) -> PeerKey:
 
 
 class Keys(Protocol):
-    """The keys that a port accepts, such as a `fedcomp.keys.registry.Registry`. The methods are called in the I/O thread."""
+    """Interface to the public keys that a port accepts, such as `fedcomp.keys.registry.Registry`.
+
+    The methods of `Keys` are called in the thread of the gRPC event loop.
+    """
 
     @property
     def problem(self) -> str:
-        """The reason why no key can be checked now, so that refused clients try again later; "" if keys can be checked."""
+        """The reason why keys cannot be checked at the moment, or "" if keys can be checked.
+
+        While keys cannot be checked, refused clients try again later.
+        """
 
     def id_of_hash(self, key_hash: bytes) -> int | None: ...
     def relay_of_hash(self, key_hash: bytes) -> int | None: ...
@@ -59,22 +65,22 @@ class Keys(Protocol):
 class PortSettings:
     """Settings of a port.
 
-    Without `credentials` the port serves HTTP/2 without TLS, and clients claim their ids. With `credentials`, `keys` maps the SHA-256 of a
-    client's public key (DER SubjectPublicKeyInfo) to its logical id.
+    Without `credentials` the port serves HTTP/2 without TLS, and clients choose their ids. With `credentials`, `keys` maps the SHA-256 of a
+    client's public key (DER SubjectPublicKeyInfo) to the client's logical id.
 
-    The stream of a client with an assignment is closed after `silence_s` seconds without a message. If the client does not reconnect within
-    `grace_s` seconds, the assignment counts as lost. An infinite `grace_s` means no limit. A stream without a join within `join_s` seconds
-    is closed.
+    The stream of a client with an assignment is closed after `silence_s` seconds without a message. If a client does not reconnect within
+    `grace_s` seconds, its assignment counts as lost. An infinite `grace_s` means no limit. A stream is closed if its client does not join
+    within `join_s` seconds.
     """
 
     address: str
-    port: int  # 0: any free port
+    port: int  # 0 selects any free port
     invitation: Invitation
     clients: int
     largest_report: int  # bytes
     credentials: Credentials | None = None
     keys: Keys | None = None
-    relay_terms: RelayTerms | None = None  # None: no relay is accepted
+    relay_terms: RelayTerms | None = None  # None refuses all relays
     silence_s: float = 16.0
     join_s: float = 20.0
     grace_s: float = GRACE_S

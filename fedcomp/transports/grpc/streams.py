@@ -1,4 +1,4 @@
-"""The connections of a port: the streams of clients and relays with their outgoing messages, and the clients behind relays."""
+"""The gRPC streams that a listening port serves: one for each directly connected client, and one for each relay with its clients."""
 
 import asyncio
 import time
@@ -23,73 +23,76 @@ if TYPE_CHECKING:
     from .pending_assignments import PendingAssignment
     from .port import Port
 
-# Largest number of messages that may wait to be sent to a relay. Above this, the relay does not read its messages and is disconnected.
+# A relay is disconnected if more than MAX_QUEUED messages wait to be sent to it, because it does not read them.
 MAX_QUEUED = 20_000
 
 
 class EndStream(Exception):
-    """An exception that ends a stream. If `refused` is not None, it is sent as the stream's last message."""
+    """An exception that ends a gRPC stream. The last message on the stream is `refused`, unless `refused` is None."""
 
     def __init__(self, refused: Refused | None = None):
         self.refused = refused
 
 
 class Stream:
-    """One stream of a client or a relay, from its HELLO to its end. A connection has only one stream."""
+    """The gRPC stream of one client or relay, from its first message (HELLO) to its end. A TCP connection carries only one stream."""
 
-    timer: asyncio.TimerHandle  # closes the stream unless it joins or ends in time
+    timer: asyncio.TimerHandle  # closes the stream if the client or relay does not join in time
 
     def __init__(self, context: grpc.aio.ServicerContext):
         self.context = context
         self.task = asyncio.current_task()
         self.peer: Peer | None = peer_of(context.peer())
         self.key: PeerKey | None = None
-        self.client = -1  # logical id; -1: not known yet, or a relay
-        self.relay_id: int | None = None  # None unless the key belongs to a relay
-        self.relay: ConnectedRelay | None = None  # None until a relay has joined
-        self.invitation: Invitation | None = None  # None until it is sent
+        self.client = -1  # logical id of the client; stays -1 for a relay
+        self.relay_id: int | None = None  # id of the relay that has this key, else None
+        self.relay: ConnectedRelay | None = None  # the relay, or None until it has joined
+        self.invitation: Invitation | None = None  # the invitation sent on this stream
         self.joined = False
         self.assembly = wire.Assembly(0)
-        # Newest sequence numbers of assignments and of reports.
+        # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # assignments sent; each allows one report in parts
+        self.n_assignments = 0  # assignments sent; the client may send one report in parts for each
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
-        self.searched = False  # whether `PortTraffic` has looked for its connection
-        self.traffic = WireBytes()  # of its connection
-        # Bytes of received messages, with MESSAGE_BYTES added for the TLS and HTTP/2 around each message.
+        self.searched = False  # whether `PortTraffic` has looked for this stream's connection
+        self.traffic = WireBytes()  # bytes of the stream's TCP connection.
+        # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.
         self.received_bytes = 0
-        self.queue: deque[bytes] = deque()  # messages that are sent before the assignment
-        self._assignment: Iterator[bytes] = iter(())  # the rest of the newest assignment
+        self.queue: deque[bytes] = deque()  # messages to send before those of the assignment
+        self._assignment: Iterator[bytes] = iter(())  # unsent messages of the newest assignment
         self._writer: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> object:
-        """The hash of the client's key. Without TLS, the identity is the id that the client claims, or None before the claim."""
+        """The SHA-256 of the client's public key.
+
+        Without TLS, the identity is the id that the client claims, or None before the client has claimed an id.
+        """
         return self.key.hash if self.key else self.client if self.client >= 0 else None
 
     @property
     def relay_identity(self) -> object:
-        """The id of the relay that has this stream; without TLS, the relay's address."""
+        """The id of the relay at the other end of this stream. Without TLS, the identity is the relay's address."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:
-        """Send messages before the unsent rest of an assignment."""
+        """Queue messages, which are sent before the remaining messages of an assignment."""
         self.queue += messages
         self._start()
 
     def assign(self, messages: Iterator[bytes]) -> None:
-        """Send an assignment, and drop the unsent rest of an older assignment."""
+        """Send an assignment. Drop the unsent messages of an older assignment."""
         self._assignment = messages
         self._start()
 
     def withdraw(self) -> None:
-        """Drop the unsent rest of an assignment."""
+        """Drop the unsent messages of an assignment."""
         self._assignment = iter(())
 
     def close(self, refused: Refused | None = None) -> None:
-        """End the stream after the queued messages. If `refused` is not None, it is sent last."""
+        """End the stream when the queued messages are sent. The last message is `refused`, unless `refused` is None."""
         if self.closing:
             return
         self.closing = True
@@ -113,8 +116,8 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    self.silent_ticks = 0  # flow control shows that the client reads
-        except Exception:  # the stream has ended; its reader handles that
+                    self.silent_ticks = 0  # gRPC has accepted a large message, so the client reads
+        except Exception:  # the stream has ended; the task that reads it handles the end
             self.queue.clear()
             self.withdraw()
         self._writer = None
@@ -123,17 +126,18 @@ class Stream:
 
 
 class ConnectedRelay:
-    """A relay that is connected to the server: its stream, its clients by logical id, and its cached frames."""
+    """A relay that is connected to the server: its stream, its clients by logical id, and the encoded updates (frames) that it caches."""
 
     def __init__(self, port: "Port", stream: Stream):
         self.port, self.stream = port, stream
         self.clients: dict[int, RelayedClient] = {}
         self.lost = False
         self._cache = FrameCache()
-        # Sequence number → assignment. Assignments are encoded when the relay has read earlier messages, so that a relay that does not read
-        # its messages does not fill the memory.
+        # Queued assignments by sequence number. Assignments are encoded only when the relay has read the earlier messages, so that a relay
+        # that reads nothing cannot fill the server's memory.
         self._queued: dict[int, PendingAssignment] = {}
-        # Client → number of assignments sent without an answer. Each allows one event, which limits the events of a malicious relay.
+        # Number of unanswered assignments by client. The relay may report one late answer for each unanswered assignment, which limits
+        # the events that a malicious relay can cause.
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
@@ -142,7 +146,7 @@ class ConnectedRelay:
         self.stream.put(())
 
     def next_messages(self) -> Iterator[bytes]:
-        """Yield the gRPC messages of one bundle of queued assignments, or nothing if no assignment is queued."""
+        """Yield the gRPC messages that carry the next queued assignments, or nothing if no assignment is queued."""
         due_s = [pending.due_s for pending in self._queued.values() if pending.due_s is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         return wire.split(relay_wire.encode_bundle(wait_s, self._take(), self._cache) or [])
@@ -167,10 +171,13 @@ class ConnectedRelay:
             self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
 
     def handle(self, kind: Kind, reader: Reader) -> None:
-        """Handle a message. Raises ProtocolError if it is malformed or unexpected, and EndStream if the relay does not read messages."""
+        """Handle a message from the relay.
+
+        Raises ProtocolError if the message is malformed or unexpected, and EndStream if the relay does not read the server's messages.
+        """
         port = self.port
         if len(self.stream.queue) > MAX_QUEUED:
-            reason = "this relay does not read its messages"
+            reason = "this relay does not read the messages of its server"
             raise port.admission.refusal("messages not read", reason)
         if kind is Kind.JOINED:
             connection, presence = relay_wire.decode_entry(kind, reader)
@@ -189,12 +196,15 @@ class ConnectedRelay:
                 self._unanswered[client_id] -= 1
                 port.pending.answer(client_id, Lost(reason, stage))
         else:
-            raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
+            raise ProtocolError(f"a relay sent an unexpected {kind.name} message")
 
     def _handle_reports(self, reader: Reader) -> None:
-        """Handle a message with reports. All reports are decoded before any of them counts, because their frames may be one sum."""
+        """Handle a message with clients' reports.
+
+        All reports are decoded before any is delivered, because one frame may be the sum of all frames.
+        """
         reports: dict[int, Report] = {}
-        closed: dict[int, None] = {}  # clients whose assignments are no longer open, each once
+        closed: dict[int, None] = {}  # ordered set of clients whose assignments are no longer open
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
             if report is None:
                 closed[client] = None
@@ -232,7 +242,7 @@ class ConnectedRelay:
 class RelayedClient:
     """A client that has joined through a relay. The port treats a RelayedClient like a `Stream`.
 
-    `connection`: the relay's number for the client's connection. Raises ProtocolError for a malformed key or a negative id.
+    `connection` is the number that the relay gave the client's connection. Raises ProtocolError for a malformed key or a negative id.
     """
 
     relay_id: int | None = None
@@ -252,7 +262,7 @@ class RelayedClient:
         return self.key.hash if self.key else self.client
 
     def close(self, refused: Refused) -> None:
-        """Tell the relay to end this connection of the client, for the reason `refused`."""
+        """Tell the relay to disconnect this client. `refused` gives the client the reason."""
         if not self.closing:
             self.closing = True
             entry = self.client, self.connection, refused

@@ -1,4 +1,7 @@
-"""The kernel's counts of the bytes of TCP connections. TLS, handshakes, HTTP/2 and keepalive are included, TCP and IP headers are not."""
+"""Counts of the bytes that TCP connections carry, read from the kernel.
+
+The counts include TLS, handshakes, HTTP/2 and keepalive, but no TCP and IP headers.
+"""
 
 import contextlib
 import functools
@@ -14,11 +17,11 @@ if TYPE_CHECKING:
     from .streams import Stream
 
 DESCRIPTORS = "/dev/fd"
-# Offsets in the kernel's struct tcp_info.
+# Byte offsets of counters in the kernel's struct tcp_info.
 ACKED, RECEIVED, SENT = 120, 128, 200
 SIZE = SENT + 8
 U64 = struct.Struct("=Q")
-# A connection is cut if it receives more than FLOOD_BYTES plus twice the bytes of its messages plus an eighth of the bytes that it sent.
+# The server cuts a connection on which it receives more than FLOOD_BYTES + 2 × (bytes of messages received) + (bytes sent) / 8.
 FLOOD_BYTES = 4 << 20
 Peer = tuple[str, int]  # address and port
 
@@ -37,19 +40,22 @@ class WireBytes(NamedTuple):
 
 
 class TrafficReport(NamedTuple):
-    """Bytes of all connections of the port, and of each client that has joined."""
+    """Bytes received and sent by a port, in total and by client."""
 
     total: WireBytes
     by_client: dict[int, WireBytes]
 
 
 def counts_bytes() -> bool:
-    """Return whether this platform counts the bytes of connections and lists the file descriptors of a process."""
+    """Return whether this platform counts the bytes of TCP connections and lists the file descriptors of a process."""
     return hasattr(socket, "TCP_INFO") and os.path.isdir(DESCRIPTORS)
 
 
 def peer_of(text: str) -> Peer | None:
-    """Parse gRPC's name of a peer, such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`. Return None for a peer that does not use TCP."""
+    """Parse a peer's address from gRPC, such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`.
+
+    Return None for a peer that does not use TCP.
+    """
     family, _, rest = unquote(text).partition(":")
     host, _, port = rest.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -59,35 +65,39 @@ def peer_of(text: str) -> Peer | None:
 
 @functools.lru_cache(4096)
 def _normalized(host: str) -> str:
-    """Return the normalized text of an address. IPv4 addresses that are mapped into IPv6 become IPv4 addresses."""
+    """Normalize the text of an IP address. An IPv4-mapped IPv6 address becomes an IPv4 address."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 class PortTraffic:
-    """The bytes, by stream and by client, of all connections to a listening port of this process, including ended connections.
+    """Counts, by stream and by client, of the bytes of all open and ended TCP connections to a listening port of this process.
 
-    For a connection that has ended, the last reading of its counters is used. The sum `port` is None until the port is open, and
-    always None on a platform that does not count bytes. Not thread-safe.
+    An ended connection counts with the last reading of its kernel counters. `port`, the number of the port, is None until the port is open,
+    and always None on a platform that does not count bytes. Not thread-safe.
     """
 
     port: int | None = None
 
     def __init__(self) -> None:
-        self._live: dict[Peer, tuple[int, WireBytes]] = {}  # peer → descriptor, last reading
-        self._ended = WireBytes()  # of connections that ended
-        self._by_client: dict[int, WireBytes] = {}  # of streams that ended
+        # Open connections by peer: the file descriptor and the last byte counts.
+        self._live: dict[Peer, tuple[int, WireBytes]] = {}
+        self._ended = WireBytes()  # sum of the bytes of ended connections
+        self._by_client: dict[int, WireBytes] = {}  # bytes of ended streams
 
     @property
     def connections(self) -> int | None:
-        """The number of open connections, including those without a stream; None if the platform does not count bytes."""
+        """The number of open TCP connections, with or without a gRPC stream, or None if the platform does not count bytes."""
         if self.port is None:
             return None
         self._read_all()
         return len(self._live)
 
     def read(self, stream: "Stream") -> None:
-        """Read the counters of a stream's connection. When a connection ends, its bytes since the last reading are not counted."""
+        """Read the byte counters of a stream's connection.
+
+        The bytes between the last reading and the end of a connection are not counted.
+        """
         peer = stream.peer
         if self.port is None or peer is None:
             return
@@ -95,18 +105,18 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if peer not in self._live:  # its descriptor may still be that of an ended connection
+            if peer not in self._live:  # an ended connection may have had the same file descriptor
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
 
     def end(self, stream: "Stream") -> None:
-        """Add the bytes of a stream that has ended to those of its client."""
+        """Add the bytes of a stream that has ended to the sum of its client."""
         self.read(stream)
         self._add(self._by_client, stream)
 
     def update(self, streams: Iterable["Stream"]) -> WireBytes:
-        """Read the counters of all connections. Return the sum over open and ended connections."""
+        """Read the byte counters of all connections. Return the total bytes of open and ended connections."""
         total = self._read_all()
         for stream in streams:
             if stream.peer in self._live:
@@ -114,7 +124,7 @@ class PortTraffic:
         return total
 
     def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
-        """Return the bytes that went through the port since it was opened; None if the platform does not count them."""
+        """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes."""
         if self.port is None:
             return None
         streams = [*streams]
@@ -124,9 +134,9 @@ class PortTraffic:
         return report
 
     def floods(self, streams: Iterable["Stream"]) -> list[tuple[Peer, "Stream | None", int]]:
-        """Return the connections that receive far more bytes than their messages have, for example because of HTTP/2 pings.
+        """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
-        Each connection is a tuple of its peer, its stream or None, and its received bytes.
+        Each connection is a tuple: the peer, the stream (or None), and the number of bytes received.
         """
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         for peer, (_, (received_bytes, sent_bytes)) in self._live.items():
@@ -137,7 +147,7 @@ class PortTraffic:
         return floods
 
     def cut(self, peer: Peer | None) -> None:
-        """Shut a connection down at once, without waiting until its unsent data is sent."""
+        """Shut down a connection at once, without sending its remaining data."""
         if self.port is None or peer is None:
             return
         if self._read(peer) is None:
@@ -154,7 +164,10 @@ class PortTraffic:
             by_client[stream.client] = before.plus(stream.traffic)
 
     def _read(self, peer: Peer) -> WireBytes | None:
-        """Read the counters of a connection. Return the last reading for a connection that has just ended, None for an unknown one."""
+        """Read the byte counters of a connection.
+
+        Return the last reading if the connection has just ended, or None if `peer` is unknown.
+        """
         if peer not in self._live:
             return None
         descriptor, last = self._live[peer]
@@ -172,10 +185,10 @@ class PortTraffic:
         return last
 
     def _find(self) -> None:
-        """Look for new connections and read their counters."""
+        """Look for new connections and read their byte counters."""
         try:
             now = {int(name) for name in os.listdir(DESCRIPTORS)}
-        except OSError:  # the limit of open files is reached
+        except OSError:  # the process has reached its limit of open files
             return
         for known, (descriptor, _) in [*self._live.items()]:
             if descriptor not in now:
@@ -183,15 +196,15 @@ class PortTraffic:
         for descriptor in now.difference(descriptor for descriptor, _ in self._live.values()):
             with contextlib.suppress(OSError), self._connection(descriptor) as (connection, peer):
                 if peer is not None:
-                    if peer in self._live:  # an earlier connection from the same port
+                    if peer in self._live:  # an earlier connection from the same address
                         self._forget(peer)
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
     def _read_all(self) -> WireBytes:
-        """Read the counters of all connections, including new ones. Return the sum over open and ended connections."""
+        """Read the byte counters of all connections, also of new ones. Return the total bytes of open and ended connections."""
         if self.port is None:
             return WireBytes()
-        # This also forgets ended connections, whose descriptors may be in use again.
+        # `_read` also forgets ended connections, whose file descriptors may be in use again.
         for peer in [*self._live]:
             self._read(peer)
         self._find()

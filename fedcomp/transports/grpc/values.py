@@ -1,4 +1,4 @@
-"""The encoding of values in messages over gRPC: numbers, texts, bytes, and dataclasses relative to a base that both sides know."""
+"""The encoding of values in gRPC messages. Of a dataclass, only the fields that differ from a base message are encoded."""
 
 import itertools
 import re
@@ -26,9 +26,10 @@ STAGES = "phase", "download", "encode"
 WORDS = (TRAIN, UP_TO_DATE, FRAMES, OVERWRITE, DENSE, UPDATE, NEED_DENSE, FAILED, *STAGES)
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
-UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3  # encodings of a text; WORD: its index in WORDS
-MIN_DEFLATE_BYTES = 128  # size in UTF-8 from which texts are compressed
-MAX_TEXT_BYTES = 1 << 20  # largest size of a compressed text when it is decompressed
+# Encodings of a text. WORD: the text is sent as its index in WORDS.
+UTF8, HEX_BYTES, WORD, DEFLATED = 0, 1, 2, 3
+MIN_DEFLATE_BYTES = 128  # smallest UTF-8 size of a text that is compressed
+MAX_TEXT_BYTES = 1 << 20  # largest size of a compressed text after decompression
 M = TypeVar("M")
 
 
@@ -64,13 +65,15 @@ def _encode_blobs(blobs: Sequence[bytes]) -> list[bytes]:
 
 
 class Reader:
-    """A reader of the values in pieces of bytes, from front to back. Raises ProtocolError if the bytes end too early or are malformed.
+    """A sequential reader of the values in one or more byte strings (pieces).
+
+    Raises ProtocolError if the bytes end too early or are malformed.
 
     A value that fills a whole piece is returned without a copy.
     """
 
     def __init__(self, *pieces: bytes):
-        self.pieces, self.at = deque(pieces), 0  # `at`: position in the first piece
+        self.pieces, self.at = deque(pieces), 0  # `at`: read position in the first piece
         self.remaining = sum(map(len, pieces))  # bytes
 
     def varint(self) -> int:
@@ -79,7 +82,7 @@ class Reader:
             (byte,) = self.take(1)
             value |= (byte & 0x7F) << shift
             if value >= 1 << 64 or (byte == 0 and shift):
-                raise ProtocolError("a number is not in its shortest form of at most 64 bits")
+                raise ProtocolError("a number has more than 64 bits or is not in its shortest form")
             if byte < 0x80:
                 return value
             shift += 7
@@ -112,10 +115,12 @@ class Reader:
         return self.take(self.varint())
 
     def count(self) -> int:
-        """Read the number of entries of a list. Raises ProtocolError for more entries than remaining bytes."""
+        """Read the number of entries of a list. Raises ProtocolError if the list claims more entries than bytes remain."""
         count = self.varint()
         if count > self.remaining:
-            raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
+            raise ProtocolError(
+                f"a list claims {count} entries, but its message has only {self.remaining} bytes left"
+            )
         return count
 
     def blobs(self) -> list[bytes]:
@@ -139,7 +144,7 @@ class Reader:
         raise ProtocolError(f"a text has the unknown code {code}")
 
     def end(self) -> None:
-        """Raise ProtocolError if bytes remain."""
+        """Raise ProtocolError if the message has unread bytes."""
         if self.remaining:
             raise ProtocolError(f"a message has {self.remaining} bytes too many")
 
@@ -154,13 +159,13 @@ def _inflated(data: bytes) -> bytes:
     return text
 
 
-# Messages: any dataclass with fields of these types.
+# A message is a dataclass whose fields have the types in CODECS.
 
 
 class FieldCodec(NamedTuple):
     """Functions that write and read values of one type."""
 
-    write: Callable[[Any], list[bytes]]  # returns pieces; large values are not copied
+    write: Callable[[Any], list[bytes]]  # returns byte strings, without copying large values
     read: Callable[[Reader], Any]
 
 
@@ -174,7 +179,7 @@ CODECS: dict[Any, FieldCodec] = {
 
 
 def encode_fields(message: Any, base: Any) -> list[bytes]:
-    """Return a bit mask of the fields of a message that differ from its base, followed by these fields."""
+    """Encode the fields of a message that differ from those of `base`: first a bit mask of these fields, then their values."""
     mask, pieces = 0, [b""]
     for i, (name, kind) in enumerate(fields_of(type(message))):
         value, default = getattr(message, name), getattr(base, name)
@@ -186,7 +191,7 @@ def encode_fields(message: Any, base: Any) -> list[bytes]:
 
 
 def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
-    """Return a message, and the names of the fields that were not sent and have the values of the base."""
+    """Return the decoded message, and the names of the fields that were not sent and therefore have the values of `base`."""
     fields = fields_of(type(base))
     mask = reader.varint()
     if mask >> len(fields):

@@ -1,8 +1,8 @@
 """The bytes of the gRPC transport, as docs/reference/wire-format.md specifies them.
 
-A gRPC message consists of one byte, which gives its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says
-which fields follow, and all other fields have the values of a base message that both sides know. The base of a report, for example, is made
-from the assignment that it answers. Large messages travel in parts.
+The first byte of a gRPC message gives its kind, and the other bytes are its body. Most bodies are dataclasses of `fedcomp.messages`: a bit
+mask says which fields follow, and all other fields have the values of a base message that both sides know. For example, the base of a
+report is made from the assignment that the report answers. Large messages are sent in parts.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ from ...server.transport import GRACE_S
 from .values import Reader, decode_fields, encode_fields, encode_int, encode_text
 
 PROTOCOL = 2
-RELAY = -2  # claimed id in the HELLO of a relay
+RELAY = -2  # client id that a relay claims in its HELLO
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
-PART_BYTES = 1 << 18  # bytes; a message above this travels in parts of at most this size
-MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message
-# Frames of up to this size are sent without their hashes (version, ticket), which the receiver computes.
+PART_BYTES = 1 << 18  # a larger message is sent in parts of at most this size
+MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message.
+# Frames (encoded updates) of up to MAX_DERIVED_BYTES are sent without their hashes (`version`, `ticket`), which the receiver computes.
 MAX_DERIVED_BYTES = 1 << 16
-MAX_NAME_BYTES = 128  # largest size of each text in a presence or a report, except its reason
+MAX_NAME_BYTES = 128  # size limit of each text in a Presence or Report, except `reason`
 MAX_REASON_CHARS = 1000
 PresenceOrReport = TypeVar("PresenceOrReport", Presence, Report)
 
@@ -77,9 +77,9 @@ PING, PONG = bytes([Kind.PING]), bytes([Kind.PONG])
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a client or relay."""
+    """The first message of a client or relay to the server."""
 
-    client: int  # claimed id, ignored with TLS; -1: none, RELAY: this is a relay
+    client: int  # claimed id (ignored with TLS), or -1 for none, or RELAY for a relay
     version: str  # of fedcomp
     protocol: int = PROTOCOL
 
@@ -93,13 +93,13 @@ class Refused:
 
     @property
     def error(self) -> UserError:
-        """The error for the client or relay: an UnreachableError if a later attempt may succeed."""
+        """The error for the client or relay: an UnreachableError if a later attempt may succeed, else a UserError."""
         return UnreachableError(self.reason, "starting") if self.retry else UserError(self.reason)
 
 
 @dataclass
 class RelayTerms:
-    """The server's answer to a relay's HELLO: the invitation for its clients, the size limits of messages, and how to add frames."""
+    """The server's answer to a relay's HELLO: the invitation for the relay's clients, size limits, and how to add frames."""
 
     run: str
     options: str
@@ -108,9 +108,10 @@ class RelayTerms:
     clients: int  # number of clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
-    codec: str = ""  # spec of the uplink; "": the relay does not add frames
-    shapes: str = ""  # JSON: name → shape of the layout's tensors; "": no frames are added
-    grace_s: float = GRACE_S  # time for a client to reconnect; inf: no limit
+    codec: str = ""  # spec of the uplink codec, or "" if the relay does not add frames.
+    # JSON object with the shape of each tensor by name, or "" if the relay does not add frames.
+    shapes: str = ""
+    grace_s: float = GRACE_S  # time that a client has to reconnect; inf means no limit
 
     @property
     def invitation(self) -> Invitation:
@@ -141,7 +142,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(reader: Reader) -> Hello:
-    """Decode a HELLO. If a HELLO has another protocol version, decode only its version of fedcomp, which the refusal names."""
+    """Decode a HELLO message. For another protocol version, decode only the sender's version of fedcomp, which the refusal names."""
     protocol, version = reader.varint(), reader.text()
     if protocol != PROTOCOL:
         return Hello(-1, version, protocol)
@@ -160,7 +161,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# Kind → function that makes the base of a message from the invitation of the stream.
+# For each kind of message, a function that makes its base message from the invitation of the stream.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -170,7 +171,7 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
-    """Encode a message whose kind is in BASES, as pieces."""
+    """Encode a message whose kind is in BASES, as a list of byte strings."""
     return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
@@ -182,9 +183,9 @@ def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -
 def encode_assignment(
     sequence: int, assignment: Assignment, refer: Callable[[bytes], bytes] | None = None
 ) -> list[bytes]:
-    """Encode an assignment for a stream whose client id both sides know. Returns the message in pieces, without copying frames.
+    """Encode an assignment as a list of byte strings, without copying frames. The client id is not encoded, because both sides know it.
 
-    `refer` returns the reference that replaces an entry of `frames` or `announced`.
+    `refer` returns the reference that is sent instead of a frame in `frames` or `announced`.
     """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= MAX_DERIVED_BYTES:
@@ -210,7 +211,7 @@ def decode_assignment(
 
 
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
-    """Encode a report relative to the assignment that it answers. Returns the message in pieces, without copying the frame."""
+    """Encode a report relative to the assignment that it answers, as a list of byte strings. The frame is not copied."""
     base = _report_base(answered)
     if len(report.frame) <= MAX_DERIVED_BYTES:
         base.ticket = ticket(report.round, report.client, report.frame)
@@ -226,7 +227,10 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
-    """Cut the reason of a presence or report to MAX_REASON_CHARS. Raises ProtocolError if another text is longer than MAX_NAME_BYTES."""
+    """Truncate `reason` of a message to MAX_REASON_CHARS characters.
+
+    Raises ProtocolError if another text of the message exceeds MAX_NAME_BYTES.
+    """
     for name, kind in fields_of(type(message)):
         short = kind is str and name != "reason"
         if short and len(getattr(message, name).encode()) > MAX_NAME_BYTES:
@@ -240,7 +244,10 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield a message as one gRPC message, or as BEGIN and parts, made on demand. A part of a large frame contains nothing else."""
+    """Yield a message as one gRPC message, or as a BEGIN message and parts, made on demand.
+
+    A part of a large frame contains no other data.
+    """
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
@@ -256,23 +263,23 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 class Assembly:
     """An assembler of messages that arrive in parts.
 
-    `largest`: largest size in bytes of a message in parts, checked before allocation.
+    `largest` is the largest size in bytes of a message in parts, which is checked before memory is allocated.
 
-    A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame with a short part, so that the frame is one piece
-    and is stored once. Messages that are split in another way are also accepted.
+    The message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame
+    with a short part, so that the frame is one piece and is stored once. Messages that are split in another way are also accepted.
     """
 
     def __init__(self, largest: int):
         self.largest = largest
-        self.n_announced = 0  # number of messages in parts that have begun
+        self.n_announced = 0  # number of multi-part messages that have begun
         self._pieces: list[bytes] = []
         self._piece: io.BytesIO | None = None  # an unfinished piece
         self._bytes_left = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
-        """Take a gRPC message. Return the kind and the reader of a message that is now complete; None if parts are missing.
+        """Take a gRPC message. Return the kind and a reader of the message if it is complete, or None if parts are missing.
 
-        Any gRPC message other than PART, PING and PONG discards an unfinished message. Raises ProtocolError.
+        Any gRPC message other than PART, PING and PONG discards an unfinished message. Raises ProtocolError for a malformed message.
         """
         kind, reader = read_kind(data)
         if kind in (Kind.PING, Kind.PONG):
@@ -300,7 +307,7 @@ class Assembly:
         if self._piece is None and ends:
             self._pieces.append(bytes(part))
         else:
-            if self._piece is None:  # the system provides this memory only when it is written
+            if self._piece is None:  # the operating system allocates this memory when it is written
                 self._piece = io.BytesIO(bytes(self._bytes_left))
             self._piece.write(part)
             if ends:
@@ -317,13 +324,13 @@ class Assembly:
         kind, reader = read_kind(*pieces)
         if kind in (Kind.PING, Kind.PONG, Kind.BEGIN, Kind.PART):
             raise ProtocolError(
-                f"a message of kind {kind.name} was sent in parts; this kind has no parts"
+                f"a {kind.name} message was sent in parts, which is not allowed for this kind"
             )
         return kind, reader
 
 
 def read_kind(*pieces: bytes) -> tuple[Kind, Reader]:
-    """Return the kind of a message, given in pieces, and a reader of its body. Raises ProtocolError for an unknown kind."""
+    """Return the kind of a message, given as byte strings, and a reader of its body. Raises ProtocolError for an unknown kind."""
     reader = Reader(*pieces)
     number = reader.varint()
     try:

@@ -281,7 +281,7 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
                 server.transport.send([assignment(0, 1, [b"x" * size])])
                 deliveries = server.transport.receive(every_s)
             lost = deliveries[0].answer
-            assert isinstance(lost, Lost) and "it sent nothing for" in lost.reason
+            assert isinstance(lost, Lost) and "the client sent nothing for" in lost.reason
             server.wait_for_clients(timeout_s=1)
             assert server.transport.counts()["streams"] == 0
             client.send_signal(signal.SIGCONT)  # the client reconnects, as a client process does

@@ -358,7 +358,7 @@ def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
         with pytest.raises(UserError) as caught:
             RelayEnd(loop, server.target, enrolled.credentials[2])
         assert str(caught.value) == (
-            "the key of this relay is that of client 2; make one for the relay with: fedcomp keys add --relay --host HOST"
+            "the key of this relay is that of client 2; make a key for the relay with: fedcomp keys add --relay --host HOST"
         )
         end = loop.start(attend(connect(server, credentials=enrolled.relay), 0))
         assert refused(end) == (
