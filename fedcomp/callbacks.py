@@ -121,7 +121,8 @@ class RoundRecord(EvaluatedRecord):
     cohort: int  # clients of the round
     accepted: int  # updates that the server accepted
     rejected: int  # clients without an accepted update
-    uplink_bytes: int  # frames from clients
+    uplink_bytes: int  # bytes of the frames from clients
+
     # Bytes of the frames to clients, including broadcasts that clients had missed.
     downlink_bytes: int
     dense_uplink_bytes: int  # bytes of a float32 model from each client of the round

@@ -169,17 +169,18 @@ class RunConfig:
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "Error-feedback memory, in which each client keeps the part of its update that the uplink codec did not send; auto = the memory that "
-        "the strategy requires, else residual for a lossy codec that is a contraction, else none.",
+        "Error-feedback memory, in which each client keeps the part of its update that the uplink codec did not send; auto = the memory "
+        "that the strategy requires, else residual for a lossy codec that is a contraction, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "Error-feedback memory, in which the server keeps the part of its update that the downlink codec did not send; auto = as for --memory.",
+        "Error-feedback memory, in which the server keeps the part of its update that the downlink codec did not send; auto = as for "
+        "--memory.",
     )
     density_warmup: int = zero_or_more(
         0,
-        "Number of rounds in which the uplink density (fraction of coordinates that clients send) decreases from 25 % to the density of "
-        "--uplink.",
+        "Number of rounds in which the uplink density (fraction of coordinates that clients send) decreases from 25 % to the "
+        "configured density.",
     )
     lr_warmup: int = zero_or_more(
         0, "Number of first rounds in which the learning rate increases to --lr."
@@ -273,8 +274,8 @@ class RunConfig:
     )
     residuals: str = option(
         AUTO,
-        "Where the error-feedback memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint "
-        "(file); auto = the first of these places with enough space.",
+        "Where the error-feedback memories of virtual clients are stored between rounds: on the device, in host memory, or in the "
+        "checkpoint (file); auto = the first of these places with enough space.",
         choices=(AUTO, "device", "host", "file"),
         local=True,
     )
