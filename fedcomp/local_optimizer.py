@@ -22,7 +22,7 @@ SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also comma
 # An argument of torch optimizers that is not supported: it makes the optimizer step differentiable, which training does not need.
 DIFFERENTIABLE = "differentiable"
 UNSUPPORTED = {
-    "lbfgs": "evaluates the loss several times in a step",
+    "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
 }
 

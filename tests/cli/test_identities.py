@@ -102,7 +102,7 @@ def test_a_folder_with_too_few_or_duplicate_enrolments_is_refused(keys, tmp_path
         of(enrolment=tmp_path, partition_id=0)
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text((keys / "0.toml").read_text())
-    with pytest.raises(UserError, match="two enrolments of one client"):
+    with pytest.raises(UserError, match="two enrolments of the same client"):
         of(enrolment=tmp_path, partition_id=0)
     with pytest.raises(ConfigError, match="give --enrolment a folder"):
         of(enrolment=keys / "0.toml", partition_id=0, count=2)
