@@ -26,27 +26,27 @@ class Header:
     rounds: int
     out: str  # run folder
     relays: int = 0  # number of relays between clients and server
-    attack: str = ""  # attack of the Byzantine virtual clients; "" = none
+    attack: str = ""  # attack of the Byzantine virtual clients, or ""
     byzantine: int = 0  # number of Byzantine clients
-    notice: str = ""  # guarantee or advice that the strategy states; "" = none
-    metrics: str = ""  # URL of the metrics for Prometheus; "" = none
-    network: str = ""  # virtual network; "" = none
-    # Where the error-feedback memories of virtual clients are stored; "" = on the training device.
+    notice: str = ""  # guarantee or advice of the strategy, or ""
+    metrics: str = ""  # URL of the metrics for Prometheus, or ""
+    network: str = ""  # virtual network, or "" without one.
+    # Where the error-feedback memories of virtual clients are stored, or "" for the training device.
     residuals: str = ""
-    # Metric by which models are compared; "loss" if the task has no accuracy.
+    # Metric by which models are compared: accuracy, or loss if the task has no accuracy.
     judged: str = "accuracy"
     measures: tuple[str, ...] = ()  # names of metrics that the task defines
-    engine_reason: str = ""  # why --engine auto chose this engine; "" if the user chose the engine
-    evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"
+    engine_reason: str = ""  # why --engine auto chose this engine, or "" without auto
+    evaluate: str = "server"  # where the model is evaluated (server, clients or both)
 
 
 @dataclass(frozen=True)
 class Rejection:
     """A client whose update the server did not accept in a round."""
 
-    client: int  # logical id
-    # Stage at which the update failed or was rejected: "phase", "download", "evaluate", "train", "encode", "relay", "send", "reply",
-    # "quorum", "deadline" or "aggregate".
+    client: int  # client id.
+    # Stage at which the update failed or was rejected: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or
+    # aggregate.
     stage: str
     reason: str  # one sentence
 
@@ -55,15 +55,15 @@ class Rejection:
 class ClientMetric:
     """Statistics of a metric over the clients of a round that reported the metric."""
 
-    mean: float | None  # mean over the clients, weighted by their numbers of examples
-    # Mean over the tenth of the clients with the lowest accuracy or the highest loss; None for metrics other than accuracy and loss.
+    mean: float | None  # mean over the clients, weighted by their numbers of examples.
+    # Mean over the tenth of the clients with the lowest accuracy or the highest loss, or None for other metrics.
     worst_decile: float | None
     clients: int  # number of clients that reported the metric
     examples: int  # total number of examples of the clients that reported the metric
 
 
 class EvaluatedRecord:
-    """Base class of records that contain the accuracy and loss on the server, and the metrics that clients reported."""
+    """Base class of records with the server's accuracy and loss, and with metrics that clients reported."""
 
     accuracy: float | None
     loss: float | None
@@ -71,12 +71,12 @@ class EvaluatedRecord:
 
     @property
     def measured_accuracy(self) -> float | None:
-        """The accuracy on the server, or the mean accuracy over the clients if the server did not evaluate the model."""
+        """The accuracy on the server, or the mean over the clients if the server did not measure the accuracy."""
         return self._mean("accuracy") if self.accuracy is None else self.accuracy
 
     @property
     def measured_loss(self) -> float | None:
-        """The loss on the server, or the mean loss over the clients if the server did not evaluate the model."""
+        """The loss on the server, or the mean over the clients if the server did not measure the loss."""
         return self._mean("loss") if self.loss is None else self.loss
 
     def _mean(self, name: str) -> float | None:
@@ -89,18 +89,17 @@ class ClientRecord:
 
     client: int  # logical id
     uplink_bytes: int  # bytes of the encoded updates (frames) from the client
-
-    downlink_bytes: int  # bytes of the frames and strategy announcements sent to the client
-    # TCP payload in bytes since the client's last record, with TLS, handshakes and keepalive. None if the payload is not counted: in a
-    # simulation, for clients behind a relay, or on a platform without such counters.
+    downlink_bytes: int  # bytes of frames and strategy announcements to the client.
+    # TCP payload in bytes since the client's last record, with TLS, handshakes and keepalive, or None if it is not counted, such as in a
+    # simulation, for clients behind a relay, or on some platforms.
     wire_bytes_in: int | None  # TCP payload received from the client, in bytes
-    wire_bytes_out: int | None  # TCP payload sent to the client, in bytes
-    # Seconds from the server's assignment to the client's answer, summed over the phases of the round; None if the client did not answer.
+    wire_bytes_out: int | None  # TCP payload sent to the client, in bytes.
+    # Seconds from assignment to answer, summed over the phases of the round, or None if the client did not answer.
     latency_s: float | None
-    # Number of model versions that the client had missed at its first assignment in this round; None if unknown.
+    # Number of model versions that the client had missed at its first assignment, or None if unknown.
     versions_behind: int | None
     staleness: int = 0  # number of rounds by which the client's answer is late
-    stage: str = ""  # stage at which the client's update was rejected; "" if it was accepted
+    stage: str = ""  # stage at which the update was rejected, or "" if accepted
     reason: str = ""  # why the client's update was rejected
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics that the client reported
 
@@ -114,20 +113,18 @@ class RoundRecord(EvaluatedRecord):
     """
 
     round: int  # from 1
-    accuracy: float | None  # accuracy on the test set, 0 to 1; None if the round was not evaluated
-    loss: float | None  # mean loss on the test set
+    accuracy: float | None  # accuracy on the test set, 0 to 1, or None if not evaluated
+    loss: float | None  # mean loss on the test set.
     # Training loss, averaged over the local steps of each client and then over the accepted clients.
     train_loss: float | None
     cohort: int  # clients of the round
     accepted: int  # updates that the server accepted
     rejected: int  # clients without an accepted update
     uplink_bytes: int  # bytes of the frames from clients
-
-    # Bytes of the frames to clients, including broadcasts that clients had missed.
-    downlink_bytes: int
+    downlink_bytes: int  # bytes of the frames to clients, with broadcasts that clients had missed
     dense_uplink_bytes: int  # bytes of a float32 model from each client of the round
     dense_downlink_bytes: int  # bytes of a float32 model to each client that received a download
-    seconds: float  # duration of the round
+    seconds: float  # duration of the round.
     # Part of downlink_bytes: additional bytes that clients downloaded because they had missed rounds.
     catch_up_bytes: int = 0
     # Part of downlink_bytes: downloads of clients that take part for the first time.
@@ -135,21 +132,21 @@ class RoundRecord(EvaluatedRecord):
     uplink_nonzeros: int = 0  # number of coordinates in the accepted updates
     skipped: int = 0  # part of accepted: number of clients that had nothing to send
     clipped: int = 0  # part of accepted: number of updates whose norm was above --clip-update
-    relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation
-    # TCP payload in bytes since the previous round, with TLS, handshakes and keepalive. None in a simulation, or if the platform does not
-    # count the payload.
+    relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation.
+    # TCP payload in bytes since the previous round, with TLS, handshakes and keepalive, or None in a simulation or if the platform does not
+    # count it.
     wire_bytes_in: int | None = None  # TCP payload received at the server's port, in bytes
     wire_bytes_out: int | None = None  # TCP payload sent from the server's port, in bytes
     rejections: Sequence[Rejection] = ()  # one entry for each rejected client
-    warnings: Sequence[str] = ()  # warning messages of this round
+    warnings: Sequence[str] = ()  # warning messages of this round.
     # In a deployment, all clients that took part in the round; in a simulation, only clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
     # Client id → fraction of the client's votes that lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
-    # Duration of the round on the virtual network, in seconds; None without a network.
+    # Duration of the round on the virtual network, in seconds, or None without a network.
     simulated_s: float | None = None
     simulated_hours: float | None = None  # virtual time since the start of the run
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own metrics
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # metrics of the task.
     # Metrics that clients reported, by metric name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
@@ -161,7 +158,7 @@ class RejectionSummary:
     stage: str
     # Reason of the first rejection; the reasons of the others differ at most in numbers.
     reason: str
-    updates: int  # number of rejected updates
+    updates: int  # number of rejected updates.
     # Client ids, ascending; only the lowest ids if there are too many to list.
     clients: Sequence[int]
     more_clients: int = 0  # number of clients that are not listed
@@ -184,14 +181,14 @@ class Summary(EvaluatedRecord):
     client_updates_per_s: float  # mean number of accepted updates per second
     device: str  # such as cpu or cuda:0
     seed: int  # seed of the run
-    version: str  # version of fedcomp
-    # TCP payload in bytes at the port of a deployed server, with TLS, handshakes and keepalive. None in a simulation, or if the platform
-    # does not count the payload.
+    version: str  # version of fedcomp.
+    # TCP payload in bytes at the port of a deployed server, with TLS, handshakes and keepalive, or None in a simulation or if the platform
+    # does not count it.
     wire_bytes_in: int | None = None  # received
     wire_bytes_out: int | None = None  # sent
     warnings: Sequence[str] = ()  # warnings of the run
     rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
-    simulated_hours: float | None = None  # duration on the virtual network; None without a network
+    simulated_hours: float | None = None  # duration on the virtual network, or None without one.
     # Values in the last round of the metrics that the task defines.
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     # Last values of the metrics that clients reported, by metric name.
@@ -300,8 +297,8 @@ class CallbackList(ForwardingCallback):
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others` contains callbacks by name. The warning about a failing callback starts with this name. `metrics` is the URL of
-        /metrics.
+        """`others` contains callbacks by name. The warning about a failing callback starts with this name. `metrics` is the URL of the
+        metrics for Prometheus.
         """
         self.first, self.others, self.metrics = first, dict(others), metrics
 

@@ -1,7 +1,7 @@
 """The options of a run, with types, defaults and help texts. Command-line flags, TOML keys and docs are generated from these options.
 
-The metadata of each field contain `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the
-option). The metadata of some fields also contain `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
+The metadata of each field contains `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the
+option). The metadata of some fields also contains `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
 `choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises one of the errors in `spec.MALFORMED`, the
 error message quotes `example`, a valid value.
 """
@@ -79,7 +79,7 @@ class RunConfig:
     )
     deadline: float = zero_or_more(
         0.0,
-        "Time limit for a phase of a round, in seconds; later answers are left out; 0 = no limit.",
+        "Time limit for a phase of a round, in seconds; answers that arrive later are left out; 0 = no limit.",
         local=True,
     )
     network: str | None = option(
@@ -117,8 +117,8 @@ class RunConfig:
     )
     step_schedule: str | None = option(
         None,
-        "Factor on the learning rate by step of a round: cosine, linear:to=0.1, or values, each with the step from which it applies "
-        "(0.1,1@5).",
+        "Factor on the learning rate by local step within a round: cosine, linear:to=0.1, or values, each with the step from which it "
+        "applies (0.1,1@5 is 0.1 in steps 1 to 4, then 1).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
@@ -141,7 +141,7 @@ class RunConfig:
     )
     augment: bool = option(
         False,
-        "Augment training examples as the task defines; CIFAR-10 tasks use random crops and flips.",
+        "Augment training examples as the task defines, such as with random crops and flips for CIFAR-10.",
     )
     proximal: float = non_negative(
         0.0,
@@ -188,7 +188,7 @@ class RunConfig:
     lr_schedule: str | None = option(
         None,
         "Learning rate of the clients by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
-        "step:every=30,factor=0.1, or values, each with the round from which it applies (0.1,0.01@30).",
+        "step:every=30,factor=0.1, or values, each with the round from which it applies (0.1,0.01@30 is 0.01 from round 30).",
         parse=schedules.RATE.read,
     )
     local_steps_schedule: str | None = option(
@@ -246,7 +246,7 @@ class RunConfig:
     )
     cache: float = option(
         1.0,
-        "Size of the server's cache of recent broadcasts, as a multiple of the size of the dense model.",
+        "Size of the server's cache of recent broadcasts, as a multiple of the size of the float32 model.",
         low=0.0,
         high=1e6,
     )
@@ -313,7 +313,7 @@ class RunConfig:
     plain: bool = option(False, "Print one line per round instead of the dashboard.", local=True)
     log_json: str | None = option(
         None,
-        "File to which each log event is appended as a line of JSON; - = standard output instead of the dashboard.",
+        "File to which each log event is appended as a line of JSON, or - for standard output instead of the dashboard.",
         local=True,
     )
     metrics_port: int = option(

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SGD = "sgd"
 SGD_LR = 0.05
-SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
-# An argument of torch optimizers that is not supported: it makes the optimizer step differentiable, which training does not need.
+SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags.
+# An unsupported argument of torch optimizers, which makes the optimizer step differentiable.
 DIFFERENTIABLE = "differentiable"
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
@@ -42,7 +42,7 @@ class LocalOptimizer:
 
     @property
     def default_lr(self) -> float:
-        """The learning rate if --lr is not given: `lr` in --optimizer, or else 0.05 for sgd and torch's default for other optimizers."""
+        """The learning rate without --lr, which is lr in --optimizer, or else 0.05 for sgd and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)

@@ -6,10 +6,10 @@
         Report (client → server):       a frame (encoded update) or the reason why there is none, and the client's version;
     Farewell (server → client):     the end of the run
 
-A version is a name of a state of the model. Versions form a hash chain: the initial version is the hash of the model's layout and initial
-weights, and each later version is the hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of
-the weights themselves. A proposal is a frame that a client's error-feedback memory has encoded. The memory keeps its old state until the
-client learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
+A version is a name of a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
+weights. Each later version is a hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of the
+weights themselves. A proposal is a frame that a client's error-feedback memory has encoded. The memory keeps its old state until the client
+learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
 """
 
 import dataclasses
@@ -111,7 +111,7 @@ class Invitation(WireMessage):
     """The name and the options of the run, sent to a client that connects."""
 
     run: str  # name of the run, 32 hex digits; a resumed run keeps its name
-    client: int  # id that belongs to the client's key; -1: the client chooses its id
+    client: int  # client id that belongs to the client's key, or -1 if the client chooses its id
     options: str  # the options of the run that clients need, as JSON
     layout: str  # fingerprint of the model's layout
     version: str  # initial version of the model
@@ -124,8 +124,8 @@ class Presence(WireMessage):
     run: str  # name of the run, as in the invitation
     client: int  # logical id
     version: str  # version of the client's weights
-    reason: str  # why the client cannot take part; "" if the client takes part
-    # Public key of the client as a compressed P-384 point; b"" if the client's certificate contains the key.
+    reason: str  # why the client cannot take part, or "" if it can.
+    # Public key of the client as a compressed P-384 point, or b"" if the client's certificate contains the key.
     key: bytes = b""
 
 
@@ -142,19 +142,19 @@ class Assignment(WireMessage):
     """The work of a client in one phase of a round, and the download that updates the client to the current version of the model."""
 
     round: int  # from 1
-    phase: str  # "train", or the name of another phase of the strategy
+    phase: str  # name of the phase, such as "train"
     client: int  # logical id
-    form: str  # form of the download: UP_TO_DATE, FRAMES, OVERWRITE or DENSE
-    base: str  # version to which the download applies; "" for DENSE, which applies to any version
+    form: str  # form of the download, such as FRAMES or DENSE
+    base: str  # version to which the download applies, or "" for any (DENSE)
     version: str  # version of the client's weights after the download
     fingerprint: str  # fingerprint of the weights after the download
     frames: list[bytes]  # frames of the download
-    accepted: str  # ticket (hash) of the client's last accepted update; "" for none
+    accepted: str  # ticket (hash) of the client's last accepted update, or "".
     # Data that the strategy announces to clients, as a flat list: name, value, name, value, …
     announced: list[bytes] = field(default_factory=list)
     density: float = 0.0  # fraction of coordinates to send in this round; 0 = as configured
-    lr: float = 1.0  # learning rate of this round, as a multiple of the client's configured rate
-    # Frame with those coordinates of the accepted update that the server did not use; b"" for none.
+    lr: float = 1.0  # factor on the client's learning rate in this round.
+    # Frame with the coordinates of the accepted update that the server did not use, or b"" if there are none.
     returned: bytes = b""
     steps: int = 0  # number of local steps in this round; 0 = as configured
     batch_size: int = 0  # number of examples in a local step of this round; 0 = as configured
@@ -171,20 +171,20 @@ class Assignment(WireMessage):
 class Report(WireMessage):
     """A client's answer to an assignment."""
 
-    round: int  # round, phase and client are those of the assignment
+    round: int  # round, phase and client are as in the assignment
     phase: str
     client: int
     kind: str  # UPDATE, NEED_DENSE or FAILED
     version: str  # version of the weights from which the client computed the update
     fingerprint: str  # fingerprint of the client's weights
     frame: bytes = b""  # the encoded update; b"" if there is nothing to send
-    ticket: str = ""  # ticket (hash) of the encoded update in `frame`
+    ticket: str = ""  # ticket (hash) of the encoded update in `frame`.
     # Number of the client's examples, or the number that the task's train_fn returned.
     examples: int = 0
     loss: float = 0.0  # training loss, averaged over the local steps
-    stage: str = ""  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
-    reason: str = ""  # why the client failed, one sentence
-    # Ticket (hash) of the last update that the client's error-feedback memory committed as accepted; "" for none.
+    stage: str = ""  # stage of the failure: phase, download, evaluate, train or encode
+    reason: str = ""  # why the client failed, as one sentence.
+    # Ticket (hash) of the last update that the client's error-feedback memory recorded as accepted, or "".
     committed: str = ""
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none
 
@@ -194,7 +194,7 @@ class ClientRoundConfig:
     """The settings of a client for one round, which are part of the client's Assignment."""
 
     density: float = 0.0  # fraction of coordinates to send; 0: as configured
-    lr: float = 1.0  # learning rate, as a multiple of the client's configured rate
+    lr: float = 1.0  # factor on the client's learning rate
     steps: int = 0  # local steps; 0: as configured
     batch_size: int = 0  # number of examples in a local step; 0: as configured
 
@@ -320,7 +320,7 @@ def initial_version(weights: Tensor, layout_fingerprint: str) -> str:
 
 
 def next_version(version: str, frame: bytes) -> str:
-    """Return the version (32 hex digits) of the model after the broadcast `frame` is applied to the model with version `version`."""
+    """Return the version (32 hex digits) that results from applying the broadcast `frame` to the model with version `version`."""
     return _digest(version, frame)[:32]
 
 

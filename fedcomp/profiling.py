@@ -1,4 +1,4 @@
-"""A profiler for simulated rounds. It records named spans of time, which may be nested. `timed` does nothing unless a recorder is active.
+"""A profiler for simulated rounds, which records named, nested spans of time. `timed` does nothing unless a recorder is active.
 
 with recording(Recorder()) as recorder:
     ...  # code that contains `with timed("evaluation"):`

@@ -59,8 +59,8 @@ class Run:
     options: dict[str, Any]  # options of the run, by field name of RunConfig
     resolved: dict[str, Any]  # automatic choices of the run, such as device and engine
     records: tuple[RoundRecord, ...]  # one record for each finished round, from round 1
-    summary: Summary | None  # content of summary.json; None if the run is not finished
-    # The Task object, if this process simulated the run with a Task object; otherwise None, and the options name the task.
+    summary: Summary | None  # content of summary.json, or None if the run is not finished.
+    # The Task object, if this process simulated the run with a Task object, else None.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class Run:
         """The numbers in metrics.jsonl and the task's own metrics, by name, as float64 arrays of shape [rounds]. Missing values are NaN.
 
         For a metric NAME that clients reported, the array client_NAME contains the mean over the clients. For accuracy and loss,
-        client_NAME_worst_decile contains the mean over the worst tenth of the clients.
+        client_NAME_worst_decile is the mean over the worst tenth of the clients.
         """
         kinds = (int, float, float | None, int | None)
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
@@ -273,7 +273,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     in_others = different(compressed if len(compressed) > 1 else members)
     for name in CHOSEN_OPTIONS:
         if name == "uplink" and len(compressed) == 1:
-            break  # label the only group that compresses with its codec
+            break  # the label of the only compressed group contains its codec
         if name in in_others and all(_is_chosen(runs[0], name) for runs in compressed or members):
             in_others.remove(name)
 
@@ -329,7 +329,7 @@ def _is_chosen(run: Run, name: str) -> bool:
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of the options `names`, for the label of a group. An option that is not set is left out, unless it is the only one."""
+    """Return the values of the options `names` for a label. Options that are not set are left out, unless there is only one."""
     words = []
     for name in names:
         value = run.options.get(name)

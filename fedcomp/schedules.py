@@ -33,7 +33,7 @@ MAX_FLOAT = 3e38  # maximum of numbers that are stored as float32
 
 
 class Curve(ABC):
-    """A value that changes over the rounds by a formula. It starts at `default` in the first round after the warm-up."""
+    """A value that changes over the rounds by a formula, from `default` in the first round after the warm-up."""
 
     name: ClassVar[str]
     needs_horizon: ClassVar[bool] = True

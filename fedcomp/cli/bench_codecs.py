@@ -56,8 +56,8 @@ class CodecMeasurement:
     decode_copies: float  # decode_s divided by the time to copy the vector
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values. None for a codec that draws random numbers from a seed, and for decoded values that are neither sparse
-    # nor quantized.
+    # Entropy of the decoded values, or None if the codec draws random numbers from a seed, or if the values are neither sparse nor
+    # quantized.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖², where C(x) is the decoded vector
 
@@ -117,7 +117,7 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
 
 
 def _error(x: Tensor, y: Tensor) -> float:
-    """Return the relative squared error ‖x − y‖² / ‖x‖². Compute it in float64, in pieces to save memory."""
+    """Return the relative squared error ‖x − y‖² / ‖x‖², computed in float64, and in pieces to save memory."""
     lost = total = 0.0
     for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
         wide = a.double()

@@ -38,7 +38,7 @@ PARTS = (
 MESSAGES = {"round": "messages", "clients": "messages"}
 OTHER = "rest"  # time outside of all profiler events, such as writing metrics to disk
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
-LARGEST_COSTS = 3  # number of parts of a round, besides training, that are named below the tables
+LARGEST_COSTS = 3  # number of most expensive parts of a round that are named below the tables
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "local SGD in them"
 LEAN, MATRIX_PRODUCT = "lean loop", "matrix product"
@@ -77,7 +77,7 @@ def bench(
 
 
 def parse_loops(text: str) -> list[str]:
-    """Return the names of loops in --loops. Raises ConfigError."""
+    """Parse --loops. Return the names of PyTorch loops. Raises ConfigError."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
         raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
@@ -91,8 +91,8 @@ def parse_loops(text: str) -> list[str]:
 class RoundMeasurement(Callback):
     """A callback that measures every other round, and runs the PyTorch `loops` after each measured round.
 
-    A measured round never directly follows a PyTorch loop, because the loop fills the CPU caches with other data. Measuring starts when the
-    training engine has started its workers and compiled its kernels.
+    A measured round never directly follows a PyTorch loop, because the loop fills the CPU caches with other data. Measuring starts after
+    the warm-up, when the engine's workers run and its kernels are compiled.
     """
 
     def __init__(self, rounds: int):
@@ -278,7 +278,7 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
 
 
 def largest_costs(parts: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a sentence that names the largest parts of a round besides training."""
+    """Return a sentence that names the most expensive parts of a round besides training."""
     others = [(name, part) for name, part in parts.items() if name != TRAINING]
     costs = sorted(others, key=lambda item: -item[1]["seconds"])[:LARGEST_COSTS]
     named = [f"{name} {1e3 * p['seconds']:,.1f} ms ({p['share']:.1%})" for name, p in costs]

@@ -51,7 +51,7 @@ MAX_CURVE_HEIGHT = 24  # lines of text; the table of rounds uses the remaining l
 
 
 class Dashboard(RunDisplay):
-    """A dashboard that fills the terminal (alternate screen) while its context is open.
+    """A dashboard that fills the terminal while its context is open.
 
     On exit, the last state of the dashboard and the results are printed on the main screen. Other output of the process is buffered until
     exit. Outside its context, the dashboard only records the run, which `picture` can draw.
@@ -65,8 +65,8 @@ class Dashboard(RunDisplay):
         self._points: list[tuple[int, float]] = []  # (round, accuracy or loss)
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejected updates
-        self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates
-        # Number of clients that have answered in the current round, and number of clients selected for the round.
+        self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates.
+        # Numbers of clients that have answered in the current round, and that were selected for the round.
         self._running = (0, 0)
         self._waiting = ""  # text that is shown while the run waits for more clients
         self._lock = Lock()  # protects data that the run updates and the drawing thread reads

@@ -48,7 +48,7 @@ PATIENCE = option(
 STAY = switch("--stay", "Wait for the next run when a run is over.")
 LOG_JSON = option(
     "FILE",
-    "Write the log to this file, one JSON object per message; - = to standard output, instead of text.",
+    "Write log messages as JSON to this file, or with - to standard output instead of text.",
 )
 
 
@@ -137,12 +137,12 @@ def client(
     ),
     roster: Path | None = option(
         "FILE",
-        "File with the public keys of all clients, registry.toml in the folder of keys, for encrypted votes (strategy option sealed). "
-        "Default: the keys that the server announces.",
+        "File with the public keys of all clients, registry.toml in the folder of keys, for encrypted votes (strategy election with "
+        "sealed=true). Default: the keys that the server announces.",
     ),
     sealed: bool = switch(
         "--sealed",
-        "Take part only in rounds whose votes are encrypted for other clients, so that the server cannot read them.",
+        "Take part only in runs in which the server cannot read votes (strategy election with sealed=true).",
     ),
     log_json: str | None = LOG_JSON,
     transport: str = typer.Option(
@@ -238,7 +238,7 @@ def relay(
 ) -> None:
     """Run a relay, which forwards messages between clients and a server.
 
-    The server sends each broadcast to the relay once, and the relay bundles the clients' reports.
+    The server sends each broadcast to the relay only once, and the relay bundles the messages of its clients.
     """
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
@@ -305,7 +305,7 @@ def identities(
 
 
 def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> "Target":
-    """Return the server of a relay with the relay's credentials. Raises UserError or ConfigError."""
+    """Return the server that a relay connects to, with the credentials of the relay. Raises UserError or ConfigError."""
     from ..keys.enrolment import Enrolment, default_enrolment
 
     _refuse_enrolment(insecure, enrolment)

@@ -1,7 +1,7 @@
 """`fedcomp doctor`: check the machine, a port, a server, an enrolment file, a folder of keys or a data folder.
 
-The command prints one line per check: ✓ passed; ✗ failed, with a fix; – skipped, with the reason. Each check imports the packages that it
-needs, so that a broken package is reported as a failed check and does not end the command.
+The command prints one line per check: ✓ for passed, ✗ for failed with a fix, – for skipped with a reason. Checks import the packages that
+they need, so that a broken package is reported and does not end the command.
 """
 
 import json
@@ -370,7 +370,7 @@ def private(path: Path, what: str) -> Check:
 
 
 def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
-    """Check that a certificate is valid now. If its validity has not begun, the advice is to set this machine's clock."""
+    """Check that a certificate is valid now. A certificate that is not valid yet indicates a wrong clock on this machine."""
     from ..keys.enrolment import format_time, utc_now
 
     now = utc_now()

@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-Dry rounds use the run's strategy, codecs and error-feedback memories, but random updates. For each random update, the coordinates of one
-real update of the initial model are multiplied by standard normal values. The reported length of a frame (an encoded update) is exact if
-the length does not depend on the encoded values. Otherwise the length is an estimate.
+Some rounds (dry rounds) run with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is a
+real update of the initial model with each coordinate multiplied by a standard normal value. The length of a frame (encoded update) is exact
+if it does not depend on the encoded values, else an estimate.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum total number of coordinates of the random updates. The bytes of the remaining rounds are extrapolated.
+# Maximum total number of coordinates in all random updates. The bytes of further rounds are extrapolated.
 MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS = 3
 COLUMNS = (
@@ -47,7 +47,7 @@ COLUMNS = (
 class Forecast:
     """The estimated bytes of one run.
 
-    `frame_up` and `frame_down` are the sizes in bytes of the shortest and the longest frame in the dry rounds.
+    Sizes of frames (encoded updates) are in bytes. `frame_up` and `frame_down` are the (smallest, largest) sizes of the simulated frames.
     """
 
     name: str
@@ -55,15 +55,13 @@ class Forecast:
     tensors: int
     rounds: int
     dry_rounds: int
-    frame_up: tuple[int, int]  # (shortest, longest) frame of one client in a round, in bytes
-    # Largest frame that the uplink codec can send, in bytes; None = no bound.
-    longest_up: int | None
-    frame_down: tuple[int, int]  # (shortest, longest) broadcast of a round, in bytes
-    # Largest frame that the downlink codec can send, in bytes; None = no bound.
-    longest_down: int | None
-    uplink_bytes: int  # total of all rounds and clients
-    downlink_bytes: int  # total of all rounds and clients
-    dense_bytes: int  # total uplink and downlink bytes without compression, in float32
+    frame_up: tuple[int, int]  # (smallest, largest) frame from a client
+    longest_up: int | None  # upper bound of the uplink codec, or None
+    frame_down: tuple[int, int]  # (smallest, largest) broadcast of a round
+    longest_down: int | None  # upper bound of the downlink codec, or None
+    uplink_bytes: int  # from all clients in all rounds
+    downlink_bytes: int  # to all clients in all rounds
+    dense_bytes: int  # uplink plus downlink bytes of all rounds without compression
 
     @property
     def sent_bytes(self) -> int:
@@ -117,7 +115,7 @@ class DryRun(Simulation):
 
 
 def forecast(alternative: Alternative) -> Forecast:
-    """Simulate dry rounds with the options of `alternative` and return the estimated bytes. Raises UserError if the options are invalid."""
+    """Simulate rounds with random updates, and estimate the bytes of the run `alternative`. Raises UserError if the options are invalid."""
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
@@ -157,7 +155,7 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of `rounds` rounds. Every round after the dry rounds counts as the mean of the second half of the dry rounds."""
+    """Extrapolate the bytes of the simulated rounds to `rounds` rounds, with the mean of the second half of the simulated rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
@@ -190,7 +188,7 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the dense (uncompressed) run whose other options are equal, or None without such a run."""
+    """Return the forecast of the uncompressed (dense) run whose other options are equal, or None if there is no such run."""
     wanted = dense(alternative.values)
     for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:

@@ -19,20 +19,21 @@ from ..errors import INTERRUPTED, FedcompError
 from ..formatting import one_line
 
 UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # a full disk, or a pipe without a reader
-OUTPUT_LOST = 1  # exit status if standard output cannot be written
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+OUTPUT_LOST = 1  # exit status if standard output cannot be written.
+# SIGHUP is sent when the terminal is closed.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds after a signal in which further signals are ignored, so that they do not interrupt the clean-up.
 BURST_S = 0.5
 
 
 def print_error(message: str) -> None:
     """Print a message on standard error as one line."""
-    with suppress(OSError):  # standard error may be closed
+    with suppress(OSError):  # standard error may be closed already
         print(f"fedcomp: {one_line(message)}", file=sys.stderr)
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, or None if it can. The reason comes from `error` or from flushing the output.
+    """Return why standard output cannot be written, or None if it can be written. The reason comes from `error` or from flushing.
 
     If standard output cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
     """

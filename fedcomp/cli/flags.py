@@ -40,7 +40,7 @@ def option(
 ) -> Any:
     """Return a typer option. `panel` is the heading of the option's group in the help.
 
-    `shown` is the default value that the help shows, if the value is not `default`.
+    `shown` is a default that the help shows in place of `default`.
     """
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
@@ -147,7 +147,7 @@ def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
 def resume_command(
     given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")
 ) -> str:
-    """Return the shell command that continues the run in the folder `out`, with the flags `given` that started the run."""
+    """Return the shell command that continues the run in the folder `out`, which was started with the flags `given`."""
     words = [*command]
     for name, value in given.items():
         if value is not None and name not in ("out", "resume"):

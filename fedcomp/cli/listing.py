@@ -20,8 +20,9 @@ CODEC_COLUMNS = (
     *("codec", "bits", "unbiased", "contracts", "linear", "portable"),
     *("source", "what it sends"),
 )
-CODEC_LEGEND = f"""bits: bits per parameter in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
-contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: encoded vectors can be summed;  portable: the same bytes on every device"""
+CODEC_LEGEND = f"""C(x): the vector x after encoding and decoding;  bits: bits per parameter, for {NUMEL:,} normal values
+unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²
+linear: encoded vectors can be summed;  portable: the same bytes on every device"""
 
 
 def print_codecs() -> None:

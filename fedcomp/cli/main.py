@@ -41,7 +41,7 @@ def fedcomp(
     context: typer.Context,
     version: bool = switch("--version", "Print the version."),
 ) -> None:
-    """Federated learning with compressed updates: every byte counted is a byte sent."""
+    """Federated learning with compressed updates. Reported bytes are bytes that were sent."""
     if version:
         print(f"fedcomp {__version__}")
         raise typer.Exit
@@ -63,7 +63,7 @@ def simulation(
     ),
     baseline: bool | None = option(
         None,
-        "Add an uncompressed run named dense to the comparison, and print compression ratios relative to its bytes. "
+        "Add an uncompressed run named dense to the comparison. Compression ratios are then relative to this run. "
         "Default: added if the compared runs differ in their compression.",
         "--baseline/--no-baseline",
         panel=COMPARISON_PANEL,
@@ -122,7 +122,7 @@ def _run(
     """Execute a run with `run(display)` and write its HTML report. Exit with status 1 if no client's update was accepted in any round.
 
     If `target` is an accuracy, the report states how many rounds and bytes the run needed to reach that accuracy. If the run is
-    interrupted, the command to continue the run is printed, built from the words of `command` and from `run_flags`.
+    interrupted, print the command that continues the run, which consists of `command` and `run_flags`.
     """
     display = _display(config)
 
@@ -149,7 +149,7 @@ def _compare(
     target: float | None,
     baseline: bool | None,
 ) -> None:
-    """Run all alternatives (compared combinations of option values), show their progress, and print a table of their results."""
+    """Run all combinations of option values, show their progress, and print a table of the results."""
     from .comparison.comparison import Comparison
     from .comparison.displays import FAILED, ComparisonLines, ComparisonView
 
@@ -173,7 +173,7 @@ def _compare(
 
 
 def _display(config: RunConfig) -> RunDisplay:
-    """Return the display of a run: a silent one if the JSON log goes to standard output, else lines of text or the dashboard."""
+    """Return the display of a run: none if the JSON log goes to standard output, else lines of text or the dashboard."""
     if config.log_json == "-":
         return RunDisplay()
     if _prints_lines(config.plain):
@@ -184,7 +184,7 @@ def _display(config: RunConfig) -> RunDisplay:
 
 
 def _prints_lines(plain: bool) -> bool:
-    """Return whether --plain or a standard output without cursor control requires printed lines instead of a dashboard."""
+    """Return whether to print lines of text instead of a dashboard: with --plain, or if standard output is not a capable terminal."""
     return plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
@@ -281,7 +281,7 @@ def bench_codecs(
         "FILE", "Write an SVG chart of error against bits per parameter to this file."
     ),
 ) -> None:
-    """Measure the speed, encoded size and error of codecs, and compare their time with the time to copy the vector."""
+    """Measure the speed, encoded size and error of codecs. Times are compared with the time to copy the vector."""
     from ..training import devices
     from .bench_codecs import bench, normal, update_of
 
@@ -319,9 +319,9 @@ def bench_sim(
 ) -> None:
     """Measure a simulation: client updates per second, the time of each part of a round, and the fraction of the device's peak FLOP/s.
 
-    The options are those of fedcomp sim. The run folder is temporary. Rounds before the training engine has warmed up are not measured.
-    After each measured round, the PyTorch loops of --loops train the same number of clients. The last line of output names the three most
-    expensive parts of a round besides training.
+    The options are those of fedcomp sim. The run folder is temporary. Warm-up rounds are not measured. After each measured round, the
+    PyTorch loops in --loops train as many clients as the round. The last line of output names the three most expensive parts of a round
+    besides training.
     """
     from .bench_sim import bench
 

@@ -33,8 +33,8 @@ class Result:
 
     label: str
     folders: tuple[str, ...]
-    accuracy: float | None = None  # last measured accuracy, in [0, 1]
-    # Half of the difference between the best and the worst seed; None for one seed.
+    accuracy: float | None = None  # last measured accuracy, in [0, 1].
+    # Half of the difference between the best and the worst seed, or None for a single seed.
     accuracy_spread: float | None = None
     loss: float | None = None  # last finite loss, or None
     rounds: float = 0.0
@@ -43,16 +43,17 @@ class Result:
     # Compression ratio: bytes of the baseline divided by bytes of this line.
     ratio: float | None = None
     seconds: float = 0.0
-    rounds_to_target: float | None = None  # None if a seed never reached the target accuracy
-    # Uplink plus downlink bytes; None if a seed never reached the target accuracy.
+    # Rounds until the target accuracy, or None if a seed never reached the target.
+    rounds_to_target: float | None = None
+    # Uplink plus downlink bytes until the target accuracy, or None if a seed never reached the target.
     bytes_to_target: float | None = None
     on_front: bool = False
-    note: str = ""  # why the run failed, diverged or is not finished
+    note: str = ""  # why the run failed, diverged or is not finished.
     # Options that define the learning problem. Each problem has its own Pareto front.
     problem: Mapping[str, Any] = field(default_factory=dict)
-    # Label of the uncompressed line with which `ratio` compares; None if `ratio` compares with the same messages in float32.
+    # Label of the uncompressed baseline of `ratio`, or None if the baseline is the same messages in float32.
     baseline: str | None = None
-    # Mean accuracy or loss over the tenth of the clients with the worst values; None unless clients evaluate.
+    # Mean accuracy or loss over the worst tenth of the clients, or None if clients do not evaluate the model.
     worst_decile: float | None = None
 
     @property
@@ -181,7 +182,7 @@ def mean_or_none(values: Iterable[float | None]) -> float | None:
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
-    """Return why the first unsuccessful run failed, diverged or is not finished, or "" if all runs succeeded."""
+    """Return why the first unsuccessful run failed, diverged or is not finished. Return "" if all runs succeeded."""
     for run in runs:
         if problem := _problem(run, failed.get(str(run.folder), "")):
             return problem if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {problem}"

@@ -1,4 +1,4 @@
-"""Parts of terminal dashboards: the alternate screen, the panel of labelled values, the progress bar, and a curve of accuracy or loss."""
+"""Parts of terminal dashboards: the screen, a panel of labelled values, a progress bar, and a curve of accuracy or loss."""
 
 import math
 import sys
@@ -20,8 +20,10 @@ BAR = "deep_sky_blue3"
 DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
-MAX_POINTS = 1024  # maximum number of points to draw per curve, so that long runs are drawn fast
-MIN_ROUNDS = 10  # minimum length of the horizontal axis; without it, the first points would jump
+MAX_POINTS = 1024  # maximum number of points of a curve; more points would make drawing slow
+MIN_ROUNDS = (
+    10  # minimum length of the horizontal axis; on a shorter axis, the first points would jump
+)
 # Bit of each dot of a Unicode braille character, by the column and row of the dot.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
@@ -42,7 +44,7 @@ class Screen:
         self._stack.enter_context(self.status)
 
     def draw(self, *contexts: AbstractContextManager[object]) -> None:
-        """Show the picture until `close` is called. Enter the context managers `contexts` now; `close` exits them."""
+        """Show the picture until `close` is called. The context managers `contexts` stay entered until then."""
         self.close()
         for context in contexts:
             self._stack.enter_context(context)
@@ -124,8 +126,8 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
 def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: int) -> list[Text]:
     """Plot a curve over rounds, with axes, in `height` ≥ 2 lines of text of at most `width` ≥ 30 characters.
 
-    `points` are pairs (round, finite value) in ascending order of rounds. `judged` is the plotted metric: "loss", or "accuracy" for values
-    in [0, 1], labelled in percent.
+    `points` are pairs (round, finite value) in ascending order of rounds. The plotted metric `judged` is "loss" or "accuracy". Accuracies
+    are in [0, 1] and labelled in percent.
     """
     rows = height - 1
     if not points:

@@ -21,7 +21,7 @@ from ..formatting import decimal, duration, metric, one_line
 from ..run_display import RunDisplay, rejections, verdict
 
 LOG_LINES = 10  # number of progress lines that a run prints to a log
-BAR_WIDTH = 24  # characters
+BAR_WIDTH = 24  # width of the progress bar, in characters.
 # Constants of the notebook display:
 UPDATE_S = 0.25  # minimum time between updates, in seconds
 MAX_POINTS = 200  # maximum number of points to draw
@@ -135,16 +135,15 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """A display that shows progress and a curve of accuracy or loss in a notebook.
 
-    The function `display` has the interface of `IPython.display.display`: `display(bundle, raw=True, display_id=True)` shows a dict of
-    texts by MIME type and returns a handle that can update this output. The dict contains HTML, and a line of plain text for front ends
-    without HTML.
+    `display(bundle, raw=True, display_id=True)`, such as `IPython.display.display`, shows a dict of texts by MIME type, and returns a
+    handle to update this output. The dict contains HTML, and a line of plain text for front ends without HTML.
     """
 
     def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):
         super().__init__(clock)
         self._display = display
         self._next_s = 0.0
-        self._handle: Any = None  # handle of the output; None before the first output
+        self._handle: Any = None  # handle of the notebook output, or None before the first output
         self._points: list[tuple[int, float]] = []
         self._notes: list[str] = []
         self._result: list[tuple[str, str]] = []

@@ -17,7 +17,7 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-# Options whose names are left out of the names of run folders, which contain only the values.
+# Options whose values appear in the names of run folders without the name of the option.
 NAMED_BY_VALUE = {"uplink", "strategy", "memory", "partition", "attack"}
 MAX_ALTERNATIVES = 1000
 MAX_NAME_LENGTH = 80  # characters
@@ -100,7 +100,7 @@ def _unique_names(texts: Sequence[str]) -> list[str]:
 
 
 def _name_part(option: str, value: Any) -> str:
-    """Return an option's value in the form used in folder names: `stc-1-400` for `stc:density=1/400`, `seed-3` for a seed."""
+    """Return an option's value in the form for folder names, such as `stc-1-400` for `stc:density=1/400`, or `seed-3`."""
     text = re.sub(r"\w+=", "", str(value)).replace("%", "pct")
     text = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.") or "none"
     return text if option in NAMED_BY_VALUE else f"{flag(option)[2:]}-{text}"

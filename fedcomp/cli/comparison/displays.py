@@ -73,7 +73,7 @@ class AlternativeProgress:
 class ComparisonDisplay:
     """Base class of the displays of a comparison. The base class itself shows nothing.
 
-    A display is a context manager. It is entered before the compared runs are checked, and exited when all runs have ended or the command
+    A display is a context manager. Enter the context before the compared runs are checked. Exit it when all runs have ended or the command
     is interrupted.
     """
 
@@ -165,8 +165,9 @@ class ComparisonView(ComparisonDisplay):
         super().__init__()
         self._screen = Screen(console, self.picture, "preparing the alternatives")
         self.console = self._screen.console
-        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, without duplicates
-        self._lock = Lock()  # protects the progress, which one thread updates and another one draws
+        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, without duplicates.
+        # Protects the progress, which one thread updates and another thread draws.
+        self._lock = Lock()
 
     def __enter__(self) -> Self:
         self._screen.open()

@@ -1,7 +1,6 @@
 """The folder of a comparison.
 
 alternatives.toml   the options with lists of values, like a --config file; the table [resolved] contains automatic choices
-
 NAME/               the run folder of each compared run
 comparison.json     the table of results as JSON
 report.html         the report on all runs
@@ -38,17 +37,17 @@ from .displays import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
-# STRATEGY_DEFAULTS: options whose defaults depend on the strategy.
+# STRATEGY_DEFAULTS contains the options whose defaults depend on the strategy.
 FIELDS = RunConfig.__dataclass_fields__
 STRATEGY_DEFAULTS = {n for n, f in FIELDS.items() if isinstance(f.default, StrategyDefault)}
-NOT_STORED = {"out", "resume", "plain"}  # options that alternatives.toml does not contain
+NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alternatives.toml
 
 
 class ComparisonFolder:
     """The folder of one comparison.
 
-    Raises RunFolderError, before anything is written, if another process uses the folder, if a folder to resume does not exist, or if the
-    folder contains runs with other options.
+    Before anything is written, raises RunFolderError if another process uses the folder, a folder to resume is missing, or the folder
+    contains runs with other options.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -183,7 +182,7 @@ class ComparisonFolder:
             raise RunFolderError(f"{found}; free disk space, then give --resume") from error
 
     def _write(self, name: str, text: str) -> None:
-        # The umask restricts this file mode.
+        # The file mode 0o666 is further restricted by the umask.
         durable_files.replace(self.path / name, [text.encode()], 0o666)
 
 

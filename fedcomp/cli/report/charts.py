@@ -15,7 +15,7 @@ from . import svg
 # An axis of bytes or loss is logarithmic if the ratio of the largest to the smallest value is above this limit.
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # larger absolute values are not drawn
-MAX_SEGMENTS = 300  # maximum number of segments of a curve, about one per pixel
+MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel.
 # Maximum number of points per chart that show their values while the mouse pointer is over them.
 MAX_POINTS = 400
 MIN_POINTS_OF_LINE = 8
@@ -24,9 +24,7 @@ MARKERS_PER_LINE = 6
 
 @dataclass(frozen=True)
 class ReportLine:
-    """A line of the report: a group of runs that differ only in the seed, with its results, its name in charts, and the number of its line
-    style.
-    """
+    """A group of runs that differ only in the seed, with its results, its name in charts, and the number of its line style."""
 
     group: Group
     result: Result
@@ -36,7 +34,7 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """The results that are drawn in one chart, with a Pareto front if all of them belong to the same learning problem."""
+    """The results in one chart. The chart has a Pareto front if all results belong to the same learning problem."""
 
     title: str
     entries: Sequence[ReportLine]
@@ -97,7 +95,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function that returns a metric of each round: measured by the server, or else the mean over the clients."""
+    """Return a function that returns a metric of each round, measured by the server or else as the mean over the clients."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -217,7 +215,7 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     drawn = _every(len(x), MAX_SEGMENTS)
     shown = _every(len(x), max(MIN_POINTS_OF_LINE, MAX_POINTS // lines))
     step = max(len(shown) // MARKERS_PER_LINE, 1)
-    # Start the markers of each curve at a different point, so that the markers of two curves do not overlap.
+    # Start the markers of each curve at a different point, so that markers of curves do not overlap.
     marked = set(shown[entry.style * step // lines :: step])
     points = []
     for i in shown:

@@ -23,8 +23,7 @@ MAX_LEGEND_COLUMN = 8  # maximum number of entries in a column of a chart legend
 
 
 def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
-    """Write the report on the runs in `folders`, and print the absolute path of the report. Each folder belongs to a run or to a
-    comparison.
+    """Write the report on the runs in `folders`, and print the report's absolute path. Each folder belongs to a run or to a comparison.
 
     Raises UserError if a run cannot be read or the report cannot be written.
     """
@@ -70,7 +69,8 @@ def write(
     text = html(groups_of([load(folder) for folder in folders]), target, failed)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        durable_files.replace(page, [text.encode()], 0o666)  # the umask restricts this file mode
+        # File mode, further restricted by the umask.
+        durable_files.replace(page, [text.encode()], 0o666)
     except OSError as error:
         found = f"{page} cannot be written ({error.strerror})"
         raise RunFolderError(f"{found}; give another --out") from error
@@ -259,7 +259,7 @@ def _of_clients(run: Run) -> dict[str, float | None]:
 
 
 def _wire_bytes(run: Run) -> int | None:
-    """Return the TCP payload that a deployed server received and sent, or None if it was not counted, as in a simulation."""
+    """Return the TCP payload that a deployed server received and sent, in bytes, or None if the payload was not counted."""
     counted = all_or_none(n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out))
     return sum(counted or ()) or None
 

@@ -12,7 +12,7 @@ from importlib import resources
 
 WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot, in pixels
-LEGEND, ROW = 300, 16  # width of the legend that `picture` draws, and height of a legend entry
+LEGEND, ROW = 300, 16  # width of a legend, and height of an entry in it
 LETTER = 7.2  # width of a character of 12 px in a wide font
 MARGIN = 0.05  # margin at both ends of an axis, as a fraction of the range of values
 
@@ -247,7 +247,7 @@ def _series(one: Series, x: Axis, y: Axis) -> str:
 
 
 def _tip(name: str, text: str) -> str:
-    """Return the <text> element that appears above the chart while the mouse pointer is over a point: a name, then a line of values."""
+    """Return the <text> element that appears while the mouse pointer is over a point: a name and a line of values."""
     longest = int((WIDTH - 8) / LETTER)
     name = name if len(name) <= longest else name[: longest - 1] + "…"
     return (

@@ -1,4 +1,4 @@
-"""The verdict at the top of a report: HTML sentences that recommend one of the compared configurations."""
+"""Sentences at the top of a report, as HTML, that recommend one of the compared configurations."""
 
 from collections.abc import Sequence
 from html import escape
