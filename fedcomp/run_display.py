@@ -141,7 +141,7 @@ class RunDisplay(Callback):
     best: RoundRecord | None = None
     _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
-    # Clock times at which the last 32 rounds ended. The first entry may be the start of the run.
+    # Clock times at which the last rounds ended. The first entry may be the start of the run.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:

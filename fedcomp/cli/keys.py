@@ -238,7 +238,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Convert a client id to int, or return a text in `others`. If `others` contains "relay-0", every relay is accepted. Raises UserError."""
+    """Convert a client id to int, or return a text in `others`. The entry "relay-0" accepts any relay. Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

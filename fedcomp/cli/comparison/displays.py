@@ -102,7 +102,7 @@ class ComparisonDisplay:
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Report that the options of `checked` of the `total` compared runs have been checked."""
+        """Handle the end of a check. So far, `checked` of the `total` compared runs have been checked."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first run of the comparison."""
