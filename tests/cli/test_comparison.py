@@ -250,7 +250,7 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
     assert all(str(out / name) in page for name in NAMES[:3]) and str(out / NAMES[3]) not in page
     assert page.index(NAMES[0]) < page.index(NAMES[2])  # in the order in which they were given
     twice = fedcomp("report", out, out / NAMES[0], "--out", tmp_path)
-    assert twice.exit_code == 2 and "is named twice" in twice.stderr
+    assert twice.exit_code == 2 and "is given twice" in twice.stderr
     for name in NAMES[:3] + DENSE:
         shutil.rmtree(out / name)
     none = fedcomp("report", out)
@@ -281,7 +281,7 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
         ),
         (
             [*FOUR, "--rounds", "2", "--out", "{out}", "--resume"],
-            "the run in {out}/stc-10pct_seed-0 has done 3 rounds; give --rounds 3 or more",
+            "the run in {out}/stc-10pct_seed-0 has finished 3 rounds; give --rounds 3 or more",
         ),
         (
             [*COMMON, "--task", "digits", "--uplink", "stc", "--uplink", "identity"],

@@ -194,7 +194,7 @@ def test_renew_the_server_adds_a_host(folder):
 
 def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; give the id of a client, relay-0 or 'server'"
+        "No certificate ends within 30 days; to renew a certificate anyway, give the id of a client, relay-0"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -463,8 +463,14 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
         (["revoke", "relay-"], "'relay-' is neither a client's id nor 'relay-0'; give one of them"),
         (["revoke", "server"], "'server' is neither a client's id nor 'relay-0'; give one of them"),
         (["renew", "relay-x"], "'relay-x' is neither a client's id nor 'server' nor 'relay-0'"),
-        (["renew", "--host", "a"], "--host is an address in the certificate of the server or of a relay"),
-        (["renew", "1", "--host", "a"], "--host is an address in the certificate of the server or of a relay"),
+        (
+            ["renew", "--host", "a"],
+            "--host is an address in the certificate of the server or of a relay",
+        ),
+        (
+            ["renew", "1", "--host", "a"],
+            "--host is an address in the certificate of the server or of a relay",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

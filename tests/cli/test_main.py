@@ -293,7 +293,9 @@ def test_an_unknown_key_in_the_file_is_refused_with_a_similar_one(tmp_path):
 
 def test_resume_needs_a_run(tmp_path):
     output = sentence(fedcomp("sim", "--resume", "--out", tmp_path))
-    assert output == f"--out {tmp_path} contains no run to continue; leave --resume out to start a run"
+    assert (
+        output == f"--out {tmp_path} contains no run to continue; leave --resume out to start a run"
+    )
 
 
 ERRORS = [
