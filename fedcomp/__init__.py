@@ -1,4 +1,4 @@
-"""Federated learning with compressed updates: every byte counted is a byte sent."""
+"""Federated learning with compressed updates. Reported bytes are bytes that were sent."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command `fedcomp`, also as `python -m fedcomp`."""
+"""The command `fedcomp`, which can also be called as `python -m fedcomp`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from .errors import INTERRUPTED
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while the command is imported exits with the same status as Ctrl-C later."""
+    """Run the command line. Ctrl-C during the imports exits with the same status as Ctrl-C at any later time."""
     try:
         from .cli.main import main as command
 

@@ -1,4 +1,4 @@
-"""The dense baseline of a comparison: a run with the same options that compresses nothing in either direction."""
+"""The dense baseline of a comparison: a run with the same options, but without compression of uplink and downlink."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,28 +8,30 @@ from .config import RunConfig
 NAME = "dense"
 CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 COMPRESSION_OPTIONS = {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
-# Strategies that refuse uplink 'identity'. Plain averaging replaces them in the baseline.
+# Strategies that require compression and refuse the codec identity. In the baseline, plain averaging replaces these strategies.
 COMPRESSING_STRATEGIES = {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale"}
 COMPRESSING_STRATEGIES |= {"sketched-sgd", "vote"}
 
 
 def strategy_name(text: str) -> str:
-    """Return the name in a strategy's spec: `powersgd` for `powersgd:rank=2`."""
+    """Return the name of a strategy without its options, such as `powersgd` for `powersgd:rank=2`."""
     return text.partition(":")[0].strip()
 
 
 def is_dense(options: Mapping[str, Any]) -> bool:
-    """Return whether a run with these options sends every update and every model uncompressed."""
+    """Return whether a run with these options sends all updates and models uncompressed."""
     return all(
         options.get(name, getattr(RunConfig, name)) == "identity" for name in ("uplink", "downlink")
     )
 
 
 def dense(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options` without compression: with the codec `identity`, and without memories, density schedules and budgets."""
+    """Return the options of an uncompressed run: with the codec `identity`, and without error-feedback memories, density schedules and
+    budgets.
+    """
     remaining = {name: value for name, value in options.items() if name not in COMPRESSION_OPTIONS}
     name = strategy_name(remaining.get("strategy", RunConfig.strategy))
     if name in COMPRESSING_STRATEGIES:
         remaining["strategy"] = RunConfig.strategy
-    # SCAFFOLD requires the memory `residual`, which stays zero for dense updates.
+    # SCAFFOLD requires the error-feedback memory `residual`, which stays zero for uncompressed updates.
     return remaining | CODECS | ({"memory": "residual"} if name == "scaffold" else {})

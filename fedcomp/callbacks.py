@@ -1,4 +1,4 @@
-"""The base class of callbacks, such as dashboards and log files, and the data that a run passes to them."""
+"""The base class of callbacks, such as dashboards and log files, and the data that a run passes to callbacks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Header:
-    """A description of the run, passed once before the first round."""
+    """A description of the run, passed to callbacks once before the first round."""
 
     task: str
     clients: int
@@ -20,48 +20,50 @@ class Header:
     memory: str
     partition: str
     device: str
-    # Engine of the virtual clients, and how many clients it trains at once; in a deployment, the address of the server.
+    # Training engine of the virtual clients, and how many clients it trains at once. In a deployment, the address of the server.
     engine: str
-    first_round: int  # 1, or the round after the checkpoint
+    first_round: int  # first round to run: 1, or the round after the checkpoint of a resumed run
     rounds: int
     out: str  # run folder
     relays: int = 0  # number of relays between clients and server
-    attack: str = ""  # attack of the Byzantine virtual clients; "" = none
+    attack: str = ""  # attack of the Byzantine virtual clients, or ""
     byzantine: int = 0  # number of Byzantine clients
-    notice: str = ""  # guarantee or advice of the strategy; "" = none
-    metrics: str = ""  # URL of the metrics for Prometheus; "" = none
-    network: str = ""  # virtual network; "" = none
-    # Where the memories of virtual clients are stored; "" = on the device that trains the clients.
+    notice: str = ""  # guarantee or advice of the strategy, or ""
+    metrics: str = ""  # URL of the metrics for Prometheus, or ""
+    network: str = ""  # virtual network, or "" without one.
+    # Where the error-feedback memories of virtual clients are stored, or "" for the training device.
     residuals: str = ""
-    judged: str = "accuracy"  # main metric; "loss" if the task has no accuracy
-    measures: tuple[str, ...] = ()  # names of the task's own metrics
-    engine_reason: str = ""  # why --engine auto chose the engine; "" if --engine names one
-    evaluate: str = "server"  # where the model is evaluated: "server", "clients" or "both"
+    # Metric by which models are compared: accuracy, or loss if the task has no accuracy.
+    judged: str = "accuracy"
+    measures: tuple[str, ...] = ()  # names of metrics that the task defines
+    engine_reason: str = ""  # why --engine auto chose this engine, or "" without auto
+    evaluate: str = "server"  # where the model is evaluated (server, clients or both)
 
 
 @dataclass(frozen=True)
 class Rejection:
     """A client whose update the server did not accept in a round."""
 
-    client: int  # logical id
-    # Stage that failed: "phase", "download", "evaluate", "train", "encode", "relay", "send", "reply", "quorum", "deadline" or "aggregate".
+    client: int  # client id.
+    # Stage at which the update failed or was rejected: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or
+    # aggregate.
     stage: str
     reason: str  # one sentence
 
 
 @dataclass(frozen=True)
 class ClientMetric:
-    """Statistics of a metric over the clients of a round that reported it."""
+    """Statistics of a metric over the clients of a round that reported the metric."""
 
-    mean: float | None  # mean, in which each client is weighted by its number of examples
-    # Mean over the tenth of the clients with the lowest accuracy or the highest loss; None for other metrics.
+    mean: float | None  # mean over the clients, weighted by their numbers of examples.
+    # Mean over the tenth of the clients with the lowest accuracy or the highest loss, or None for other metrics.
     worst_decile: float | None
     clients: int  # number of clients that reported the metric
-    examples: int  # number of examples of these clients
+    examples: int  # total number of examples of the clients that reported the metric
 
 
 class EvaluatedRecord:
-    """Base class of records with the accuracy and loss on the server, and the metrics that clients reported."""
+    """Base class of records with the server's accuracy and loss, and with metrics that clients reported."""
 
     accuracy: float | None
     loss: float | None
@@ -69,12 +71,12 @@ class EvaluatedRecord:
 
     @property
     def measured_accuracy(self) -> float | None:
-        """The accuracy on the server, or the mean over the clients if the server did not measure it."""
+        """The accuracy on the server, or the mean over the clients if the server did not measure the accuracy."""
         return self._mean("accuracy") if self.accuracy is None else self.accuracy
 
     @property
     def measured_loss(self) -> float | None:
-        """The loss on the server, or the mean over the clients if the server did not measure it."""
+        """The loss on the server, or the mean over the clients if the server did not measure the loss."""
         return self._mean("loss") if self.loss is None else self.loss
 
     def _mean(self, name: str) -> float | None:
@@ -86,19 +88,19 @@ class ClientRecord:
     """The bytes, latency and metrics of one client in a round. In a simulation, only clients that reported metrics have a record."""
 
     client: int  # logical id
-    uplink_bytes: int  # frames from the client
-    downlink_bytes: int  # frames and announcements of the strategy to the client
-    # TCP payload since the client's last record, with TLS, handshakes and keepalive; None if it is not counted: in a simulation, behind a
-    # relay, or on a platform without such counters.
-    wire_bytes_in: int | None  # received from the client
-    wire_bytes_out: int | None  # sent to the client
-    # Seconds from assignment to answer, summed over phases; None: no answer.
+    uplink_bytes: int  # bytes of the encoded updates (frames) from the client
+    downlink_bytes: int  # bytes of frames and strategy announcements to the client.
+    # TCP payload in bytes since the client's last record, with TLS, handshakes and keepalive, or None if it is not counted, such as in a
+    # simulation, for clients behind a relay, or on some platforms.
+    wire_bytes_in: int | None  # TCP payload received from the client, in bytes
+    wire_bytes_out: int | None  # TCP payload sent to the client, in bytes.
+    # Seconds from assignment to answer, summed over the phases of the round, or None if the client did not answer.
     latency_s: float | None
-    # Number of versions of the model that the client had missed at its first assignment; None: unknown.
+    # Number of model versions that the client had missed at its first assignment, or None if unknown.
     versions_behind: int | None
-    staleness: int = 0  # rounds by which the answer is late
-    stage: str = ""  # stage at which the client was rejected; "" if it was not
-    reason: str = ""  # why the client was rejected
+    staleness: int = 0  # number of rounds by which the client's answer is late
+    stage: str = ""  # stage at which the update was rejected, or "" if accepted
+    reason: str = ""  # why the client's update was rejected
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics that the client reported
 
 
@@ -106,43 +108,46 @@ class ClientRecord:
 class RoundRecord(EvaluatedRecord):
     """The results of a round, stored as a line of metrics.jsonl.
 
-    Byte counts are lengths of encoded frames. The fields dense_* are the bytes that the same uploads and downloads would have with float32
-    models.
+    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes of the same uploads and downloads without
+    compression, as float32 models.
     """
 
     round: int  # from 1
-    accuracy: float | None  # accuracy on the test set, 0 to 1; None if the round was not evaluated
-    loss: float | None  # mean loss on the test set
-    # Training loss before a local step, averaged over the steps of a client and then over the accepted clients.
+    accuracy: float | None  # accuracy on the test set, 0 to 1, or None if not evaluated
+    loss: float | None  # mean loss on the test set.
+    # Training loss, averaged over the local steps of each client and then over the accepted clients.
     train_loss: float | None
     cohort: int  # clients of the round
     accepted: int  # updates that the server accepted
     rejected: int  # clients without an accepted update
-    uplink_bytes: int  # frames from clients
-    downlink_bytes: int  # frames to clients, including broadcasts that they had missed
-    dense_uplink_bytes: int  # float32 models from all clients of the round
-    dense_downlink_bytes: int  # a float32 model to each client that received a download
-    seconds: float  # duration of the round
-    # Part of downlink_bytes: downloads of clients that missed rounds, beyond the size of the newest broadcast.
+    uplink_bytes: int  # bytes of the frames from clients
+    downlink_bytes: int  # bytes of the frames to clients, with broadcasts that clients had missed
+    dense_uplink_bytes: int  # bytes of a float32 model from each client of the round
+    dense_downlink_bytes: int  # bytes of a float32 model to each client that received a download
+    seconds: float  # duration of the round.
+    # Part of downlink_bytes: additional bytes that clients downloaded because they had missed rounds.
     catch_up_bytes: int = 0
-    first_download_bytes: int = 0  # part of downlink_bytes: downloads of new clients
+    # Part of downlink_bytes: downloads of clients that take part for the first time.
+    first_download_bytes: int = 0
     uplink_nonzeros: int = 0  # number of coordinates in the accepted updates
-    skipped: int = 0  # part of accepted: clients that had nothing to send
-    clipped: int = 0  # part of accepted: updates whose norm was above --clip-update
-    relayed_bytes: int = 0  # frames from relays to the server, in a simulation with relays
-    # TCP payload since the previous round, with TLS, handshakes and keepalive; None in a simulation or if the platform does not count it.
-    wire_bytes_in: int | None = None  # received at the port
-    wire_bytes_out: int | None = None  # sent from the port
-    rejections: Sequence[Rejection] = ()  # one for each rejected client
-    warnings: Sequence[str] = ()  # warnings of this round
+    skipped: int = 0  # part of accepted: number of clients that had nothing to send
+    clipped: int = 0  # part of accepted: number of updates whose norm was above --clip-update
+    relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation.
+    # TCP payload in bytes since the previous round, with TLS, handshakes and keepalive, or None in a simulation or if the platform does not
+    # count it.
+    wire_bytes_in: int | None = None  # TCP payload received at the server's port, in bytes
+    wire_bytes_out: int | None = None  # TCP payload sent from the server's port, in bytes
+    rejections: Sequence[Rejection] = ()  # one entry for each rejected client
+    warnings: Sequence[str] = ()  # warning messages of this round.
     # In a deployment, all clients that took part in the round; in a simulation, only clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
     # Client id → fraction of the client's votes that lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
-    simulated_s: float | None = None  # duration on the virtual network; None without one
+    # Duration of the round on the virtual network, in seconds, or None without a network.
+    simulated_s: float | None = None
     simulated_hours: float | None = None  # virtual time since the start of the run
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own metrics
-    # Metrics that clients reported, by name.
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # metrics of the task.
+    # Metrics that clients reported, by metric name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
 
@@ -151,44 +156,47 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    reason: str  # reason of the first rejection; other reasons differ at most in numbers
-    updates: int  # number of rejected updates
-    clients: Sequence[int]  # ids, ascending; only the lowest ones if there are too many to list
+    # Reason of the first rejection; the reasons of the others differ at most in numbers.
+    reason: str
+    updates: int  # number of rejected updates.
+    # Client ids, ascending; only the lowest ids if there are too many to list.
+    clients: Sequence[int]
     more_clients: int = 0  # number of clients that are not listed
 
 
 @dataclass(frozen=True)
 class Summary(EvaluatedRecord):
-    """The result of a run, the content of summary.json."""
+    """The result of a run, which is stored in summary.json."""
 
     accuracy: float | None  # accuracy of the last round, 0 to 1
     loss: float | None  # loss of the last round
-    uplink_bytes: int  # frames from clients in all rounds
-    downlink_bytes: int  # frames to clients in all rounds
-    dense_uplink_bytes: int  # sum over all rounds, as in RoundRecord
-    dense_downlink_bytes: int  # sum over all rounds, as in RoundRecord
+    uplink_bytes: int  # bytes of the frames from clients in all rounds
+    downlink_bytes: int  # bytes of the frames to clients in all rounds
+    dense_uplink_bytes: int  # uplink bytes of all rounds without compression (float32)
+    dense_downlink_bytes: int  # downlink bytes of all rounds without compression (float32)
     rounds: int  # finished rounds
     clients: int  # clients of the run
     client_updates: int  # accepted updates
     seconds: float  # duration of all rounds
-    client_updates_per_s: float  # mean over the run
+    client_updates_per_s: float  # mean number of accepted updates per second
     device: str  # such as cpu or cuda:0
     seed: int  # seed of the run
-    version: str  # version of fedcomp
-    # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation or if the platform does not count it.
+    version: str  # version of fedcomp.
+    # TCP payload in bytes at the port of a deployed server, with TLS, handshakes and keepalive, or None in a simulation or if the platform
+    # does not count it.
     wire_bytes_in: int | None = None  # received
     wire_bytes_out: int | None = None  # sent
     warnings: Sequence[str] = ()  # warnings of the run
     rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
-    simulated_hours: float | None = None  # virtual time of the run; None without a virtual network
-    # The task's own metrics in the last round.
+    simulated_hours: float | None = None  # duration on the virtual network, or None without one.
+    # Values in the last round of the metrics that the task defines.
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    # The last values of the metrics that clients reported, by name.
+    # Last values of the metrics that clients reported, by metric name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record by name, to be written as JSON. Virtual times and metrics are omitted if the record has none."""
+    """Return the fields of a record by name, for JSON files. Times on the virtual network and metrics are omitted if they are absent."""
     values = {name: _plain(value) for name, value in vars(record).items()}
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -200,9 +208,10 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in which each dataclass is replaced by a dict of its fields. Dataclasses within fields of dataclasses stay unchanged.
+    """Return a value in which each dataclass is replaced by a dict of its fields. Dataclasses that are nested in other dataclasses stay
+    unchanged.
 
-    Unlike `dataclasses.asdict`, this function does not copy plain values, so that it is fast for the records of a thousand clients.
+    Unlike `dataclasses.asdict`, this function does not copy plain values, so it is fast for the records of a thousand clients.
     """
     if is_dataclass(value):
         return dict(vars(value))
@@ -213,53 +222,56 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class PortFigures:
-    """The connections and traffic of a deployment's port since the port was opened.
+    """The connections and the traffic at a deployed server's port since the port was opened.
 
-    Byte counts are TCP payload, or None if the platform does not count it.
+    Byte counts are TCP payload, or None if the platform does not count the payload.
     """
 
     connections: int  # open connections
     refused: Mapping[str, int]  # number of refused streams by reason
     received_bytes: int | None
     sent_bytes: int | None
-    by_client: Mapping[int, tuple[int, int]]  # received and sent bytes, by client id
+    by_client: Mapping[int, tuple[int, int]]  # (received, sent) bytes by client id
 
 
 class Callback:
-    """Base class of callbacks. The hooks (methods on_*) do nothing; override those that you need."""
+    """Base class of callbacks. The hooks (methods on_*) do nothing by default. Override the hooks that you need."""
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Handle the opening of a deployment's port. `port()` returns the port's current traffic and may be called in any thread."""
+        """Handle the opening of a deployed server's port. `port()` returns the current traffic at the port, and may be called in any
+        thread.
+        """
 
     def on_run_start(self, header: Header) -> None:
         """Handle the start of the run, before the first round."""
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
-        """Handle a change of the connected clients while the run waits for `wanted` clients. `connected`: their ids.
+        """Handle a change of the connected clients while the run waits for `wanted` clients. `connected` contains the ids of connected
+        clients.
 
-        Also called when the wait ends.
+        This method is also called when the wait ends.
         """
 
     def on_client_joined(self, client: int) -> None:
-        """Handle the connection of a client to a deployment's server."""
+        """Handle the connection of a client to a deployed server."""
 
     def on_client_left(self, client: int) -> None:
-        """Handle the disconnection of a client from a deployment's server."""
+        """Handle the disconnection of a client from a deployed server."""
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        """Handle an answer of a client. `answered` of the `cohort` clients in the current phase have answered so far."""
+        """Handle the answer of a client. In the current phase of the round, `answered` of the `cohort` selected clients have answered."""
 
     def on_round_end(self, record: RoundRecord) -> None:
         """Handle the end of a round."""
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
-        """Handle a checkpoint that was written after a round. `seconds`: how long writing the checkpoint took."""
+        """Handle a checkpoint that was written after a round. Writing the checkpoint took `seconds`."""
 
     def on_warning(self, sentence: str) -> None:
         """Handle a warning for the user."""
 
     def on_run_end(self, summary: Summary, out: str) -> None:
-        """Handle the end of the run. `out`: the run folder."""
+        """Handle the end of the run. `out` is the run folder."""
 
 
 class ForwardingCallback(Callback, ABC):
@@ -267,7 +279,7 @@ class ForwardingCallback(Callback, ABC):
 
     @abstractmethod
     def forward(self, hook: str, *values: Any) -> None:
-        """Handle the call of a hook, given by its name and arguments."""
+        """Handle the call of the hook with this name and these arguments."""
 
 
 def _forwarding(hook: str) -> Callable[..., None]:
@@ -281,11 +293,13 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 class CallbackList(ForwardingCallback):
     """A callback that calls several callbacks.
 
-    If a callback in `others` raises an exception, it is reported and removed, and the run continues.
+    If a callback in `others` raises an exception, the callback is reported and removed, and the run continues.
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others`: callbacks by name; the warning about a failing callback starts with its name. `metrics`: URL of the metrics."""
+        """`others` contains callbacks by name. The warning about a failing callback starts with this name. `metrics` is the URL of the
+        metrics for Prometheus.
+        """
         self.first, self.others, self.metrics = first, dict(others), metrics
 
     def on_run_start(self, header: Header) -> None:
@@ -295,7 +309,7 @@ class CallbackList(ForwardingCallback):
         getattr(self.first, hook)(*values)
         for name, callback in list(self.others.items()):
             if name not in self.others:
-                continue  # removed by a nested call of on_warning
+                continue  # a nested call of on_warning has removed this callback
             try:
                 getattr(callback, hook)(*values)
             except Exception as error:
@@ -305,14 +319,14 @@ class CallbackList(ForwardingCallback):
 
 
 def hears(callback: Callback, hook: str) -> bool:
-    """Return whether a callback, or any callback in a CallbackList, overrides this hook."""
+    """Return whether a callback, or any callback in a CallbackList, overrides the hook named `hook`."""
     if isinstance(callback, CallbackList):
         return any(hears(each, hook) for each in (callback.first, *callback.others.values()))
     return getattr(type(callback), hook) is not getattr(Callback, hook)
 
 
 class LogMessage(str):
-    """A sentence to print, with the name and the values of the event for a JSON log."""
+    """A log message: a sentence to print, and the name and values of the event for a JSON log."""
 
     event: str
     values: Mapping[str, Any]

@@ -1,9 +1,9 @@
-"""The options of a run, with their types, defaults and help texts. Command-line flags, TOML keys and docs are generated from these options.
+"""The options of a run, with types, defaults and help texts. Command-line flags, TOML keys and docs are generated from these options.
 
-Each field has the metadata `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the option).
-Depending on the option, a field also has `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
-`choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises an error of `spec.MALFORMED`, the message
-quotes `example`, a valid value.
+The metadata of each field contains `help` (the effect of the option, with its unit) and `local` (True if a resumed run may change the
+option). The metadata of some fields also contains `low` and `high` (smallest and largest value), `above` (a limit that values must exceed),
+`choices` (the allowed values), and `parse` (a function that parses the value). If `parse` raises one of the errors in `spec.MALFORMED`, the
+error message quotes `example`, a valid value.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from typing import Any, get_type_hints
 from . import local_optimizer, schedules, spec
 from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, nearest
 
-RUN_FILE = "config.toml"  # in a run folder
-ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of a comparison
+RUN_FILE = "config.toml"  # the file in a run folder that stores the options
+ALTERNATIVES_FILE = "alternatives.toml"  # the file in a comparison folder that stores the options
 MAX_TOML_BYTES = 1 << 20
 # Options that a resumed run does not inherit from the stored run.
 NOT_INHERITED = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
@@ -31,11 +31,11 @@ AUTO = "auto"
 
 
 class StrategyDefault(str):
-    """A default that the strategy may replace. A value that the user gives is a plain str and is never replaced."""
+    """A default that the strategy may override. A value that the user gives is a plain str and is never overridden."""
 
 
 def option(default: Any, help: str, *, local: bool = False, **limits: Any) -> Any:
-    """Return the dataclass field of an option, with the metadata that the module's docstring lists."""
+    """Return the dataclass field of an option, with the metadata that the module docstring describes."""
     return field(default=default, metadata={"help": help, "local": local, **limits})
 
 
@@ -50,14 +50,17 @@ non_negative = partial(option, low=0.0, high=schedules.MAX_FLOAT)
 class RunConfig:
     """The options that `fedcomp sim` and `fedcomp server start` share. Raises ConfigError or SpecError for invalid values."""
 
-    task: str = option("digits", "Task to learn: a built-in name or path/file.py:name.")
+    task: str = option(
+        "digits", "Task to learn (model and data): a built-in name or path/file.py:name."
+    )
     data: str | None = option(
         None,
         "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.",
         local=True,
     )
     init: str | None = option(
-        None, "Safetensors file with initial weights, such as model.safetensors of another run."
+        None,
+        "Safetensors file with initial weights, such as model.safetensors in the folder of another run.",
     )
     partition: str = option(
         "iid",
@@ -65,18 +68,18 @@ class RunConfig:
         "label), dirichlet:A (class proportions from Dir(A)), natural or natural:column=NAME (as the data set defines its clients).",
     )
     clients: int = count(10, "Number of clients.")
-    rounds: int = count(50, "Number of rounds; a resumed run may raise it.", local=True)
+    rounds: int = count(50, "Number of rounds; a resumed run may increase the number.", local=True)
     participation: float = fraction(
         0.1, "Fraction of the clients that take part in a round; at least 2 clients take part."
     )
     quorum: float = fraction(
         1.0,
-        "A round ends when the updates of this fraction of its clients are accepted.",
+        "A round ends as soon as the server has accepted the updates of this fraction of the selected clients.",
         local=True,
     )
     deadline: float = zero_or_more(
         0.0,
-        "Time limit for a phase of a round, in seconds; later answers are left out; 0 = no limit.",
+        "Time limit for a phase of a round, in seconds; answers that arrive later are left out; 0 = no limit.",
         local=True,
     )
     network: str | None = option(
@@ -84,15 +87,17 @@ class RunConfig:
         "Virtual network of a simulation, which determines how long rounds take: mobile, fixed, lte-m, lora, "
         "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a CSV file.",
     )
-    local_steps: int = count(5, "Local steps of a client in a round.", high=1_000_000)
+    local_steps: int = count(
+        5, "Number of local optimizer steps of a client in a round.", high=1_000_000
+    )
     local_epochs: int = zero_or_more(
         0,
-        "Passes over a client's data in a round, in place of --local-steps; 0 = off.",
+        "Number of passes over a client's data in a round, in place of --local-steps; 0 = off.",
         high=10_000,
     )
     batch_size: int = count(
         20,
-        "Examples in a local step; a client with fewer examples uses all of them.",
+        "Number of examples in a local step; a client with fewer examples uses all its examples.",
         high=1_000_000,
     )
     optimizer: str = option(
@@ -112,16 +117,18 @@ class RunConfig:
     )
     step_schedule: str | None = option(
         None,
-        "Factor on the learning rate by step of a round: cosine, linear:to=0.1, or values, each with the step from which it applies "
-        "(0.1,1@5).",
+        "Factor on the learning rate by local step within a round: cosine, linear:to=0.1, or values, each with the step from which it "
+        "applies (0.1,1@5 is 0.1 in steps 1 to 4, then 1).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
-        1, "Batches whose gradients are accumulated before each step.", high=10_000
+        1,
+        "Number of batches whose gradients are accumulated before each optimizer step.",
+        high=10_000,
     )
     momentum: float = zero_or_more(
         0.0,
-        "Momentum of local SGD; reset in every round unless --keep-momentum is given.",
+        "Momentum of local SGD; the momentum is reset in every round unless --keep-momentum is given.",
         high=1.0,
     )
     keep_momentum: bool = option(
@@ -130,11 +137,11 @@ class RunConfig:
     )
     weight_decay: float = non_negative(
         0.0,
-        "Weight decay of local SGD; with the strategies vote and election, weight decay of the server's step.",
+        "Weight decay of local SGD; with the strategies vote and election, the server applies the weight decay instead.",
     )
     augment: bool = option(
         False,
-        "Augment training examples as the task defines; CIFAR-10 tasks use random crops and flips.",
+        "Augment training examples as the task defines, such as with random crops and flips for CIFAR-10.",
     )
     proximal: float = non_negative(
         0.0,
@@ -152,7 +159,7 @@ class RunConfig:
     )
     weight_cap: float = zero_or_more(
         0.0,
-        "Largest weight of an update, as a multiple of the mean weight in the round; 0 = no cap.",
+        "Maximum weight of an update, as a multiple of the mean weight in the round; 0 = no maximum.",
     )
     uplink: str = option(
         StrategyDefault("stc:density=1/100"), "Codec for updates from clients to the server."
@@ -162,29 +169,32 @@ class RunConfig:
     )
     memory: str = option(
         StrategyDefault("auto"),
-        "Memory in which each client keeps the part of its update that the uplink codec did not send; auto = the memory that the strategy "
-        "requires, else residual (error feedback) for a lossy codec that is a contraction, else none.",
+        "Error-feedback memory, in which each client keeps the part of its update that the uplink codec did not send; auto = the memory "
+        "that the strategy requires, else residual for a lossy codec that is a contraction, else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
-        "Memory in which the server keeps the part of its update that the downlink codec did not send; auto = as for --memory.",
+        "Error-feedback memory, in which the server keeps the part of its update that the downlink codec did not send; auto = as for "
+        "--memory.",
     )
     density_warmup: int = zero_or_more(
         0,
-        "Number of rounds in which the density of the uplink, the fraction of coordinates that are sent, falls from 25 % to its final "
-        "value.",
+        "Number of rounds in which the uplink density (fraction of coordinates that clients send) decreases from 25 % to the "
+        "configured density.",
     )
-    lr_warmup: int = zero_or_more(0, "Number of rounds in which the learning rate rises to --lr.")
+    lr_warmup: int = zero_or_more(
+        0, "Number of first rounds in which the learning rate increases to --lr."
+    )
     lr_schedule: str | None = option(
         None,
-        "Learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
-        "step:every=30,factor=0.1, or values, each with the round from which it applies (0.1,0.01@30).",
+        "Learning rate of the clients by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, geometric:to=0.001, "
+        "step:every=30,factor=0.1, or values, each with the round from which it applies (0.1,0.01@30 is 0.01 from round 30).",
         parse=schedules.RATE.read,
     )
     local_steps_schedule: str | None = option(
         None,
-        "Local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps in rounds 1 to "
-        "20, then 8.",
+        "Number of local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps in "
+        "rounds 1 to 20, then 8.",
         parse=schedules.COUNT.read,
     )
     batch_size_schedule: str | None = option(
@@ -194,19 +204,20 @@ class RunConfig:
     )
     density_schedule: str | None = option(
         None,
-        "Density of the uplink by round, after --density-warmup, in the form of --lr-schedule: 10%,1%@10 or geometric:to=0.1%.",
+        "Uplink density (fraction of coordinates that clients send) by round, after --density-warmup, in the form of --lr-schedule: "
+        "10%,1%@10 or geometric:to=0.1%.",
         parse=schedules.FRACTION.read,
     )
     horizon: int = zero_or_more(
         0,
-        "Round in which the curves of schedules, such as cosine, end; 0 = the value of --rounds when the run was started, even if the run "
+        "Round in which curves of schedules, such as cosine, end; 0 = the number of --rounds when the run was started, even if the run "
         "is resumed with more --rounds.",
         local=True,
     )
     budget: str | None = option(
         None,
-        "Total bytes that the clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; "
-        "determines the density of the uplink.",
+        "Total bytes that the clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; the "
+        "budget determines the uplink density.",
         parse=spec.parse_budget,
         example="200kB, or a time, such as 30s",
     )
@@ -218,7 +229,7 @@ class RunConfig:
     )
     relays: int = zero_or_more(
         0,
-        "Number of relays, which sum the frames of their clients and send the sum to the server; 0 = none.",
+        "Number of relays between clients and server; a relay sums the encoded updates of its clients and sends the sum; 0 = none.",
         high=1_000_000,
     )
     clip_update: float = non_negative(
@@ -235,13 +246,13 @@ class RunConfig:
     )
     cache: float = option(
         1.0,
-        "Size of the server's cache of recent broadcasts, as a multiple of the size of the dense model.",
+        "Size of the server's cache of recent broadcasts, as a multiple of the size of the float32 model.",
         low=0.0,
         high=1e6,
     )
     attack: str | None = option(
         None,
-        "Attacks of Byzantine virtual clients: name:count with options, joined by +, such as alie:clients=3/7,z=1.5+inverted:2.",
+        "Attacks of simulated Byzantine clients: name:count with options, joined by +, such as alie:clients=3/7,z=1.5+inverted:2.",
     )
     engine: str = option(
         AUTO,
@@ -257,14 +268,14 @@ class RunConfig:
     )
     cohort_batch: int = zero_or_more(
         0,
-        "Number of clients that the batched engine trains together; 0 = chosen automatically, on a GPU as many as fill a quarter of its "
+        "Number of clients that --engine batched trains together; 0 = chosen automatically, on a GPU as many as fill a quarter of the GPU "
         "memory.",
         high=1_000_000,
     )
     residuals: str = option(
         AUTO,
-        "Where the memories of virtual clients are stored between rounds: on the device, in host memory, or in the checkpoint "
-        "(file); auto = the first of these with enough room.",
+        "Where the error-feedback memories of virtual clients are stored between rounds: on the device, in host memory, or in the "
+        "checkpoint (file); auto = the first of these places with enough space.",
         choices=(AUTO, "device", "host", "file"),
         local=True,
     )
@@ -274,23 +285,25 @@ class RunConfig:
         "a list of GPUs among which the clients of a round are divided, such as cuda:0,cuda:1.",
     )
     seed: int = zero_or_more(0, "Seed of all random draws.", high=2**63 - 1)
-    eval_every: int = count(1, "Rounds between evaluations; the last round is always evaluated.")
+    eval_every: int = count(
+        1, "Number of rounds between evaluations; the last round is always evaluated."
+    )
     evaluate: str = option(
         "server",
-        "Where the model is evaluated: on the server with the test data, on each client with held-out data of its own, or both.",
+        "Where the model is evaluated: on the server with the test data, on each client with held-out local data, or both.",
         choices=("server", "clients", "both"),
     )
     holdout: float = option(
         0.2,
-        "Fraction of a client's examples that are held out for its evaluation, with --evaluate clients or both; not used if the "
+        "Fraction of a client's examples that are held out for evaluation with --evaluate clients or both; ignored if the "
         "task has test data for each client.",
         above=0.0,
         high=0.9,
     )
     checkpoint_every: str = option(
         AUTO,
-        "Rounds between checkpoints; auto = every round on a server; in a simulation, so rarely that checkpoints take at most a twentieth "
-        "of the time.",
+        "Number of rounds between checkpoints; auto = every round on a real server; in a simulation, so rarely that checkpoints take at "
+        "most 5 % of the time.",
         local=True,
     )
     out: str | None = option(
@@ -300,12 +313,12 @@ class RunConfig:
     plain: bool = option(False, "Print one line per round instead of the dashboard.", local=True)
     log_json: str | None = option(
         None,
-        "File to which each event is appended as a line of JSON; - = standard output instead of the dashboard.",
+        "File to which each log event is appended as a line of JSON, or - for standard output instead of the dashboard.",
         local=True,
     )
     metrics_port: int = option(
         -1,
-        "Loopback port on which /metrics is served to Prometheus; 0 = any free port, -1 = none.",
+        "Loopback port that serves /metrics to Prometheus; 0 = any free port, -1 = no port.",
         low=-1,
         high=65535,
         local=True,
@@ -331,7 +344,7 @@ class RunConfig:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the clients, from --lr or --optimizer."""
+        """The learning rate of the clients, given by --lr or --optimizer."""
         return local_optimizer.read(self.optimizer).default_lr if self.lr is None else self.lr
 
     @property
@@ -349,7 +362,7 @@ class RunConfig:
         chosen = local_optimizer.read(self.optimizer)
         if None not in (self.lr, chosen.lr) and chosen.lr != self.lr:
             raise ConfigError(
-                f"--optimizer {self.optimizer} and --lr {self.lr:g} give different learning rates; leave one out"
+                f"--optimizer {self.optimizer} and --lr {self.lr:g} give different learning rates; leave one of them out"
             )
         if self.momentum and not chosen.takes("momentum"):
             raise ConfigError(
@@ -369,19 +382,19 @@ def suggestion(
 ) -> str:
     """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if none is close.
 
-    `spelled`: a function that formats the known option.
+    `spelled` is a function that formats the name of the known option.
     """
     close = closest(name, known)
     return f"did you mean {spelled(close)}?" if close else otherwise
 
 
 def flag(name: str) -> str:
-    """Return the command-line flag of a field."""
+    """Return the command-line flag of a field of RunConfig."""
     return "--" + name.replace("_", "-")
 
 
 def option_type(name: str) -> type:
-    """Return int, float, bool or str: the type of a field's values other than None."""
+    """Return the type of a RunConfig field (int, float, bool or str), ignoring None."""
     hint: Any = RunConfig.__dataclass_fields__[name].type
     if isinstance(hint, type):
         return hint
@@ -420,7 +433,7 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give at most {most}")
 
 
-# Options that may be given several times, to compare one run for each value.
+# Options that may be given several times, so that `fedcomp sim` compares one run for each value.
 ALTERNATIVE_OPTIONS = tuple(
     f.name
     for f in dataclasses.fields(RunConfig)
@@ -431,9 +444,9 @@ ALTERNATIVE_OPTIONS = tuple(
 def from_values(
     values: dict[str, Any], source: str, listable: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Convert the values of a TOML table to the types of the options. Options named in `listable` may have lists of values.
+    """Convert the values in a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
-    Raises ConfigError, whose message names `source` and, for an unknown key, the closest option.
+    Raises ConfigError. The message names `source` and, for an unknown key, suggests the closest option.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
@@ -459,7 +472,7 @@ def from_values(
 def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any]:
     """Return the options in a TOML file, such as a run folder's config.toml. Options named in `listable` may have lists of values.
 
-    Raises ConfigError if the file is absent, malformed or holds an unknown key.
+    Raises ConfigError if the file is absent or malformed, or contains an unknown key.
     """
     try:
         if (file := Path(path)).exists() and not file.is_file():
@@ -469,14 +482,14 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
                 f"--config {path} is larger than {MAX_TOML_BYTES} bytes; give a TOML file with options"
             )
         values = tomllib.loads(file.read_text(encoding="utf-8"))
-        values.pop("resolved", None)  # choices for the machine, written by the run
+        values.pop("resolved", None)  # automatic choices for the machine, which the run has stored
         return from_values(values, str(path), listable)
     except OSError as error:
         raise ConfigError(
             f"--config {path}: {error.strerror or error}; give a TOML file that can be read"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}; correct it") from error
+        raise ConfigError(f"--config {path} is not TOML: {error}; correct the file") from error
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
@@ -489,7 +502,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunFolderError(
-            f"--out {folder} holds no run to continue; leave --resume out to start one"
+            f"--out {folder} contains no run to continue; leave --resume out to start a run"
         ) from error
     except OSError as error:
         raise RunFolderError(
@@ -502,21 +515,21 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def inherited_options(folder: str | Path) -> dict[str, Any]:
-    """Return the options of a stored run that a resumed run inherits unless they are given again."""
+    """Return the options that a resumed run inherits from the stored run, unless the options are given again."""
     stored = read_run(folder)
     names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_INHERITED
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Return the options that are not None, by name, for TOML files and comparisons."""
+    """Return the options of a run that are not None, by name, for TOML files and comparisons."""
     return {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the first option that is not `local` and in which `config` differs from a stored run; None if there is none.
+    """Return the first option, other than `local` ones, in which `config` differs from a stored run, or None if there is no such option.
 
-    If an earlier version stored the run without an option, the option's default is compared.
+    If an earlier version of fedcomp stored the run without an option, the default of the option is compared.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -526,10 +539,10 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 
 
 def with_horizon(config: RunConfig) -> RunConfig:
-    """Return the options, with `horizon` set if a schedule needs the horizon.
+    """Return the options of a run, with `horizon` (the round in which schedules end) set if a schedule needs it.
 
-    The horizon is the option `horizon`, else the horizon of the resumed run, else the last round. Raises RunFolderError if the resumed run
-    cannot be read.
+    The horizon is the value of the option `horizon`, else the horizon of the resumed run, else the last round. Raises RunFolderError if the
+    resumed run cannot be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
     if config.horizon or not any(map(schedules.needs_horizon, texts)):
@@ -539,20 +552,20 @@ def with_horizon(config: RunConfig) -> RunConfig:
 
 
 def largest_batch(config: RunConfig) -> int:
-    """Return the largest batch size of a run, in examples."""
+    """Return the largest batch size in any round of a run."""
     batch_size = schedules.of_options(config, config.horizon or config.rounds)["batch_size"]
     return int(max(batch_size.values(config.rounds)))
 
 
 def data_folder(data: str | Path | None) -> Path | None:
-    """Return the folder that --data or else FEDCOMP_DATA names; None if neither is set. Raises DataError if --data is not a folder."""
+    """Return the data folder that --data or else FEDCOMP_DATA names, or None. Raises DataError if --data is not a folder."""
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return expand_home(folder, "FEDCOMP_DATA") if folder else None
     given = expand_home(data, "--data")
     if not given.is_dir():
         raise DataError(
-            f"--data {data} is not a folder; give the folder that holds the task's data"
+            f"--data {data} is not a folder; give the folder that contains the task's data"
         )
     return given
 
@@ -563,7 +576,7 @@ def expand_home(folder: str | Path, name: str) -> Path:
         return Path(folder).expanduser()
     except RuntimeError as error:
         raise ConfigError(
-            f"{name} {folder}: there is no such user; give a path without ~"
+            f"{name} {folder}: ~ names a user that does not exist; give a path without ~"
         ) from error
 
 
@@ -573,9 +586,9 @@ def default_folder(label: str) -> Path:
 
 
 def create_unique_folder(path: Path) -> Path:
-    """Create and return a new folder with the name `path`, or `path`-2, `path`-3, … if that exists.
+    """Create and return a new folder `path`, or `path`-2, `path`-3, … if the folder exists.
 
-    mkdir is atomic, so runs that start at the same moment get different folders. Raises OSError.
+    Since mkdir is atomic, runs that start at the same moment get different folders. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder, number = path, 1
@@ -592,6 +605,6 @@ KEYS = "keys"  # default of --keys
 
 
 def keys_command(folder: str | Path, *words: object) -> str:
-    """Return a command such as `fedcomp keys renew 3`, with --keys unless the folder is the default one."""
+    """Return a command such as `fedcomp keys renew 3`, with --keys unless `folder` is the default folder of keys."""
     where = [] if Path(folder) == Path(KEYS) else ["--keys", str(folder)]
     return shlex.join(["fedcomp", "keys", *map(str, words), *where])

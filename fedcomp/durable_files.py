@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
-    """Write the parts in `data` to a new file and flush it to the disk. The file's permissions are never wider than `mode`.
+    """Write the parts in `data` to a new file and flush the file to disk. The file never has more permissions than `mode`.
 
     Raises FileExistsError if the path exists.
     """
@@ -19,7 +19,7 @@ def write_new(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None
 
 
 def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
-    """Replace a file atomically: after a kill at any moment, the path holds the previous file or the new one."""
+    """Replace a file atomically. If the process is killed at any moment, `path` contains either the previous or the new content."""
     with replacing(path) as temporary:
         write_new(temporary, data, mode)
 
@@ -28,17 +28,17 @@ def replace(path: Path, data: Sequence[bytes | memoryview], mode: int) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path. When the `with` block ends, the temporary file atomically replaces `path`.
 
-    The block has to flush the temporary file.
+    The `with` block has to flush the temporary file to disk.
     """
     temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)  # left by a process that was killed
+    temporary.unlink(missing_ok=True)  # a process that was killed may have left this file
     yield temporary
     os.replace(temporary, path)
     flush(path.parent)
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the list of files in a folder, to the disk."""
+    """Flush a file, or the list of files in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The errors that fedcomp raises, and the exit status of the command line for each.
+"""The errors that fedcomp raises, and the exit status of the command line for each error.
 
     FedcompError                    1
     ├── UserError                   2
@@ -31,13 +31,15 @@ class FedcompError(Exception):
 
 
 class UserError(FedcompError):
-    """A mistake of the user. The message is one sentence that names the fix."""
+    """A mistake of the user. The error message is one sentence that says how to fix the mistake."""
 
     exit_status = 2
 
 
 class SpecError(UserError):
-    """An invalid spec string. The message begins with `flag` (the option) and `spec` (its value) if they are set."""
+    """An invalid spec string, such as "stc:density=0". If `flag` (the option) and `spec` (its value) are set, the error message starts with
+    them.
+    """
 
     flag = spec = ""
 
@@ -47,11 +49,11 @@ class SpecError(UserError):
 
 
 class ConfigError(UserError):
-    """A value out of range, or options that exclude each other."""
+    """An option value that is out of range, or options that exclude each other."""
 
 
 class MismatchError(ConfigError):
-    """A memory (error feedback) that does not suit its codec. `{memory}` and `{uplink}` in the message become the options' names."""
+    """An error-feedback memory that does not suit the codec. The option names replace `{memory}` and `{uplink}` in the error message."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -64,7 +66,7 @@ class DataError(UserError):
 
 
 class TaskError(UserError):
-    """A task file that cannot be imported or breaks its contract."""
+    """A task file that cannot be imported, or a task that violates the interface of tasks."""
 
 
 class RunFolderError(UserError):
@@ -76,11 +78,11 @@ class KeysError(UserError):
 
 
 class OutOfMemoryError(UserError):
-    """The device is out of memory. The message names flags that reduce memory use."""
+    """The device is out of memory. The error message names options that reduce memory use."""
 
 
 class UnreachableError(UserError):
-    """A server that cannot be reached. `cause` is the kind of failure. A retry may succeed if `cause` is in `transient`."""
+    """A server that cannot be reached. `cause` is the kind of failure. Connecting again may succeed if `cause` is in `transient`."""
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
 
@@ -90,7 +92,7 @@ class UnreachableError(UserError):
 
 
 class MissingExtraError(FedcompError):
-    """An optional dependency is not installed. The message names the extra to install."""
+    """An optional dependency that is not installed. The error message names the pip extra to install."""
 
     exit_status = 2
 
@@ -110,11 +112,11 @@ class NonFiniteError(FedcompError):
     """NaN or infinity where a finite number is needed."""
 
     exit_status = 4
-    position: int  # position of the value in its vector; set only if a codec raised the error
+    position: int  # index of the value in the vector; set only by codecs
 
 
 class ProtocolError(FedcompError):
-    """A message that violates the protocol."""
+    """A message between server and client that violates the protocol."""
 
     exit_status = 5
 
@@ -128,10 +130,10 @@ class CheckpointError(FedcompError):
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 
-SIMILAR = 0.7  # lowest difflib ratio of a suggested name
-SIMILAR_SHORT = 0.6  # lowest ratio for names of up to 4 characters
-MIN_PREFIX = 3  # shortest prefix, in characters, that is completed to a name
-SYNONYMS = {  # our name → names in other libraries
+SIMILAR = 0.7  # minimum difflib similarity of a suggested name
+SIMILAR_SHORT = 0.6  # minimum difflib similarity for names of up to 4 characters
+MIN_PREFIX = 3  # minimum length of a prefix that is completed to a known name
+SYNONYMS = {  # name in fedcomp → names in other libraries
     "lr": ("learning_rate", "eta"),
     "local_epochs": ("epochs", "num_epochs"),
     "local_steps": ("steps",),
@@ -167,7 +169,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: the closest known name, if any, and all known names."""
+    """Return the end of an error message about an unknown name, which suggests the closest known name and lists all known names."""
     known = list(known)
     close = closest(name, known)
     hint = f"did you mean '{close}'? " if close else ""

@@ -1,10 +1,10 @@
-"""Text for numbers: bytes, ratios, percentages, durations and lists of clients."""
+"""Format numbers as text: bytes, ratios, percentages, durations and lists of client ids."""
 
 import math
 from collections.abc import Iterable
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
-NOTHING = "–"  # not measured, or not defined
+NOTHING = "–"  # shown for a value that is not measured or not defined
 
 
 def human_bytes(count: int) -> str:
@@ -16,7 +16,7 @@ def human_bytes(count: int) -> str:
 
 
 def ratio(dense: int, sent: int) -> str:
-    """Format the compression ratio `dense / sent`, such as `×398`, or as a dash if either number is 0."""
+    """Format the compression ratio `dense / sent`, such as `×398`. Return a dash if either number is 0."""
     return f"×{three_digits(dense / sent)}" if sent and dense else NOTHING
 
 
@@ -26,14 +26,14 @@ def percent(fraction: float | None) -> str:
 
 
 def decimal(value: float | None) -> str:
-    """Format a loss with four decimals, or in scientific notation from 1000 on."""
+    """Format a loss with four decimals. Use scientific notation for values of 1000 or more."""
     if value is None:
         return NOTHING
     return f"{value:.4f}" if abs(value) < 1000 or not math.isfinite(value) else f"{value:.2e}"
 
 
 def metric(name: str, value: float | None) -> str:
-    """Format an accuracy as a percentage, and any other metric as `decimal` does."""
+    """Format the metric `name`: an accuracy as a percentage, any other metric with `decimal`."""
     return percent(value) if name in ("accuracy", "train_accuracy") else decimal(value)
 
 
@@ -53,7 +53,7 @@ def three_digits(value: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Replace control characters and line breaks with spaces, so that a text from a client cannot control the terminal."""
+    """Replace control characters and line breaks with spaces, so that text from a client cannot control the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -1,8 +1,8 @@
-"""The layout of a model's trainable tensors in one vector.
+"""The layout of a model: how its trainable tensors are stored in one flat vector.
 
-The tensors are in the order of `named_parameters()`. Frozen tensors are left out; tied tensors are included once, under their first name.
-Vectors are float32. `Layout.gather` converts tensors of other precisions to float32, and `Layout.scatter` rounds values to the precision
-of their tensor.
+The tensors are in the order of `named_parameters()`. Frozen tensors are left out. Tied tensors are included once, under their first name.
+Vectors are float32. `Layout.gather` converts tensors of other precisions to float32, and `Layout.scatter` rounds values to the precision of
+the target tensor.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def model_fingerprint(model: "nn.Module") -> str:
-    """Return the fingerprint of a model's layout. If there are frozen parameters, "+" and a hash of them (16 hex digits) are appended.
+    """Return the fingerprint of a model's layout. If the model has frozen parameters, append "+" and their hash (16 hex digits).
 
-    Frozen parameters are never sent, so the server and all clients must construct the same ones.
+    Frozen parameters are never sent, so the server and all clients must construct the model with equal frozen parameters.
     """
     import torch
 
@@ -41,7 +41,7 @@ class Entry:
 
     name: str
     shape: tuple[int, ...]
-    offset: int  # position of the first element in the vector
+    offset: int  # index of the tensor's first element in the vector
 
     @property
     def numel(self) -> int:
@@ -52,23 +52,23 @@ class Entry:
         return slice(self.offset, self.offset + self.numel)
 
     def as_layout(self) -> "Layout":
-        """Return a layout with this tensor only."""
+        """Return a layout that contains only this tensor."""
         return Layout((Entry(self.name, self.shape, 0),))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and offsets of the tensors in a vector of `numel` elements.
+    """Names, shapes and offsets of the tensors that are stored in one vector of `numel` elements.
 
         layout = fedcomp.Layout.of(model)
         vector = layout.gather(model)  # float32 [layout.numel], on the model's device
         layout.scatter(vector, model)
         layout.views(vector)["0.weight"]  # a view with the shape of this parameter
 
-    The tensors are the trainable parameters in the order of `named_parameters()`. A tied parameter occurs once.
+    The tensors are the trainable parameters of a model, in the order of `named_parameters()`. A tied parameter occurs once.
     """
 
-    entries: tuple[Entry, ...]  # the tensors, in the order of the vector
+    entries: tuple[Entry, ...]  # tensors in the order in which the vector contains them
 
     @classmethod
     def of(cls, model: "nn.Module") -> "Layout":
@@ -78,7 +78,7 @@ class Layout:
 
     @classmethod
     def from_shapes(cls, shapes: dict[str, tuple[int, ...]]) -> "Layout":
-        """Return the layout of tensors with these names and shapes, in this order."""
+        """Return the layout of tensors with the names and shapes in `shapes`, in this order."""
         entries, offset = [], 0
         for name, shape in shapes.items():
             entries.append(Entry(name, tuple(shape), offset))
@@ -88,7 +88,7 @@ class Layout:
     @staticmethod
     @lru_cache(256)
     def flat(numel: int) -> "Layout":
-        """Return the layout of one unnamed tensor, the default layout of codecs."""
+        """Return the layout of a single unnamed tensor, which is the default layout of codecs."""
         return Layout((Entry("", (numel,), 0),))
 
     @cached_property
@@ -103,21 +103,21 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest, 16 hex digits, of all names and shapes in their order."""
+        """A hash of the names and shapes of all tensors, in order, as 16 hex digits."""
         text = "\n".join(f"{e.name}:{e.shape}" for e in self.entries)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def doubled(self, prefix: str) -> "Layout":
-        """Return a layout with the tensors of this layout, and then the same tensors with `prefix` before their names."""
+        """Return a layout with the tensors of this layout, followed by the same tensors with `prefix` before their names."""
         shapes = {e.name: e.shape for e in self.entries}
         return Layout.from_shapes(shapes | {prefix + name: shape for name, shape in shapes.items()})
 
     def entry_at(self, position: int) -> Entry:
-        """Return the tensor that holds element `position` of the vector."""
+        """Return the entry of the tensor that contains element `position` of the vector."""
         return self.entries[bisect_right([e.offset for e in self.entries], position) - 1]
 
     def gather(self, model: "nn.Module") -> "torch.Tensor":
-        """Return a new float32 vector [numel] of the model's parameters, on the model's device."""
+        """Copy the model's parameters to a new float32 vector of shape [numel], on the model's device."""
         import torch
 
         parameters = dict(model.named_parameters())
@@ -125,7 +125,7 @@ class Layout:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
 
     def scatter(self, vector: "torch.Tensor", model: "nn.Module") -> None:
-        """Write a vector [numel] into the model's parameters, in place."""
+        """Copy a vector of shape [numel] to the model's parameters, in place."""
         import torch
 
         parameters = dict(model.named_parameters())
@@ -134,6 +134,8 @@ class Layout:
                 parameters[e.name].copy_(vector[e.span].view(e.shape))
 
     def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
-        """Return views of the tensors in a vector [numel], by name. For a stack [m, numel], the views have the shapes [m, *shape]."""
+        """Return views of the tensors in a vector of shape [numel], by name. For m stacked vectors [m, numel], views have shape [m,
+        *shape].
+        """
         lead = vector.shape[:-1]
         return {e.name: vector[..., e.span].view((*lead, *e.shape)) for e in self.entries}

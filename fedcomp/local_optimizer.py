@@ -1,7 +1,7 @@
-"""Optimizers of local training, given by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
+"""Optimizers of local training, described by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
-The name is a class of `torch.optim` in lower case, and the options are its arguments; `beta1` and `beta2` replace `betas`. For plain `sgd`,
-torch is not imported.
+The name in a spec string is a class of `torch.optim` in lower case, and the options are arguments of the class. `beta1` and `beta2` replace
+`betas`. For `sgd` without options, this module does not import torch.
 """
 
 import inspect
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SGD = "sgd"
 SGD_LR = 0.05
-SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also flags
-# An argument that is not an option here: it records the computation graph of a step, which training does not use.
+SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags.
+# An unsupported argument of torch optimizers, which makes the optimizer step differentiable.
 DIFFERENTIABLE = "differentiable"
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
@@ -29,7 +29,7 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """A class of `torch.optim` and its arguments. `lr` is None if the spec string has no learning rate."""
+    """A class of `torch.optim` and its arguments. `lr` is None if the user gave no learning rate in --optimizer."""
 
     name: str = SGD
     lr: float | None = None
@@ -37,24 +37,24 @@ class LocalOptimizer:
 
     @cached_property
     def is_plain_sgd(self) -> bool:
-        """Whether this is SGD with no options other than momentum and weight decay. Such an optimizer can train several clients at once."""
+        """Whether the optimizer is SGD with at most momentum and weight decay. Plain SGD can train several clients at once."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property
     def default_lr(self) -> float:
-        """The learning rate without --lr: that of the spec string, or else 0.05 for sgd and torch's default for other optimizers."""
+        """The learning rate without --lr, which is lr in --optimizer, or else 0.05 for sgd and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)
 
     def takes(self, option: str) -> bool:
-        """Return whether the optimizer has an option of this name."""
+        """Return whether the optimizer has an option with this name."""
         return (self.name == SGD and option in SGD_OPTIONS) or option in _arguments(self.name)
 
     def make(
         self, parameters: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> "Optimizer":
-        """Return a torch optimizer for the parameters. `momentum` and `weight_decay` are used if the spec string omits these options."""
+        """Return a torch optimizer for the parameters. The options of the spec string override `momentum` and `weight_decay`."""
         options = dict(self.options)
         if momentum and "momentum" in _arguments(self.name):
             options.setdefault("momentum", momentum)
@@ -66,9 +66,9 @@ class LocalOptimizer:
         return _classes()[self.name](parameters, lr=lr, **options)
 
 
-@cache  # clients parse the same spec string in every round
+@cache  # cached, because clients parse the same spec string in every round
 def read(text: str) -> LocalOptimizer:
-    """Return the optimizer of a spec string. Raises SpecError for an unknown name or option."""
+    """Parse a spec string such as `adamw:lr=3e-4`. Raises SpecError for an unknown optimizer or option."""
     part = spec.parse_part(text, "optimizer")
     if part.name == SGD and not part.options:
         return LocalOptimizer()
@@ -94,7 +94,7 @@ def read(text: str) -> LocalOptimizer:
 
 
 def _value(name: str, key: str, raw: str) -> Any:
-    """Return the value of an option, converted to the type of the default in torch."""
+    """Convert the value of an optimizer's option to the type of the option's default in torch."""
     arguments = _arguments(name)
     known = [a for a, p in arguments.items() if isinstance(p.default, int | float | None)]
     known = [a for a in known if a != DIFFERENTIABLE]

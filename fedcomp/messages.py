@@ -2,14 +2,14 @@
 
     Invitation (server → client):   the run and its options;
     Presence (client → server):     the client's id and version, or the reason why it cannot take part;
-    Assignment (server → client):   a download, the ticket of the last accepted proposal, and the settings of this phase;
-    Report (client → server):       a frame or the reason why there is none, and the client's version;
+        Assignment (server → client):   a download, the ticket of the last accepted proposal, and the settings of this phase of a round;
+        Report (client → server):       a frame (encoded update) or the reason why there is none, and the client's version;
     Farewell (server → client):     the end of the run
 
-A version names a state of the model. Versions form a hash chain: the initial version is the hash of the model's layout and initial weights,
-and each later version is the hash of its predecessor and the broadcast that was applied to it. A fingerprint is a hash of the weights
-themselves. A proposal is a frame that a client's memory has made; the memory keeps its old state until it learns whether the server
-accepted the proposal. A ticket is a hash that identifies a proposal.
+A version is a name of a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
+weights. Each later version is a hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of the
+weights themselves. A proposal is a frame that a client's error-feedback memory has encoded. The memory keeps its old state until the client
+learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
 """
 
 import dataclasses
@@ -28,23 +28,24 @@ from torch import Tensor
 
 from .errors import ProtocolError
 
-# Forms of a download, which brings a client from its version to the current version.
+# Forms of a download, which updates a client's weights to the current version of the model.
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"
-UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
-TRAIN = "train"  # the phase of strategies with a single phase
+UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a client's report
+TRAIN = "train"  # name of the phase in strategies with a single phase per round
 LENGTH = struct.Struct("<I")
-NOT_COMPUTED = "not computed"  # stands for a fingerprint in messages that never leave this process
+# Placeholder for fingerprints in messages that never leave this process.
+NOT_COMPUTED = "not computed"
 _in_process: ContextVar[bool] = ContextVar("in_process", default=False)
 compact_json = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
 
 
 @dataclass
 class WireMessage:
-    """Base class of messages: dataclasses with fields of str, int, float, bytes or list[bytes].
+    """Base class of messages, which are dataclasses with fields of type str, int, float, bytes or list[bytes].
 
-    The packed form is the length of the header (4 bytes, little-endian), the header, and the contents of all bytes and list[bytes] fields,
-    in order. The header is a JSON list with the name of the message and the values of its fields, in order. In the header, the value of a
-    bytes field is its length, and the value of a list[bytes] field is the list of the lengths.
+    A packed message consists of the length of the header (4 bytes, little-endian), the header, and the contents of all bytes and
+    list[bytes] fields, in order. The header is a JSON list with the name of the message class and the values of its fields, in order. For a
+    bytes field, the header contains the length instead of the value. For a list[bytes] field, the header contains the list of lengths.
     """
 
     def pack(self) -> bytes:
@@ -65,7 +66,7 @@ class WireMessage:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Parse one whole message. Raises ProtocolError for a message of another class, or for fields of wrong types or lengths."""
+        """Parse a complete message. Raises ProtocolError for a message of another class, or for fields of wrong type or length."""
         fields, message = fields_of(cls), cls.__name__
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -91,7 +92,7 @@ class WireMessage:
                 raise ProtocolError(f"the field {name} of the {message} is not of type {wanted}")
         if start != len(data):
             raise ProtocolError(
-                f"the {message} has {len(data)} bytes, but its header gives {start}"
+                f"the {message} has {len(data)} bytes, but its header specifies {start}"
             )
         return cls(*values)
 
@@ -107,13 +108,13 @@ def fields_of(cls: type) -> list[tuple[str, Any]]:
 
 @dataclass
 class Invitation(WireMessage):
-    """The run and its options, sent to a client that connects."""
+    """The name and the options of the run, sent to a client that connects."""
 
-    run: str  # name of the run, 32 hex digits; unchanged when the run is resumed
-    client: int  # logical id that belongs to the client's key; -1: the client chooses its id
-    options: str  # JSON: the options of the run that clients need
+    run: str  # name of the run, 32 hex digits; a resumed run keeps its name
+    client: int  # client id that belongs to the client's key, or -1 if the client chooses its id
+    options: str  # the options of the run that clients need, as JSON
     layout: str  # fingerprint of the model's layout
-    version: str  # initial version of the run
+    version: str  # initial version of the model
 
 
 @dataclass
@@ -123,8 +124,9 @@ class Presence(WireMessage):
     run: str  # name of the run, as in the invitation
     client: int  # logical id
     version: str  # version of the client's weights
-    reason: str  # why the client cannot take part; "" if it can
-    key: bytes = b""  # public key of the client, a compressed P-384 point; b"" if its certificate has the key
+    reason: str  # why the client cannot take part, or "" if it can.
+    # Public key of the client as a compressed P-384 point, or b"" if the client's certificate contains the key.
+    key: bytes = b""
 
 
 @dataclass
@@ -137,30 +139,30 @@ class Farewell(WireMessage):
 
 @dataclass
 class Assignment(WireMessage):
-    """The work of a client in one phase, and the download that brings the client to the current version."""
+    """The work of a client in one phase of a round, and the download that updates the client to the current version of the model."""
 
     round: int  # from 1
-    phase: str  # "train", or the name of another phase of the strategy
+    phase: str  # name of the phase, such as "train"
     client: int  # logical id
-    form: str  # form of the download: UP_TO_DATE, FRAMES, OVERWRITE or DENSE
-    base: str  # version before the download; "" for DENSE
-    version: str  # version after the download
+    form: str  # form of the download, such as FRAMES or DENSE
+    base: str  # version to which the download applies, or "" for any (DENSE)
+    version: str  # version of the client's weights after the download
     fingerprint: str  # fingerprint of the weights after the download
     frames: list[bytes]  # frames of the download
-    accepted: str  # ticket of the client's last accepted proposal, "" for none
-    # Announcements of the strategy, as a flat list: name, value, name, value, …
+    accepted: str  # ticket (hash) of the client's last accepted update, or "".
+    # Data that the strategy announces to clients, as a flat list: name, value, name, value, …
     announced: list[bytes] = field(default_factory=list)
-    density: float = 0.0  # density of the uplink codec in this round; 0 = as configured
-    lr: float = 1.0  # this round's learning rate as a multiple of the client's
-    # Frame of the entries of the accepted proposal that the server dropped; b"" for none.
+    density: float = 0.0  # fraction of coordinates to send in this round; 0 = as configured
+    lr: float = 1.0  # factor on the client's learning rate in this round.
+    # Frame with the coordinates of the accepted update that the server did not use, or b"" if there are none.
     returned: bytes = b""
-    steps: int = 0  # local steps in this round; 0 = as configured
-    batch_size: int = 0  # examples in a local step of this round; 0 = as configured
-    evaluate: int = 0  # 1: before training, the client evaluates the model that it received
+    steps: int = 0  # number of local steps in this round; 0 = as configured
+    batch_size: int = 0  # number of examples in a local step of this round; 0 = as configured
+    evaluate: int = 0  # 1: the client evaluates the received model before training
 
     @property
     def announcements(self) -> dict[str, bytes]:
-        """The announcements of the strategy by name."""
+        """The data that the strategy announces to clients, by name."""
         names, values = self.announced[::2], self.announced[1::2]
         return {name.decode(): value for name, value in zip(names, values, strict=True)}
 
@@ -169,38 +171,38 @@ class Assignment(WireMessage):
 class Report(WireMessage):
     """A client's answer to an assignment."""
 
-    round: int  # round, phase and client are those of the assignment
+    round: int  # round, phase and client are as in the assignment
     phase: str
     client: int
     kind: str  # UPDATE, NEED_DENSE or FAILED
-    version: str  # version of the client's weights, from which the update was computed
+    version: str  # version of the weights from which the client computed the update
     fingerprint: str  # fingerprint of the client's weights
     frame: bytes = b""  # the encoded update; b"" if there is nothing to send
-    ticket: str = ""  # ticket of the proposal in `frame`
+    ticket: str = ""  # ticket (hash) of the encoded update in `frame`.
     # Number of the client's examples, or the number that the task's train_fn returned.
     examples: int = 0
-    loss: float = 0.0  # training loss before a local step, averaged over the local steps
-    stage: str = ""  # stage at which a FAILED client failed: "phase", "download", "evaluate", "train", "encode"
-    reason: str = ""  # why the client failed, one sentence
-    # Ticket of the last proposal that the client's memory committed, "" for none.
+    loss: float = 0.0  # training loss, averaged over the local steps
+    stage: str = ""  # stage of the failure: phase, download, evaluate, train or encode
+    reason: str = ""  # why the client failed, as one sentence.
+    # Ticket (hash) of the last update that the client's error-feedback memory recorded as accepted, or "".
     committed: str = ""
     metrics: bytes = b""  # packed ReportedMetrics, b"" for none
 
 
 @dataclass(frozen=True)
 class ClientRoundConfig:
-    """The settings of a client for one round, which its Assignment carries."""
+    """The settings of a client for one round, which are part of the client's Assignment."""
 
-    density: float = 0.0  # density of the uplink codec; 0: as configured
-    lr: float = 1.0  # learning rate as a multiple of the client's
+    density: float = 0.0  # fraction of coordinates to send; 0: as configured
+    lr: float = 1.0  # factor on the client's learning rate
     steps: int = 0  # local steps; 0: as configured
-    batch_size: int = 0  # examples in a local step; 0: as configured
+    batch_size: int = 0  # number of examples in a local step; 0: as configured
 
 
-MAX_METRICS = 64  # maximum number of training metrics, and of evaluation metrics
+MAX_METRICS = 64  # maximum number of training metrics and maximum number of evaluation metrics
 MAX_NAME_BYTES = 64  # maximum length of a metric's name in UTF-8
 METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
-# Maximum number of examples in a report. float64 holds every integer up to this one.
+# Maximum number of examples in a report. float64 represents every integer up to this number.
 MAX_EXAMPLES = 1 << 53
 MAX_METRICS_BYTES = METRICS_HEAD.size + 2 * MAX_METRICS * (1 + MAX_NAME_BYTES + DOUBLE.size)
 
@@ -209,17 +211,17 @@ MAX_METRICS_BYTES = METRICS_HEAD.size + 2 * MAX_METRICS * (1 + MAX_NAME_BYTES + 
 class ReportedMetrics:
     """The metrics that a client reports, packed in `Report.metrics`.
 
-    The packed form is the number of evaluation examples (8 bytes, little-endian), the number of training metrics (1 byte), the training
-    metrics and the evaluation metrics. A metric is the length of its name (1 byte), its name in UTF-8, and its value (float64,
-    little-endian).
+    The packed form consists of the number of evaluation examples (8 bytes, little-endian), the number of training metrics (1 byte), the
+    training metrics and the evaluation metrics. Each metric is packed as the length of its name (1 byte), the name in UTF-8, and the value
+    (float64, little-endian).
     """
 
     training: Mapping[str, float] = field(default_factory=dict)
     evaluation: Mapping[str, float] = field(default_factory=dict)
-    examples: int = 0  # number of examples of the evaluation
+    examples: int = 0  # number of examples on which the client evaluated the model
 
     def pack(self) -> bytes:
-        """Return the metrics as bytes, b"" for none. Raises ProtocolError for names that `check_metric_names` refuses."""
+        """Return the metrics as bytes, or b"" if there are none. Raises ProtocolError for names that `check_metric_names` refuses."""
         if not self.training and not self.evaluation:
             return b""
         check_metric_names(self.training)
@@ -251,7 +253,7 @@ class ReportedMetrics:
         metrics = cls(dict(items[:training]), dict(items[training:]), examples)
         if metrics.pack() != data:
             raise ProtocolError(
-                "the metrics have a duplicate name, or fewer training metrics than their header gives"
+                "the metrics have a duplicate name, or fewer training metrics than their header specifies"
             )
         if not bool(metrics.evaluation) <= examples <= MAX_EXAMPLES * bool(metrics.evaluation):
             n = len(metrics.evaluation)
@@ -262,7 +264,7 @@ class ReportedMetrics:
 
 
 def check_metric_names(names: Collection[str]) -> None:
-    """Raise ProtocolError for more than 64 names, or for a name that is not 1 to 64 printable bytes of UTF-8."""
+    """Raise ProtocolError for more than 64 metric names, or for a name that is not 1 to 64 bytes of printable UTF-8 text."""
     if len(names) > MAX_METRICS:
         raise ProtocolError(f"there are {len(names)} metrics; report at most {MAX_METRICS}")
     for name in names:
@@ -280,19 +282,19 @@ def failure(
     fingerprint: str = "",
     kind: str = FAILED,
 ) -> Report:
-    """Return the report of a client that cannot answer an assignment with an update."""
+    """Return the report of a client that cannot answer the assignment `a` with an update."""
     about = (a.round, a.phase, a.client, kind, version, fingerprint)
     return Report(*about, stage=stage, reason=reason)
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:
-    """Return the ticket of a proposal: a hash of its round, client and frame; "" for an empty frame."""
+    """Return the ticket of a proposal (encoded update): a hash of round, client and frame, or "" for an empty frame."""
     return _digest(f"{round}:{client}:", frame)[:16] if frame else ""
 
 
 @contextmanager
 def in_process() -> Iterator[None]:
-    """Omit checksums of frames and fingerprints of weights within a `with` block, for messages that never leave this process."""
+    """Omit checksums of frames and hashes of weights within a `with` block, for messages that never leave this process."""
     token = _in_process.set(True)
     try:
         yield
@@ -301,29 +303,29 @@ def in_process() -> Iterator[None]:
 
 
 def skips_checksums() -> bool:
-    """Return whether the caller runs within a block of `in_process`."""
+    """Return whether the caller runs in a `with in_process()` block."""
     return _in_process.get()
 
 
 def fingerprint(weights: Tensor) -> str:
-    """Return the hash of a float32 vector, 32 hex digits; NOT_COMPUTED within a block of `in_process`."""
+    """Return the hash of a float32 vector as 32 hex digits, or NOT_COMPUTED in a `with in_process()` block."""
     if skips_checksums():
         return NOT_COMPUTED
     return hashlib.sha256(weights.detach().cpu().contiguous().numpy().data).hexdigest()[:32]
 
 
 def initial_version(weights: Tensor, layout_fingerprint: str) -> str:
-    """Return the initial version of a run's model: a hash of 32 hex digits."""
+    """Return the version of a run's initial model: a hash of the layout and the weights, as 32 hex digits."""
     return hashlib.sha256(f"{layout_fingerprint}:{fingerprint(weights)}".encode()).hexdigest()[:32]
 
 
 def next_version(version: str, frame: bytes) -> str:
-    """Return the version of the model after the broadcast `frame` is applied to `version`, 32 hex digits."""
+    """Return the version (32 hex digits) that results from applying the broadcast `frame` to the model with version `version`."""
     return _digest(version, frame)[:32]
 
 
 def _digest(name: str, frame: bytes) -> str:
-    """Return the SHA-256 of a name and a frame, without copying the frame."""
+    """Return the SHA-256 hash of the concatenation of `name` and `frame`, without copying the frame."""
     digest = hashlib.sha256(name.encode())
     digest.update(frame)
     return digest.hexdigest()

@@ -1,6 +1,6 @@
 """Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp and of other installed packages.
 
-A built-in plugin is a class or function with an attribute `name`, in a module of the package for its kind, such as `fedcomp/codecs/stc.py`.
+A built-in plugin is a class or function with an attribute `name` in the package for plugins of its kind, such as `fedcomp/codecs/stc.py`.
 Other packages declare plugins as entry points in their pyproject.toml, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
@@ -27,9 +27,9 @@ T = TypeVar("T")
 class PluginRegistry(Mapping[str, T], Generic[T]):
     """The plugins of one kind, as a mapping sorted by name.
 
-    Looking up a plugin imports it; iterating over the names imports no entry point. `package`: the package of the built-in plugins.
-    `group`: the group of the entry points. `accepts(value)` returns whether a class or function is a plugin of this kind. `validate(name,
-    plugin)` raises SpecError for an invalid plugin; it is called before the plugin's first use.
+    Looking up a plugin imports the plugin. Iterating over the names imports no entry point. `package` is the package with the built-in
+    plugins, and `group` is the group of entry points for other plugins. `accepts(value)` returns whether a class or function is a plugin of
+    this kind. `validate(name, plugin)` is called before the first use of a plugin, and raises SpecError if the plugin is invalid.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         validate: Callable[[str, T], None] = lambda name, plugin: None,
     ):
         self.package, self.group, self.accepts, self.validate = package, group, accepts, validate
-        self._loaded: dict[str, T] = {}  # plugins of other packages that are imported, by name
+        self._loaded: dict[str, T] = {}  # imported plugins of other packages, by name
 
     def __getitem__(self, name: str) -> T:
         """Return a plugin. Raises KeyError for an unknown name, and SpecError for an entry point that cannot be used."""
@@ -60,7 +60,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return len({*self._builtin, *self._provided})
 
     def available(self) -> dict[str, T]:
-        """Import and return all plugins. Entry points that cannot be used are omitted with a warning."""
+        """Import and return all plugins. An entry point that cannot be used is omitted with a warning."""
         plugins: dict[str, T] = {}
         for name in self:
             try:
@@ -100,7 +100,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
     @property
     def _provided(self) -> dict[str, list[EntryPoint]]:
-        """The entry points by name, without those that have the name of a built-in plugin."""
+        """The entry points by name, except for entry points that have the name of a built-in plugin."""
         entries: dict[str, list[EntryPoint]] = {}
         for entry in self._entry_points:
             if entry.name not in self._builtin:
@@ -129,7 +129,9 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
 
 @cache
 def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of the packages on `path`, which is sys.path. Results are cached, since a lookup takes milliseconds."""
+    """Return the entry points of `group` in the installed packages. Results are cached per `path` (sys.path), since a lookup takes
+    milliseconds.
+    """
     return tuple(entry_points(group=group))
 
 

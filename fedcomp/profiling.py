@@ -1,4 +1,4 @@
-"""A profiler for simulated rounds that records named, nested spans. `timed` does nothing unless a recorder is active.
+"""A profiler for simulated rounds, which records named, nested spans of time. `timed` does nothing unless a recorder is active.
 
 with recording(Recorder()) as recorder:
     ...  # code that contains `with timed("evaluation"):`
@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-# Tracks of a trace. BASELINES: the PyTorch loops of `fedcomp bench sim`.
+# Tracks (rows) of a trace. The track BASELINES shows the plain PyTorch loops of `fedcomp bench sim`.
 SERVER, CLIENTS, BASELINES = "server", "clients", "plain loops"
-# The track of a span by its name. Other spans are on the track BASELINES.
+# The track of each span, by the name of the span. Spans with other names are on the track BASELINES.
 TRACKS = dict.fromkeys(("round", "aggregation", "downlink", "evaluation", "checkpoint"), SERVER)
 TRACKS |= dict.fromkeys(("clients", "memories", "local SGD", "compression"), CLIENTS)
 
@@ -31,15 +31,15 @@ class Event:
     name: str
     start_s: float  # seconds since the recorder was created
     seconds: float
-    self_s: float  # seconds without nested spans
-    depth: int  # number of enclosing spans
+    self_s: float  # duration without nested spans, in seconds
+    depth: int  # number of spans that enclose this span
     details: dict[str, Any] = field(default_factory=dict)
 
 
 class Recorder:
-    """A recorder of the spans in the thread that created it.
+    """A recorder of the spans in the thread that created the recorder.
 
-    `synchronise`: called at the start and end of a span, to wait until the device is idle.
+    `synchronise` is called at the start and end of each span, to wait until the device is idle.
     """
 
     def __init__(
@@ -51,12 +51,13 @@ class Recorder:
         self._synchronise = synchronise
         self._clock = clock
         self._thread = threading.get_ident()
-        self._nested_s: list[float] = []  # for each active span: seconds of its nested spans
+        # Total duration of the nested spans of each active span, in seconds.
+        self._nested_s: list[float] = []
         self._created = clock()
 
     @contextmanager
     def span(self, name: str, details: dict[str, Any]) -> Iterator[None]:
-        """Record a `with` block as a span, even if the block raises an exception. Other threads than the recorder's record nothing."""
+        """Record a `with` block as a span, even if the block raises an exception. Spans of other threads are not recorded."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -77,7 +78,7 @@ class Recorder:
 
 
 def timed(name: str, **details: Any) -> AbstractContextManager[None]:
-    """Record a `with` block as a span. A trace shows `details` with the span."""
+    """Record a `with` block as a span of the profile. A trace viewer shows `details` with the span."""
     return _OFF if _recorder is None else _recorder.span(name, details)
 
 
@@ -106,7 +107,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
-    """Return events in the Trace Event Format of Chrome, which Perfetto opens: complete events in µs, with a thread for each track.
+    """Return events in Chrome's Trace Event Format, which Perfetto can open. Times are in µs, and each track is shown as a thread.
 
     Source: Duca, Sinclair: Trace Event Format. Chromium 2016.
     """

@@ -1,4 +1,4 @@
-"""The base class of displays, texts that all displays share, and the display that prints lines."""
+"""The base class of the displays of a run, texts that all displays share, and the display that prints lines of text."""
 
 import sys
 from collections import deque
@@ -26,16 +26,16 @@ from .formatting import (
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of rounds."""
+    """A column of the table that shows one line per round."""
 
     title: str
     width: int
-    priority: int  # if the table is too wide, columns with the highest numbers are left out first
-    cell: Callable[[RoundRecord], str]  # text of the column in a round
+    priority: int  # columns with the highest numbers are left out first if the table is too wide
+    cell: Callable[[RoundRecord], str]  # text of the column for a round
 
 
 def both_ways_ratio(of: "RoundRecord | Totals") -> str:
-    """Return the compression ratio of a round, or of the rounds so far, over both directions together."""
+    """Return the compression ratio of a round, or of all rounds so far, for uplink plus downlink."""
     dense = of.dense_uplink_bytes + of.dense_downlink_bytes
     return ratio(dense, of.uplink_bytes + of.downlink_bytes)
 
@@ -53,22 +53,22 @@ COLUMNS = (
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
-# Shown only if the run has a virtual network.
+# This column is shown only if the run has a virtual network.
 VIRTUAL = Column(
     "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
 )
 # Title of a column that is shown only if clients evaluate the model.
 WORST = "worst 10 %"
-GAP = 2  # blanks between columns
-# A client is shown as suspect if the fraction of its votes that lost by a wide margin is more than MIN_SUSPICION, and at least
-# SUSPICION_RATIO times the median of this fraction over the clients.
+GAP = 2  # number of spaces between columns.
+# A client is shown as suspect if the fraction of its votes that lost by a wide margin is above MIN_SUSPICION, and is at least
+# SUSPICION_RATIO times the median of this fraction over all clients.
 MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
-# Maximum number of clients named in a line, and of reasons for rejections shown for a round.
+# Maximum number of clients that a line lists, and maximum number of reasons for rejections that are shown per round.
 MAX_LISTED = 8
 
 
 def columns_of(header: Header) -> tuple[Column, ...]:
-    """Return the columns of the table of rounds for a run."""
+    """Return the columns of the table of rounds, depending on the options of the run."""
     judged = header.judged
     first, *others = [c for c in COLUMNS if c.title != "accuracy" or judged == "accuracy"]
 
@@ -89,7 +89,7 @@ def columns_of(header: Header) -> tuple[Column, ...]:
 
 
 def table_line(columns: Sequence[Column], record: RoundRecord | None = None) -> str:
-    """Return the line of a round in the table of rounds. If `record` is None, return the line of titles."""
+    """Return a round's line in the table of rounds. If `record` is None, return the line with the column titles."""
     cells = ((c.title if record is None else c.cell(record)).rjust(c.width) for c in columns)
     return (" " * GAP).join(cells)
 
@@ -106,7 +106,7 @@ def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]
 
 @dataclass
 class Totals:
-    """Sums over the rounds that this process ran."""
+    """Sums over the rounds that this process has executed."""
 
     uplink_bytes: int = 0
     downlink_bytes: int = 0
@@ -121,7 +121,7 @@ class Totals:
             setattr(self, name, getattr(self, name) + (getattr(record, name) or 0))
 
     def links(self) -> list[str]:
-        """Return the bytes and the ratio of each direction: "up 1.2 kB ×98" and "down 2.3 kB ×51"."""
+        """Return the bytes and the compression ratio of uplink and downlink, such as ["up 1.2 kB ×98", "down 2.3 kB ×51"]."""
         up, down = self.uplink_bytes, self.downlink_bytes
         return [
             f"up {human_bytes(up)} {ratio(self.dense_uplink_bytes, up)}",
@@ -131,17 +131,17 @@ class Totals:
 
 @dataclass
 class RunDisplay(Callback):
-    """Base class of displays, each a context manager around the whole run. The cost per round does not grow with the number of rounds."""
+    """Base class of displays, which are context managers around the whole run. Updating a display takes constant time per round."""
 
     clock: Callable[[], float] = monotonic
     header: Header = field(init=False, repr=False)  # set when the run starts
     last: RoundRecord | None = None
-    summary: Summary | None = None  # None until the end of the run
-    # The round with the highest accuracy, or with the lowest loss if the task has no accuracy.
+    summary: Summary | None = None  # result, or None until the end of the run.
+    # Record of the round with the highest accuracy, or with the lowest loss if the task has no accuracy.
     best: RoundRecord | None = None
     _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
-    # Times at which the last rounds ended; the first entry may be the start of the run.
+    # Clock times at which the last rounds ended. The first entry may be the start of the run.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
@@ -155,14 +155,14 @@ class RunDisplay(Callback):
 
     @property
     def last_round(self) -> int:
-        """The last finished round of the run, 0 before round 1."""
+        """The number of the last finished round, or 0 if no round has finished."""
         if self.last:
             return self.last.round
         return self.header.first_round - 1 if self.has_started else 0
 
     @property
     def reached(self) -> str:
-        """The progress of the run as text: "after round 7 of 20"."""
+        """The progress of the run as text, such as "after round 7 of 20"."""
         if not self.last_round:
             return "before the end of round 1"
         return f"after round {self.last_round} of {self.header.rounds}"
@@ -186,14 +186,14 @@ class RunDisplay(Callback):
         self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
-        """Return the accuracy, or the negative loss if the task has no accuracy; None if this value was not measured."""
+        """Return the accuracy, or the negative loss if the task has no accuracy. Return None if the value was not measured."""
         value = self.judged(record)
         if value is None or self.header.judged == "accuracy":
             return value
         return -value if isfinite(value) else None
 
     def judged(self, record: RoundRecord) -> float | None:
-        """Return the accuracy of the round, or the loss if the task has no accuracy."""
+        """Return the accuracy of a round, or the loss if the task has no accuracy."""
         by_accuracy = self.header.judged == "accuracy"
         return record.measured_accuracy if by_accuracy else record.measured_loss
 
@@ -223,9 +223,9 @@ def facts(header: Header) -> list[tuple[str, str]]:
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """Return a line for each stage and reason of rejections; each line lists up to eight clients.
+    """Return one line for each reason why updates were rejected in a round. Each line lists up to eight clients.
 
-    Only the most frequent reasons are listed. Clients that were too late for a quorum are left out.
+    Only the most frequent reasons are included. Clients whose updates arrived after the quorum was reached are left out.
     """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
@@ -245,7 +245,7 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """Return a text with up to three clients that lose votes by a wide margin much more often than the median client; "" for none."""
+    """List up to three clients that lose votes by a wide margin much more often than the median client. Return "" if there are none."""
     median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     suspects = [
         (fraction, client)
@@ -263,7 +263,7 @@ def _list_clients(clients: Sequence[int], more: int = 0) -> str:
 
 
 def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
-    """Return the result of a run as labels and values. Rejections and relayed bytes are those of the rounds that this process ran."""
+    """Return the result of a run as labels and values. Rejections and relayed bytes cover only the rounds that this process executed."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     relayed = totals.relayed_bytes
@@ -294,7 +294,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
 
 
 def client_metric_text(name: str, spread: ClientMetric) -> str:
-    """Return a metric of clients as text: "accuracy 81.20 %, worst decile 55.00 %, 20 clients"."""
+    """Return a metric that clients reported as text, such as "accuracy 81.20 %, worst decile 55.00 %, 20 clients"."""
     worst = spread.worst_decile
     text = f"{name} {metric(name, spread.mean)}"
     text += "" if worst is None else f", worst decile {metric(name, worst)}"
@@ -312,12 +312,12 @@ def model_file(out: str) -> str:
 
 
 def how_to_load(out: str) -> list[str]:
-    """Return two lines of Python that load the weights."""
+    """Return two lines of Python code that load the trained weights."""
     return ["from safetensors.torch import load_file", f"weights = load_file({model_file(out)!r})"]
 
 
 def waiting_text(connected: Sequence[int], wanted: int) -> str:
-    """Return a text that lists the connected clients, for a round that waits for more clients."""
+    """Return text that lists the connected clients while the run waits for more clients."""
     text = f"{len(connected)} of {wanted} client{'s are' if wanted != 1 else ' is'} connected"
     more = f" and {len(connected) - 16} more" if len(connected) > 16 else ""
     names = ", ".join(map(str, connected[:16])) + more
@@ -332,7 +332,7 @@ class LineDisplay(RunDisplay):
         for label, value in facts(header):
             self._print(f"{label:<10}{value}")
         self._print(f"{'rounds':<10}{header.first_round} to {header.rounds}")
-        ratios = "bytes of the same exchanges in float32 divided by the bytes sent"
+        ratios = "bytes of the same messages in float32 divided by the bytes sent"
         self._print(f"{'ratios':<10}{ratios}")
         self._print(table_line(columns_of(header)))
 

@@ -1,4 +1,4 @@
-"""Runs loaded from their folders, finished or not: options, metrics as arrays, and the trained model."""
+"""Load runs, finished or not, from their folders: options, metrics as NumPy arrays, and the trained model."""
 
 import dataclasses
 import json
@@ -31,36 +31,36 @@ if TYPE_CHECKING:
 
     from .tasks import Task
 
-# Options that do not distinguish runs in a comparison: the seed, and options without effect on the result.
+# Options that a comparison ignores: the seed, and options without effect on the result.
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
-# Options whose values appear in labels without the name of the option.
+# Options whose values appear in the labels of runs without the name of the option.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
-# Options whose values fedcomp chooses if they are not given. Each choice may depend on the options after it in this tuple.
+# Options whose values fedcomp chooses if the user does not give them. Each choice may depend on the options that follow in this tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
-# Options that define the learning problem. Only runs of the same problem are compared.
+# Options that define the learning problem. Only runs with the same learning problem are compared.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
 MAX_LABEL_CHARS = 60
 
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run folder at the time it was loaded: options, metrics by round, summary and trained model.
+    """The content of a run folder at the time of loading: options, metrics by round, summary and trained model.
 
         run = fedcomp.load("runs/first")
         print(run)  # task, accuracy, bytes, rounds and folder, one line each
         run.metrics["accuracy"]  # float64 [rounds]
         model = run.model()
 
-    Numbers of bytes are lengths of encoded frames. Until the first round ends, `records` is empty, `accuracy` is None, and the numbers of
-    bytes are 0.
+    Byte counts are lengths of frames (encoded vectors). Until the first round ends, `records` is empty, `accuracy` is None, and byte counts
+    are 0.
     """
 
     folder: Path
-    options: dict[str, Any]  # options of the run, by the names of RunConfig's fields
-    resolved: dict[str, Any]  # choices that the run made for this machine: device, engine, …
+    options: dict[str, Any]  # options of the run, by field name of RunConfig
+    resolved: dict[str, Any]  # automatic choices of the run, such as device and engine
     records: tuple[RoundRecord, ...]  # one record for each finished round, from round 1
-    summary: Summary | None  # content of summary.json; None: the run is not finished
-    # The task object, if this process simulated the run with one; None: the options name the task.
+    summary: Summary | None  # content of summary.json, or None if the run is not finished.
+    # The Task object, if this process simulated the run with a Task object, else None.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Run:
         return "\n".join(lines)
 
     def _quality(self) -> str:
-        """Return the last and the best accuracy as one line, or the loss if no accuracy was measured."""
+        """Return one line with the last and the best accuracy, or with the loss if no accuracy was measured."""
         for name, best, word in (("accuracy", max, "best"), ("loss", min, "lowest")):
             values = [(getattr(r, f"measured_{name}"), r.round) for r in self.records]
             if measured := [(value, round) for value, round in values if value is not None]:
@@ -95,10 +95,10 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The numbers of metrics.jsonl and the task's own metrics by name: float64 [rounds] each, NaN for rounds without a value.
+        """The numbers in metrics.jsonl and the task's own metrics, by name, as float64 arrays of shape [rounds]. Missing values are NaN.
 
-        For a metric NAME that clients reported, client_NAME is the mean over the clients. For accuracy and loss, client_NAME_worst_decile
-        is the mean over the worst tenth of the clients.
+        For a metric NAME that clients reported, the array client_NAME contains the mean over the clients. For accuracy and loss,
+        client_NAME_worst_decile is the mean over the worst tenth of the clients.
         """
         kinds = (int, float, float | None, int | None)
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in kinds]
@@ -119,7 +119,7 @@ class Run:
         return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
 
     def metric_by_client(self, name: str) -> np.ndarray:
-        """Return a metric that clients reported as float64 [rounds, clients], with NaN where a client did not report it in a round."""
+        """Return a metric that clients reported as a float64 array of shape [rounds, clients]. Values that were not reported are NaN."""
         values = np.full((len(self.records), self.config.clients), np.nan)
         for row, record in zip(values, self.records, strict=True):
             for client in record.by_client:
@@ -138,13 +138,13 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The last measured accuracy, 0 to 1: that of the server, or the mean over the clients if only clients evaluate."""
+        """The last measured accuracy, 0 to 1: the server's accuracy, or the mean over the clients if only clients evaluate."""
         values = [r.measured_accuracy for r in self.records if r.measured_accuracy is not None]
         return values[-1] if values else None
 
     @property
     def parameters(self) -> int:
-        """The number of trained parameters of the model; 0 if no update was accepted."""
+        """The number of trained parameters of the model, or 0 if no update was accepted."""
         for r in self.records:
             if r.accepted and r.dense_uplink_bytes:
                 return r.dense_uplink_bytes // (4 * r.accepted)
@@ -152,19 +152,19 @@ class Run:
 
     @property
     def sent_bytes(self) -> int:
-        """The number of bytes of all frames of the run, both directions together."""
+        """The total bytes of all frames (encoded vectors) of the run, uplink plus downlink."""
         return self._total("uplink_bytes") + self._total("downlink_bytes")
 
     @property
     def dense_bytes(self) -> int:
-        """The number of bytes that the run would have sent with uncompressed float32 models, both directions together."""
+        """The total bytes that the run would have sent without compression (float32), uplink plus downlink."""
         return self._total("dense_uplink_bytes") + self._total("dense_downlink_bytes")
 
     def _total(self, name: str) -> int:
         return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
-        """Return the first round with at least this accuracy, 0 to 1, and the bytes sent in both directions up to the end of this round.
+        """Return the first round that reaches `accuracy` (0 to 1), and the uplink plus downlink bytes up to the end of this round.
 
         Return None if no round reaches the accuracy.
         """
@@ -177,18 +177,18 @@ class Run:
         return None
 
     def model(self, task: "Task | None" = None) -> "nn.Module":
-        """Return the task's module on the CPU in eval mode, with the trained weights and the exported buffers.
+        """Return the task's model on the CPU in eval mode, with the trained weights and the saved buffers.
 
-        `task` replaces the task that the options name. `task` is required if the run was simulated with a Task object and then loaded by
-        `fedcomp.load`. Raises RunFolderError if the folder has no weights yet, or if the weights do not fit the module. Raises TaskError if
-        the task cannot be loaded.
+        `task` replaces the task that the options of the run name. `task` is required if the run was simulated with a Task object and then
+        loaded by `fedcomp.load`. Raises RunFolderError if the run folder has no weights yet, or if the weights do not fit the model. Raises
+        TaskError if the task cannot be loaded.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
 
         path = self.folder / MODEL
         if not path.is_file():
-            advice = "wait for the end of the run, or continue it with --resume"
+            advice = "wait for the end of the run, or continue the run with --resume"
             raise RunFolderError(f"{self.folder} has no {MODEL} yet; {advice}")
         config = self.config
         data = expand_home(config.data, "--data") if config.data else None
@@ -203,9 +203,9 @@ class Run:
 
 
 def load(folder: str | Path) -> Run:
-    """Return the run in a folder, such as "runs/first", at its present state: finished or not, simulated or deployed.
+    """Load the run in a folder, such as "runs/first". The run may be finished or not, simulated or deployed.
 
-    A leading ~ is the home directory. Raises RunFolderError if the folder holds no run or cannot be read.
+    A leading ~ means the home directory. Raises RunFolderError if the folder contains no run or cannot be read.
     """
     path = expand_home(folder, "the run folder")
     if not path.is_dir():
@@ -215,7 +215,9 @@ def load(folder: str | Path) -> Run:
         )
     if not (path / RUN_FILE).is_file():
         advice = "give the folder of a run, or leave this folder out"
-        raise RunFolderError(f"{folder} holds no run: it has no {RUN_FILE}; {advice}")
+        raise RunFolderError(
+            f"{folder} contains no run, because the file {RUN_FILE} is missing; {advice}"
+        )
     try:
         options = inherited_options(path) | {"out": str(path)}
         resolved = read_run(path).get("resolved", {})
@@ -228,18 +230,20 @@ def load(folder: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seeds."""
+    """A group of runs that differ only in the seed."""
 
-    label: str  # the options in which the group differs from the others, or the name of its folder if the options are too long
+    # The options in which the group differs from other groups, or a run folder's name if this text is too long.
+    label: str
     runs: tuple[Run, ...]
-    method_label: str = ""  # the label without the options of the problem
-    problem_label: str = ""  # the options of the problem that differ between the groups
+    method_label: str = ""  # the label without the options of the learning problem
+    problem_label: str = ""  # the options of the learning problem that differ between groups
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seeds, in the order of `runs`.
+    """Group runs that differ only in the seed. Groups are in the order of `runs`.
 
-    A group's label names the options in which the group differs. Raises UserError for two runs with the same options and seed.
+    The label of a group lists the options in which the group differs from other groups. Raises UserError if two runs have the same options
+    and seed.
     """
     by_key: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -255,7 +259,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ between groups. For options that the baseline overrides, compare only the groups `among`."""
+        """Return the names of options that differ between groups. Options that the baseline overrides are compared only in `among`."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -269,7 +273,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     in_others = different(compressed if len(compressed) > 1 else members)
     for name in CHOSEN_OPTIONS:
         if name == "uplink" and len(compressed) == 1:
-            break  # the only group that compresses is labelled with its codec
+            break  # the label of the only compressed group contains its codec
         if name in in_others and all(_is_chosen(runs[0], name) for runs in compressed or members):
             in_others.remove(name)
 
@@ -297,13 +301,13 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """Return the group of uncompressed runs whose other options are those of `group`, or None if `groups` has none."""
+    """Return the group of uncompressed runs whose other options equal the options of `group`, or None if there is no such group."""
     if len(groups) < 2:
         return None
 
     def key(one: Group) -> dict[str, Any]:
         options = {f.name: f.default for f in dataclasses.fields(RunConfig)} | one.runs[0].options
-        # The horizon may belong to a density schedule, which the baseline does not have.
+        # The horizon (end of schedules) may belong to a density schedule, which the uncompressed baseline does not have.
         items = baseline.dense(options).items()
         return {name: value for name, value in items if name not in NEUTRAL_OPTIONS | {"horizon"}}
 
@@ -312,20 +316,20 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
 
 
 def _is_chosen(run: Run, name: str) -> bool:
-    """Return whether an option of CHOSEN_OPTIONS has the value that fedcomp chooses if the option is not given."""
+    """Return whether an option in CHOSEN_OPTIONS has the value that fedcomp chooses if the option is not given."""
     from .memories import with_memories
     from .strategies import resolved
 
     others = {key: value for key, value in run.options.items() if key not in (name, "resume")}
     try:
         chosen = with_memories(resolved(RunConfig(**others)), run.parameters or 1)
-    except UserError:  # a plugin that the options name is not installed here
+    except UserError:  # a plugin that the options name is not installed on this machine
         return False
     return str(getattr(chosen, name)) == run.options.get(name)
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of the options `names`, for a label. An option that is not set is left out, unless it is the only option."""
+    """Return the values of the options `names` for a label. Options that are not set are left out, unless there is only one."""
     words = []
     for name in names:
         value = run.options.get(name)

@@ -1,11 +1,12 @@
-"""Schedules of the learning rate, local steps, batch size and density by round.
+"""Schedules, which change the learning rate, local steps, batch size and density over the rounds.
 
     schedule = piece { "," piece } | curve [ ":" option { "," option } ]
-    piece    = value [ "@" round ]     # this value from that round on; the first piece may omit the round, which is then 1
+    piece    = value [ "@" round ]     # `value` from `round` on; the first piece may omit the round, which is then 1
 
 `1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the scheduled option, such as --local-steps, in rounds 1 to
-20, and 8 from round 21 on. A curve starts from the value v of the scheduled option in the first round after the warm-up. In round r after
-the warm-up, with R rounds from the warm-up to the horizon, and p = min(1, (r − 1)/R), the value is:
+20, and 8 from round 21 on. A curve starts at the value v of the scheduled option in the first round after the warm-up, and ends in a round
+called horizon. With R rounds between warm-up and horizon, and the progress p = min(1, (r − 1)/R) in round r after the warm-up, the value
+is:
 
     cosine:      e + (v − e)(1 + cos πp)/2      (Loshchilov, Hutter, "SGDR", ICLR 2017, without restarts)
     linear:      e + (v − e)(1 − p)
@@ -13,7 +14,7 @@ the warm-up, with R rounds from the warm-up to the horizon, and p = min(1, (r �
     geometric:   v (e/v)^p
     step:        v · factor^⌊(r − 1)/every⌋     (needs no horizon)
 
-e is the option `to` of the curve, in the unit of the value. Schedules of whole numbers round the value to the nearest integer, halves up.
+The end value e is the option `to` of the curve. Schedules of whole numbers round the value to the nearest integer, and round halves up.
 """
 
 import bisect
@@ -26,21 +27,21 @@ from typing import Any, ClassVar
 from . import spec
 from .errors import ConfigError, SpecError
 
-MAX_COUNT = 1_000_000  # largest number of steps, or of examples in a batch
+MAX_COUNT = 1_000_000  # maximum number of local steps, and maximum number of examples in a batch
 MAX_ROUND = 2**63 - 1
-MAX_FLOAT = 3e38  # largest value of numbers that are stored as float32
+MAX_FLOAT = 3e38  # maximum of numbers that are stored as float32
 
 
 class Curve(ABC):
-    """A value that changes by a formula, starting from `default` in the first round after the warm-up."""
+    """A value that changes over the rounds by a formula, from `default` in the first round after the warm-up."""
 
     name: ClassVar[str]
     needs_horizon: ClassVar[bool] = True
-    fix: ClassVar[str] = "another 'to'"  # advice in errors about values out of range
+    fix: ClassVar[str] = "another 'to'"  # advice in error messages about values out of range
 
     @abstractmethod
     def at(self, default: float, round: int, rounds: int) -> float:
-        """Return the value in a round. `round` and the horizon `rounds` are counted from the end of the warm-up."""
+        """Return the value in a round. `round` and `rounds` (the round in which the curve ends) are counted from the end of the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Linear(Curve):
         return self.to + (default - self.to) * self.remaining(_progress(round, rounds))
 
     def remaining(self, progress: float) -> float:
-        """Return the remaining fraction of the change to `to`, given the fraction of rounds that have passed."""
+        """Return the fraction of the change from the start value to `to` that remains when the fraction `progress` of the rounds has
+        passed.
+        """
         return 1.0 - progress
 
 
@@ -120,10 +123,10 @@ CURVES: dict[str, type[Curve]] = {cls.name: cls for cls in (Cosine, Geometric, L
 
 @dataclass(frozen=True)
 class PiecewiseConstant:
-    """Constant values, each of which holds from its first round on."""
+    """A schedule of constant values, each of which applies from a given round on."""
 
     values: tuple[float, ...]
-    rounds: tuple[int, ...]  # first rounds, ascending
+    rounds: tuple[int, ...]  # rounds from which the values apply, ascending
 
     def at(self, default: float, round: int) -> float:
         started = bisect.bisect_right(self.rounds, round)
@@ -132,13 +135,13 @@ class PiecewiseConstant:
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The allowed values of a schedule: numbers above 0, or whole numbers from 1 on."""
+    """The allowed values of a schedule: numbers above 0, or whole numbers of at least 1, up to `high`."""
 
     whole: bool = False
     high: float = math.inf
 
     def read(self, text: str) -> Curve | PiecewiseConstant:
-        """Parse a schedule. Raises SpecError for a malformed schedule, or for values that are not allowed."""
+        """Parse a schedule, such as `1,8@21` or `cosine`. Raises SpecError for a malformed schedule, or for values that are not allowed."""
         if text[:1].isalpha():
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
@@ -164,12 +167,12 @@ class ValueRange:
         if not 1 <= round <= MAX_ROUND:
             raise SpecError(f"the round in '{item}' is {round}; give at least 1")
         if correction := self.correction(value):
-            shown = min(value, 1e300)  # larger integers may not fit into a float
+            shown = min(value, 1e300)  # larger integers may overflow a float
             raise SpecError(f"the value in '{item}' is {shown:g}; give {correction}")
         return value, round
 
     def correction(self, value: float) -> str:
-        """Return a description of the allowed values if `value` is not allowed, else ""."""
+        """Return a description of the allowed values, such as "at least 1", if `value` is not allowed, else ""."""
         if value < 1 and self.whole:
             return "at least 1"
         if not value > 0:
@@ -184,10 +187,11 @@ FRACTION = ValueRange(high=1.0)
 
 @dataclass(frozen=True)
 class OptionSchedule:
-    """The value of an option by round, from round 1 on. Without a schedule (`text` is None), the value is always `default`.
+    """The value of an option in each round, from round 1 on. If `text` is None (no schedule), the value is always `default`.
 
-    A curve starts after `warmup` rounds and ends at round `horizon`, which is 0 if unknown. Raises SpecError if `text` is not a schedule of
-    values in the range `kind`. Raises ConfigError if the curve needs the horizon and it is unknown. Error messages start with `flag`.
+    A curve starts after `warmup` rounds and ends in round `horizon`. If the horizon is unknown, `horizon` is 0. Raises SpecError if `text`
+    is not a schedule of values in the range `kind`. Raises ConfigError if the curve needs the horizon and the horizon is unknown. Error
+    messages start with `flag`.
     """
 
     flag: str
@@ -210,7 +214,7 @@ class OptionSchedule:
         object.__setattr__(self, "curve", curve)
 
     def at(self, round: int) -> float:
-        """Return the value in a round, an int for whole numbers."""
+        """Return the value of the option in a round, as an int if the values are whole numbers."""
         if isinstance(self.curve, PiecewiseConstant):
             return self.curve.at(self.default, round)
         rounds = max(1, self.horizon - self.warmup)
@@ -218,13 +222,15 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return the values in the first round after the warm-up, in the first round of each piece, and in round `rounds`."""
+        """Return the values in the first round after the warm-up, in each round in which a new constant value starts, and in round
+        `rounds`.
+        """
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         first = self.warmup + 1
         return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError if a curve leaves the allowed values within `rounds` rounds.
+        """Raise ConfigError if the curve reaches a value that is not allowed within `rounds` rounds.
 
         Only the last round is checked, because curves are monotonic.
         """
@@ -238,11 +244,15 @@ class OptionSchedule:
             )
 
 
-CLIENT_OPTIONS = {"lr": RATE, "local_steps": COUNT, "batch_size": COUNT}  # options of clients
+CLIENT_OPTIONS = {
+    "lr": RATE,
+    "local_steps": COUNT,
+    "batch_size": COUNT,
+}  # options of clients that may have a schedule
 
 
 def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
-    """Return the schedule of each of CLIENT_OPTIONS. `options`: a `fedcomp.config.RunConfig` or an object with the same fields."""
+    """Return the schedules of the CLIENT_OPTIONS by name. `options` is a `fedcomp.config.RunConfig` or an object with the same fields."""
     return {
         name: OptionSchedule(
             f"--{name.replace('_', '-')}-schedule",
@@ -257,7 +267,7 @@ def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
 
 
 def needs_horizon(text: str | None) -> bool:
-    """Return whether a schedule is a curve that needs the horizon, the round at which the curve ends."""
+    """Return whether a schedule is a curve that needs the horizon, which is the round in which the curve ends."""
     if text is None or not text[:1].isalpha():
         return False
     return CURVES[spec.parse(text).parts[0].name].needs_horizon

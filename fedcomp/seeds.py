@@ -1,8 +1,8 @@
-"""Random numbers that depend only on their key, never on the time, the machine or the order of the draws.
+"""Random numbers that depend only on a key, never on the time, the machine or the order of the draws.
 
 Every draw comes from a Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with the key (run seed, round,
-client or partition, purpose). A client's batches in round 7 are the same whether or not the run was interrupted, on every machine, and with
-any other clients in the cohort.
+client or partition, purpose). For example, a client's batches in round 7 are the same on every machine, with any other clients in the
+round, and whether or not the run was interrupted.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from numpy.random.bit_generator import ISeedSequence
 def key(seed: int, purpose: str, round: int = 0, index: int = 0) -> int:
     """Return a 64-bit key for (seed, purpose, round, index).
 
-    `index`: a client, a partition, or a Flower node id of 64 bits.
+    `index` is a client id, the number of a partition, or a 64-bit node id of Flower.
     """
     text = struct.pack("<qqQ", seed, round, index % 2**64) + purpose.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
@@ -31,7 +31,9 @@ def generator(seed: int, purpose: str, round: int = 0, index: int = 0) -> np.ran
 def generators(
     seed: int, purpose: str, rounds_and_indices: Iterable[tuple[int, int]]
 ) -> Iterator[np.random.Generator]:
-    """Yield `generator(seed, purpose, round, index)` for each (round, index). The same object is yielded each time, with a new state."""
+    """Yield `generator(seed, purpose, round, index)` for each (round, index). The same generator object is yielded each time, with a new
+    state.
+    """
     bits = _philox(0)
     generator, state = np.random.Generator(bits), bits.state
     for new_key in [key(seed, purpose, round, index) for round, index in rounds_and_indices]:
@@ -47,7 +49,7 @@ def _philox(key: int) -> np.random.Philox:
 
 
 class _Key(ISeedSequence):
-    """A key for Philox. With Philox's argument `key=`, construction takes six times as long, because NumPy then also collects entropy."""
+    """A key for NumPy's Philox. The argument `Philox(key=…)` would take six times as long, because NumPy then also collects entropy."""
 
     def __init__(self, key: int):
         self.key = key

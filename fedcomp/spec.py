@@ -1,4 +1,4 @@
-"""Spec strings: one grammar for codecs, memories, strategies, partitions and attacks.
+"""Spec strings, which specify codecs, memories, strategies, partitions and attacks by name and options.
 
     spec    = product [ "@" scope ]
     product = part { "+" part }
@@ -25,10 +25,10 @@ SIZES = {"": 1, "B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
-RENAMED = {"liars": "f"}  # options of version 0.1 → new names
-UNBOUNDED = 1e30  # error messages for values that are too small omit upper limits from this on
+RENAMED = {"liars": "f"}  # names of options in version 0.1 → new names
+UNBOUNDED = 1e30  # error messages for too small values omit upper limits of at least this value
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-# Errors that the parsers below raise for malformed text.
+# Errors that the parse_* functions raise for malformed text.
 MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)
 
 
@@ -44,7 +44,7 @@ ClassWithOptions = TypeVar("ClassWithOptions", bound=type[HasOptions])
 
 @dataclass(frozen=True)
 class SpecPart:
-    """A name in a spec string with its options, as strings."""
+    """A part of a spec string, such as `topk:density=1%`: a name, and the options as strings."""
 
     name: str
     options: tuple[tuple[str, str], ...] = ()  # (key, value); a value without a key has the key ""
@@ -52,7 +52,7 @@ class SpecPart:
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed spec string."""
+    """A parsed spec string such as `topk:density=1%+qsgd@layer`."""
 
     parts: tuple[SpecPart, ...]
     scope: str = ""
@@ -60,7 +60,7 @@ class Spec:
 
 @contextmanager
 def error_context(text: str = "", flag: str = "") -> Iterator[None]:
-    """Add a spec string and its flag to SpecErrors raised in the `with` block."""
+    """Add the spec string `text` and its command-line flag to each SpecError that is raised in the `with` block."""
     try:
         yield
     except SpecError as error:
@@ -69,7 +69,7 @@ def error_context(text: str = "", flag: str = "") -> Iterator[None]:
 
 
 def parse(text: str) -> Spec:
-    """Split a spec string into names, raw options and scope. Raises SpecError on an empty name or option."""
+    """Split a spec string into names, unconverted options and scope. Raises SpecError for an empty name or option."""
     body, at, scope = text.strip().partition("@")
     if at and not scope:
         raise SpecError(
@@ -79,9 +79,9 @@ def parse(text: str) -> Spec:
 
 
 def parse_part(text: str, kind: str) -> SpecPart:
-    """Parse a spec string with one part and no scope. Raises SpecError for a scope, a second part or an incomplete string.
+    """Parse a spec string with one part and no scope. Raises SpecError if the string has a scope or a second part, or is incomplete.
 
-    `kind`: what the spec string names, such as "optimizer", for error messages.
+    `kind` says what the spec string specifies, such as "optimizer", for error messages.
     """
     parsed = parse(text)
     if parsed.scope or len(parsed.parts) > 1:
@@ -106,9 +106,9 @@ def _part(text: str, piece: str) -> SpecPart:
 
 
 def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
-    """Return an instance of the dataclass that `part` names, with the options as fields, converted to their types.
+    """Return an instance of the dataclass that `part` names. The options are converted to the types of the dataclass fields.
 
-    Raises SpecError for an unknown name or option, and suggests the most similar one.
+    Raises SpecError for an unknown name or option. The error message suggests the most similar name.
     """
     return _construct(part, _lookup(part, classes, kind), kind)
 
@@ -116,7 +116,7 @@ def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
 def choose(
     part: SpecPart, classes: Mapping[str, ClassWithOptions], kind: str
 ) -> tuple[ClassWithOptions, Any]:
-    """Return the class that `part` names, and an instance of its dataclass `Options`. Raises SpecError like `build`."""
+    """Return the class that `part` names, and an instance of the dataclass `Options` of this class. Raises SpecError like `build`."""
     cls = _lookup(part, classes, kind)
     return cls, _construct(part, cls.Options, kind)
 
@@ -150,9 +150,9 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
 
 
 def convert(raw: str, to: Any, what: str) -> Any:
-    """Convert `raw` to the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or an optional one of these.
+    """Convert the text `raw` to the type `to`: int, float (also 1% or 1/400), bool, str or a Literal, or one of these types or None.
 
-    `what`: name of the value, for error messages. Raises SpecError.
+    `what` is the name of the value in error messages. Raises SpecError.
     """
     if typing.get_origin(to) in (types.UnionType, typing.Union):
         (to,) = (t for t in typing.get_args(to) if t is not type(None))
@@ -170,7 +170,7 @@ def convert(raw: str, to: Any, what: str) -> Any:
 
 
 def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
-    """Raise SpecError if an option of a dataclass instance is outside its range (low, high), which includes both bounds.
+    """Raise SpecError if an option of a dataclass instance is outside the closed interval [low, high] that `ranges` gives for the option.
 
     Options that are None are not checked.
     """
@@ -181,7 +181,7 @@ def check_ranges(options: Any, **ranges: tuple[float, float]) -> None:
 
 
 def out_of_range(value: float, low: float, high: float) -> str:
-    """Return the end of an error message for a value outside [low, high]; "" for a value inside."""
+    """Return the end of an error message for a value outside the interval [low, high], or "" for a value inside."""
     if low <= value <= high:
         return ""
     at_least = high == math.inf or (value < low and high >= UNBOUNDED)
@@ -189,7 +189,7 @@ def out_of_range(value: float, low: float, high: float) -> str:
 
 
 def check_decays(options: Any, *names: str) -> None:
-    """Raise SpecError if one of these options of a dataclass instance, such as a momentum, is not in [0, 1)."""
+    """Raise SpecError if one of the options `names` of a dataclass instance, such as a momentum, is not in [0, 1)."""
     for name in names:
         if not 0 <= (value := getattr(options, name)) < 1:
             raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
@@ -218,14 +218,16 @@ def _quantity(raw: str, units: Mapping[str, float]) -> float:
 
 
 def parse_bytes(raw: str) -> int:
-    """Parse a number of bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError for malformed text and for less than one byte."""
+    """Parse a number of bytes, such as `200kB`, `1.5MB`, `64KiB` or `4096`. Raises ValueError for malformed text and for less than one
+    byte.
+    """
     if not (value := math.floor(_quantity(raw, SIZES))):
         raise ValueError(raw)
     return value
 
 
 def parse_count(raw: str) -> int:
-    """Parse a count: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError for malformed text and for counts below one."""
+    """Parse a count, such as `1000000`, `25M`, `1.5k` or `1G`. Raises ValueError for malformed text and for counts below one."""
     value = _quantity(raw, COUNTS)
     if value < 1 or abs(value - round(value)) > 1e-6:
         raise ValueError(raw)
@@ -233,7 +235,7 @@ def parse_count(raw: str) -> int:
 
 
 def parse_duration(raw: str) -> float:
-    """Parse a duration in seconds: `50ms`, `20s`, `1.5 min`, `2h`, `1d`, `0.5`.
+    """Parse a duration, such as `50ms`, `20s`, `1.5 min`, `2h`, `1d` or `0.5`, and return seconds.
 
     Raises ValueError for malformed text and for negative numbers.
     """
@@ -241,7 +243,7 @@ def parse_duration(raw: str) -> float:
 
 
 def parse_budget(raw: str) -> tuple[int, float]:
-    """Parse bytes or a duration: (bytes, 0.0) for `200kB`, (0, seconds) for `30s`. Raises ValueError for malformed text and zero."""
+    """Parse bytes or a duration, such as `200kB` to (200000, 0.0) and `30s` to (0, 30.0). Raises ValueError for malformed text and zero."""
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
         return parse_bytes(raw), 0.0
     if not (seconds := parse_duration(raw)):
@@ -250,19 +252,19 @@ def parse_budget(raw: str) -> tuple[int, float]:
 
 
 def parse_byte_list(raw: str) -> list[int]:
-    """Parse numbers of bytes, separated by commas: `10kB,1MB`. Raises ValueError for malformed text."""
+    """Parse numbers of bytes that are separated by commas, such as `10kB,1MB`. Raises ValueError for malformed text."""
     return [parse_bytes(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:
-    """Return `raw`. Raises ValueError for numbers with underscores (1_0) or digits of other scripts, which Python would accept."""
+    """Return `raw` unchanged. Raises ValueError for numbers with underscores (1_0) or non-ASCII digits, which Python would accept."""
     if "_" in raw or not raw.isascii():
         raise ValueError(raw)
     return raw
 
 
 def format_spec(name: str, options: Any) -> str:
-    """Return the spec string of a dataclass instance, with all its options. `parse` and `build` turn the string back into the instance."""
+    """Return the spec string of a dataclass instance, with all options. `parse` and `build` convert the string back to the instance."""
     pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
     text = ",".join(f"{key}={_format_value(value)}" for key, value in pairs if value is not None)
     return f"{name}:{text}" if text else name
@@ -276,11 +278,12 @@ def _format_value(value: Any) -> str:
     if 1e-6 < value < 1 and float(f"{value:g}") != value == 1 / round(1 / value):
         return f"1/{round(1 / value)}"
     text = f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return text.replace("+", "")  # in 1e+20, since a plus separates the parts of a product
+    # Write 1e20 for 1e+20, since a plus separates the parts of a spec string.
+    return text.replace("+", "")
 
 
 def _describe(to: Any) -> str:
-    """Return a description of the values of a type, for error messages. A type can define this description as `wanted`."""
+    """Return a description of the values of a type, for error messages. A class can define this description in its attribute `wanted`."""
     usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100"}
     usual[bool] = "true or false"
     return usual.get(to) or str(getattr(to, "wanted", "a text"))

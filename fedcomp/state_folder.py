@@ -1,12 +1,12 @@
-"""The state folder of a client: one file of named vectors and byte strings.
+"""The folder in which a client stores its state: one file with named vectors and byte strings.
 
-Each save replaces the whole file atomically: after a kill at any moment the folder holds the last complete state.
+Each save replaces the whole file atomically. If the process is killed at any moment, the folder contains the last complete state.
 
     8 bytes  length of the header, little-endian
-    header   JSON: the kind and length in bytes of each name, and the CRC-32 of all bodies
-    bodies   one after the other, in the order of the header; vectors as float32
+        header   JSON: the name, kind and length in bytes of each value, and the CRC-32 of all values
+        bodies   the values, one after the other, in the order of the header; vectors as float32
 
-Nothing is pickled. Saving does not copy the vectors.
+Pickle is not used. Saving does not copy the vectors.
 """
 
 import fcntl
@@ -28,11 +28,11 @@ from .errors import CheckpointError, UserError
 FILE, LOCK = "state.bin", "lock"
 LENGTH = struct.Struct("<Q")
 
-Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list: the parts of one byte string
+Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list contains the parts of one byte string
 
 
 class StateFolder:
-    """The state folder of one client, locked by its process. Raises UserError if the folder cannot be used or another process locks it."""
+    """The state folder of one client, which the client's process locks. Raises UserError if the folder cannot be used or is locked."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -48,20 +48,20 @@ class StateFolder:
             raise UserError(f"{found}; give a folder that can be written") from error
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock of the folder."""
         os.close(self._lock)
 
     def save(self, kept: Kept, name: str = FILE) -> None:
-        """Replace the state and flush it to the disk. Raises CheckpointError, with the last state intact, if the disk is full."""
+        """Replace the stored state and flush it to disk. If the disk is full, raise CheckpointError and keep the previous state."""
         try:
             durable_files.replace(self.path / name, packed(kept), 0o600)
         except OSError as error:
             found = f"--state-dir {self.path} cannot be written ({error.strerror})"
-            advice = "the last state is intact: free disk space and start again"
+            advice = "the previous state is intact: free disk space, and start the client again"
             raise CheckpointError(f"{found}; {advice}") from error
 
     def load(self, name: str = FILE) -> dict[str, Any]:
-        """Return the vectors and byte strings of the state by name; {} before the first `save`.
+        """Return the stored vectors and byte strings by name, or {} if nothing was saved yet.
 
         Raises CheckpointError for a damaged file, and UserError for a file that cannot be read.
         """
@@ -78,12 +78,12 @@ class StateFolder:
             return unpacked(data)
         except ValueError as error:
             raise CheckpointError(
-                f"{path} is damaged; remove it to start as a new client"
+                f"{path} is damaged; remove this file to start as a new client"
             ) from error
 
 
 def packed(kept: Kept) -> list[bytes | memoryview]:
-    """Return the parts of a state file, in the format that the module's docstring defines. Vectors on the CPU are not copied."""
+    """Return the parts of a state file, in the format that the module docstring defines. Vectors on the CPU are not copied."""
     crc, table = 0, []
     bodies: list[bytes | memoryview] = []
     for key, value in kept.items():
@@ -98,13 +98,13 @@ def packed(kept: Kept) -> list[bytes | memoryview]:
 
 
 def unpacked(data: bytearray) -> dict[str, Any]:
-    """Return the vectors and byte strings in a state file. Raises ValueError for damaged data."""
+    """Parse the content of a state file to vectors and byte strings by name. Raises ValueError for damaged data."""
     try:
         start = LENGTH.size + LENGTH.unpack_from(data)[0]
         header = json.loads(data[LENGTH.size : start])
         kept: dict[str, Any] = {}
         if zlib.crc32(memoryview(data)[start:]) != header["crc"]:
-            raise ValueError("the checksum of the bodies differs")
+            raise ValueError("the checksum of the values does not match")
         for key, kind, length in header["bodies"]:
             body = memoryview(data)[start : start + length]
             kept[key] = bytes(body) if kind == "bytes" else _vector(body)

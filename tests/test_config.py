@@ -275,7 +275,7 @@ def test_the_options_of_a_run_are_inherited(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "holds no run to continue; leave --resume out to start one"),
+        (None, "contains no run to continue; leave --resume out to start a run"),
         (b"task = ", "cannot be read"),
         (b"task = '\xff'", "cannot be read"),
         (b"task = " + b"[" * 100_000, "cannot be read"),

@@ -114,7 +114,7 @@ def test_a_damaged_or_incomplete_model_file_is_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "output"),
     [
-        ("config.toml", None, "holds no run"),
+        ("config.toml", None, "contains no run"),
         ("config.toml", b"\xff", "leave this run out"),
         ("config.toml", b"lr = ", "cannot be read"),
         ("config.toml", b"lr = true", "leave this run out"),

@@ -1,4 +1,4 @@
-"""`fedcomp bench codecs`: speed, frame size and error of codecs, and their time as a multiple of the time to copy the vector."""
+"""`fedcomp bench codecs`: measure the speed, encoded size and error of codecs, and compare their time with the time to copy the vector."""
 
 import json
 import math
@@ -27,15 +27,16 @@ from .report import svg
 from .tables import print_table
 
 COLUMNS = "codec encode copies decode copies frame bits bound error".split()
-LEGEND = """encode, decode: million values per second;  copies: their time as a multiple of the time to copy the vector
-bits: bits per parameter in the frame;  bound: entropy of the decoded values, in bits per parameter;  error: ‖x−C(x)‖²/‖x‖²"""
-# Decoded values count as quantization levels if at most MAX_LEVELS of them are distinct, with MIN_REPEATS occurrences each on average.
+LEGEND = """encode, decode: million values per second;  copies: time to encode or decode, divided by the time to copy the vector
+bits: size of the encoded vector in bits per parameter;  bound: entropy of the decoded values in bits per parameter
+error: ‖x−C(x)‖²/‖x‖² for a vector x that is decoded to C(x)"""
+# Decoded values count as quantization levels if there are at most MAX_LEVELS distinct values, each with MIN_REPEATS occurrences on average.
 MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector [numel] to compress, its layout (names and shapes of tensors), and its description."""
+    """A vector of shape [numel] to compress, its layout (names and shapes of the tensors in it), and its description."""
 
     description: str
     values: Tensor
@@ -44,25 +45,25 @@ class Vector:
 
 @dataclass(frozen=True)
 class CodecMeasurement:
-    """The measurement of one codec on one vector. Times are medians, in seconds."""
+    """The measurements of one codec on one vector. Times are medians, in seconds."""
 
     codec: str
     encode_s: float
     decode_s: float
     encode_values_per_s: float
     decode_values_per_s: float
-    encode_copies: float  # encode_s as a multiple of the time to copy the vector
-    decode_copies: float  # decode_s as a multiple of this time
+    encode_copies: float  # encode_s divided by the time to copy the vector
+    decode_copies: float  # decode_s divided by the time to copy the vector
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values. None for a codec that draws random numbers from the seed, and for decoded values that are mostly
-    # nonzero and not quantization levels.
+    # Entropy of the decoded values, or None if the codec draws random numbers from a seed, or if the values are neither sparse nor
+    # quantized.
     bound_bits_per_parameter: float | None
-    error: float  # ‖x − C(x)‖² / ‖x‖²
+    error: float  # ‖x − C(x)‖² / ‖x‖², where C(x) is the decoded vector
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
-    """Return a vector of standard normal values. The layout is a square matrix, followed by a vector of the remaining values."""
+    """Return a vector of standard normal values. Its layout is a square matrix, followed by a vector of the remaining values."""
     side = math.isqrt(numel)
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
     if rest := numel - side * side:
@@ -72,7 +73,7 @@ def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
 
 
 def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector:
-    """Return the update of a client that trained a task's initial model for five steps of twenty examples."""
+    """Return the update of a client after five local steps with batches of twenty examples, from a task's initial model."""
     task, sgd = load(task_name, data), LocalSGD()
     examples = data_of(task, "train")
     layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
@@ -116,7 +117,7 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
 
 
 def _error(x: Tensor, y: Tensor) -> float:
-    """Return ‖x − y‖² / ‖x‖², computed in float64 piece by piece to save memory."""
+    """Return the relative squared error ‖x − y‖² / ‖x‖², computed in float64, and in pieces to save memory."""
     lost = total = 0.0
     for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
         wide = a.double()
@@ -126,7 +127,7 @@ def _error(x: Tensor, y: Tensor) -> float:
 
 
 def _bound_bits(y: Tensor) -> float | None:
-    """Return the entropy of `y` in bits; None for a vector that is neither quantized nor sparse.
+    """Return the entropy of the vector `y` in bits, or None if `y` is neither quantized nor sparse.
 
     For quantized values, the result is the entropy of the levels. For sparse values, the result is the entropy of the positions, plus 32
     bits for each nonzero value.
@@ -145,7 +146,7 @@ def _bound_bits(y: Tensor) -> float | None:
 def bench(
     vector: Vector, specs: Sequence[str], repeats: int, as_json: bool, picture: Path | None
 ) -> None:
-    """Measure codecs, given as spec strings, and print the results. An empty `specs` means all codecs."""
+    """Measure the codecs that `specs` describes, such as "stc:density=1%", and print the results. An empty `specs` means all codecs."""
     if picture is not None and (picture.suffix != ".svg" or not picture.parent.is_dir()):
         advice = "name a file that ends in .svg in an existing folder"
         raise UserError(f"--picture {picture} cannot be written; {advice}")
@@ -196,7 +197,7 @@ def _cells(row: CodecMeasurement) -> list[str]:
 
 
 def chart(title: str, rows: Sequence[CodecMeasurement]) -> str:
-    """Return an SVG chart of error against bits per parameter, with logarithmic axes. Errors of 0 are drawn at a tick labelled 0."""
+    """Return an SVG chart of error against bits per parameter, with logarithmic axes. An error of 0 is drawn at a tick labelled 0."""
     smallest = min([row.error for row in rows if row.error > 0], default=1e-9)
     zero = 10.0 ** (math.floor(math.log10(smallest)) - 1)
     points = [(max(row.bits_per_parameter, 1e-6), max(row.error, zero)) for row in rows]

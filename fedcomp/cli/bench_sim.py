@@ -1,6 +1,6 @@
-"""`fedcomp bench sim`: the time of each part of a simulated round, and of plain PyTorch loops that train the same number of clients.
+"""`fedcomp bench sim`: measure each part of a simulated round, and plain PyTorch loops that train the same number of clients.
 
-Rounds and loops alternate in one process. The run folder is temporary.
+Simulated rounds and PyTorch loops alternate in one process. The run folder is temporary.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ from .bench_codecs import write_file
 from .tables import print_table
 
 TRAINING = "local SGD"
-# The parts of a round are events of the profile. The time of a part excludes the time of events nested in it.
+# Parts of a round, named like the profiler events that measure them. The time of an event excludes the events nested in it.
 PARTS = (
     *(TRAINING, "compression", "memories", "messages"),
     *("aggregation", "downlink", "checkpoint", "evaluation"),
 )
 MESSAGES = {"round": "messages", "clients": "messages"}
-OTHER = "rest"  # time outside of the profiled events, such as writing metrics to disk
+OTHER = "rest"  # time outside of all profiler events, such as writing metrics to disk
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
-LARGEST_COSTS = 3  # number of parts besides training that are named below the tables
+LARGEST_COSTS = 3  # number of most expensive parts of a round that are named below the tables
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "local SGD in them"
 LEAN, MATRIX_PRODUCT = "lean loop", "matrix product"
@@ -46,13 +46,13 @@ BIG_BATCH = "big-batch"
 LOOPS = {"lean": LEAN, "usual": "usual loop", BIG_BATCH: "one big batch"}
 NO_LOOPS = "none"
 LEGENDS = {
-    "lean": "lean loop: PyTorch, one model, examples by index",
-    "usual": "usual loop: PyTorch, a copy of the model, a DataLoader and torch.optim for each client",
-    BIG_BATCH: "one big batch: one model, whose step takes a batch with the examples of all clients; an upper bound of speed",
+    "lean": "lean loop: plain PyTorch with one model for all clients; examples are selected by index",
+    "usual": "usual loop: plain PyTorch with a copy of the model, a DataLoader and an optimizer for each client",
+    BIG_BATCH: "one big batch: one model trained on the merged batches of all clients; an upper bound on the speed",
 }
 DEVICE_FRACTION_LEGEND = (
-    "of the device: arithmetic operations per second of the forward and backward passes, as a fraction of those of a large matrix "
-    "product on this device; loops only train"
+    "of the device: FLOP/s of the forward and backward passes, as a fraction of the FLOP/s of a large matrix product on this "
+    "device; the PyTorch loops only train"
 )
 RATES = ("", "client updates/s", "a cohort", LEAN, "GFLOP/s", "of the device")
 TIMES = ("a round's time", "ms", "share")
@@ -77,7 +77,7 @@ def bench(
 
 
 def parse_loops(text: str) -> list[str]:
-    """Return the names of loops in --loops. Raises ConfigError."""
+    """Parse --loops. Return the names of PyTorch loops. Raises ConfigError."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
         raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
@@ -89,10 +89,10 @@ def parse_loops(text: str) -> list[str]:
 
 
 class RoundMeasurement(Callback):
-    """A callback that measures every other round, and runs each of `loops` after a measured round.
+    """A callback that measures every other round, and runs the PyTorch `loops` after each measured round.
 
-    A measured round never directly follows a loop, because the loop has filled the CPU's caches with other data. Measuring starts when the
-    engine has settled: its workers run, and its kernels are compiled.
+    A measured round never directly follows a PyTorch loop, because the loop fills the CPU caches with other data. Measuring starts after
+    the warm-up, when the engine's workers run and its kernels are compiled.
     """
 
     def __init__(self, rounds: int):
@@ -106,7 +106,7 @@ class RoundMeasurement(Callback):
         self.records: list[RoundRecord] = []
         self.header: Header
         self._warm = self._measuring = False
-        self._events = 0  # number of recorded events before the round
+        self._events = 0  # number of profiler events recorded before the current round
 
     def on_run_start(self, header: Header) -> None:
         self.header, self._start_s = header, time.perf_counter()
@@ -143,7 +143,7 @@ class MeasurementComplete(Exception):
 def measure(
     config: RunConfig, rounds: int, loops: Sequence[str]
 ) -> tuple[dict[str, Any], list[Event]]:
-    """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds, and the events of the profile.
+    """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds, and the recorded profiler events.
 
     Raises UserError.
     """
@@ -198,9 +198,9 @@ def measure(
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return loops that train a random cohort, and the number of floating-point operations for one client's update.
+    """Return PyTorch loops that train a random cohort of clients, and the floating-point operations of one client's update.
 
-    The number of operations is 0 for a task with a `train_fn`.
+    The number of operations is 0 for a task with its own training function (`train_fn`).
     """
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     if task.train_fn is not None and BIG_BATCH in loops:
@@ -233,9 +233,9 @@ def _cohort_loops(
 def _rate(
     name: str, seconds: Sequence[float], updates: float, client_flops: float, peak: float
 ) -> dict[str, Any]:
-    """Return the median time to train a cohort, and the rates of updates and operations.
+    """Return the median time to train a cohort, the client updates per second, and the floating-point operations per second.
 
-    Rates of operations are None if torch cannot count the operations.
+    The operations per second are None if the operations of an update are unknown (`client_flops` = 0).
     """
     median = max(statistics.median(seconds), 1e-9)
     flops = updates * client_flops / median if client_flops else None
@@ -278,7 +278,7 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
 
 
 def largest_costs(parts: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a sentence that names the largest parts of a round besides training."""
+    """Return a sentence that names the most expensive parts of a round besides training."""
     others = [(name, part) for name, part in parts.items() if name != TRAINING]
     costs = sorted(others, key=lambda item: -item[1]["seconds"])[:LARGEST_COSTS]
     named = [f"{name} {1e3 * p['seconds']:,.1f} ms ({p['share']:.1%})" for name, p in costs]

@@ -1,4 +1,4 @@
-"""The dashboard of a run: options, progress, the curve of accuracy, the last rounds, and the results at the end."""
+"""The terminal dashboard of a run: options, progress, a curve of accuracy or loss, the last rounds, and the results at the end."""
 
 import io
 import textwrap
@@ -45,16 +45,16 @@ from .screen import (
     progress_bar,
 )
 
-SLOW_ROUND_S = 2.0  # if rounds take longer, the number of clients that have answered is shown
-MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal cuts the picture off
-MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the remaining lines
+SLOW_ROUND_S = 2.0  # in longer rounds, the number of clients that have answered is shown
+MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal truncates the dashboard
+MAX_CURVE_HEIGHT = 24  # lines of text; the table of rounds uses the remaining lines
 
 
 class Dashboard(RunDisplay):
-    """A dashboard on the terminal's alternate screen while its context is open.
+    """A dashboard that fills the terminal while its context is open.
 
-    On exit, the last picture and the results are printed on the main screen. Other output of the process is buffered until the exit.
-    Outside of its context, the dashboard only records the run, so that `picture` can draw it.
+    On exit, the last state of the dashboard and the results are printed on the main screen. Other output of the process is buffered until
+    exit. Outside its context, the dashboard only records the run, which `picture` can draw.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -64,12 +64,12 @@ class Dashboard(RunDisplay):
         self._entered = False
         self._points: list[tuple[int, float]] = []  # (round, accuracy or loss)
         self._records: deque[RoundRecord] = deque(maxlen=100)
-        self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejections
-        self._warnings: deque[Text] = deque(maxlen=100)  # warnings without repetitions
-        # Clients that have answered in the current round, and its cohort size.
+        self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejected updates
+        self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates.
+        # Numbers of clients that have answered in the current round, and that were selected for the round.
         self._running = (0, 0)
-        self._waiting = ""  # text about the connected clients while a round waits for more
-        self._lock = Lock()  # between the run and the thread that draws
+        self._waiting = ""  # text that is shown while the run waits for more clients
+        self._lock = Lock()  # protects data that the run updates and the drawing thread reads
         self._other_output = _LastLines()
 
     def __enter__(self) -> Self:
@@ -121,7 +121,7 @@ class Dashboard(RunDisplay):
                 self._notes.append(note)
 
     def picture(self, width: int, height: int, notes: int | None = None) -> RenderableType:
-        """Return the screen in at most `height` lines of at most `width` characters, with at most `notes` warnings and rejections."""
+        """Return the dashboard in at most `height` lines of at most `width` characters, with at most `notes` warnings and rejections."""
         if not self.has_started:
             return Text("preparing the run", LABEL)
         width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
@@ -157,7 +157,9 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return the connected clients while a round waits for more; else the bytes sent since the run was started or resumed."""
+        """Return lines with the bytes sent since the run was started or resumed. While the run waits for clients, return who is connected
+        instead.
+        """
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round
@@ -176,7 +178,7 @@ class Dashboard(RunDisplay):
         return lines
 
     def _body(self, width: int, height: int) -> list[Text]:
-        """Return the curve, and the last rounds below it."""
+        """Return lines with the curve of accuracy or loss, and with a table of the last rounds below the curve."""
         blank = [Text()] * (height >= 16)
         columns = columns_for(width, columns_of(self.header))
         records = list(self._records)[-max(2, 2 * height // 5 - 1, height - MAX_CURVE_HEIGHT - 3) :]
@@ -204,7 +206,7 @@ class Dashboard(RunDisplay):
         return [title, *curve(self._points, judged, width, height - 1)]
 
     def verdict(self) -> Panel:
-        """Return the results of a run that has ended, in a frame."""
+        """Return the results of an ended run as a panel with a border."""
         assert self.summary is not None
         summary, out = self.summary, self.header.out
         grid = Table.grid(padding=(0, GAP))

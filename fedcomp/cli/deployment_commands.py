@@ -27,12 +27,12 @@ PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
 TRANSPORT_HELP = "gRPC, or unmodified flower-superlink and flower-supernode processes"
 
-SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment.")
+SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment file.")
 INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
 
 
 def _reject_nan(seconds: float | None) -> float | None:
-    """Raise BadParameter for NaN, which click's check of the range accepts."""
+    """Raise BadParameter for NaN, which click's range check accepts."""
     if seconds is not None and math.isnan(seconds):
         raise click.BadParameter("nan is not a number of seconds; give one such as 600")
     return seconds
@@ -47,7 +47,8 @@ PATIENCE = option(
 )
 STAY = switch("--stay", "Wait for the next run when a run is over.")
 LOG_JSON = option(
-    "FILE", "Log file with a JSON object per message; - = standard output, instead of text."
+    "FILE",
+    "Write log messages as JSON to this file, or with - to standard output instead of text.",
 )
 
 
@@ -60,7 +61,7 @@ def serve(
     insecure: bool | None = None,
     transport: str | None = None,
 ) -> None:
-    """Run the server, and show the run in `display`. Raises UserError."""
+    """Run the server of a federation, and show the progress of the run in `display`. Raises UserError."""
     from ..deployment.start import Endpoint
 
     if transport == "flower":
@@ -81,9 +82,9 @@ def serve(
 
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a message with the time of day and, with `log_json`, also writes it to that log.
+    """Yield a function that prints a message with the time of day and, if `log_json` is a file, also writes the message to that file.
 
-    If `log_json` is "-", the log is written to standard output instead of the text. Raises ConfigError if the log cannot be written.
+    If `log_json` is "-", the function writes JSON to standard output instead of text. Raises ConfigError if the log cannot be written.
     """
     from ..server.logs import STDOUT, JsonLog
 
@@ -103,14 +104,14 @@ def client(
     server: str | None = SERVER,
     enrolment: Path | None = option(
         "FILE",
-        "Enrolment of this client, clients/ID.toml in the folder of keys, or a folder of enrolments for several clients. "
-        "Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
+        "Enrolment file of this client, clients/ID.toml in the folder of keys, or a folder of such files to run several clients. "
+        "Default: the environment variable FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: bool = INSECURE,
     partition_id: int | None = option(
         "K",
-        "Index of this client's partition of the data, from 0. Default: all data. With --insecure and without --client-id, also the "
-        "client's id.",
+        "Index of this client's partition of the data, from 0. Default: all data. With --insecure, the index is also the client's id "
+        "unless --client-id is given.",
         min=0,
     ),
     partitions: int | None = option(
@@ -119,25 +120,30 @@ def client(
     client_id: int | None = option("K", "Id of this client; only with --insecure.", min=0),
     state_dir: Path | None = option(
         "DIR",
-        "State folder. Default: fedcomp-client-ID. With several clients, DIR contains a state folder for each.",
+        "Folder for the state of the client. Default: fedcomp-client-ID. With several clients, DIR contains a folder for each client.",
     ),
-    task: str = typer.Option("digits", help="Task: a built-in name or path/file.py:name."),
+    task: str = typer.Option(
+        "digits", help="Task (model and data): a built-in name or path/file.py:name."
+    ),
     data: Path | None = flags.DATA,
     device: flags.Device = "auto",
     patience: float | None = PATIENCE,
     stay: bool = STAY,
     count: int | None = option(
         "N",
-        "Run N clients in this process: the clients of the first N enrolments in the folder --enrolment, or with --insecure, the N clients "
-        "with ids from --client-id on. The clients use the partitions from --partition-id on.",
+        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. With --insecure, client ids count up "
+        "from --client-id. Partitions of the data count up from --partition-id.",
         min=1,
     ),
     roster: Path | None = option(
         "FILE",
-        "Public keys of the clients, registry.toml in the folder of keys, for elections with sealed ballots. "
-        "Default: the keys that the server announces.",
+        "File with the public keys of all clients, registry.toml in the folder of keys, for encrypted votes (strategy election with "
+        "sealed=true). Default: the keys that the server announces.",
     ),
-    sealed: bool = switch("--sealed", "Take part only in elections with sealed ballots."),
+    sealed: bool = switch(
+        "--sealed",
+        "Take part only in runs in which the server cannot read votes (strategy election with sealed=true).",
+    ),
     log_json: str | None = LOG_JSON,
     transport: str = typer.Option(
         "grpc", click_type=TRANSPORTS, help=f"Transport of the server: {TRANSPORT_HELP}."
@@ -146,7 +152,7 @@ def client(
     """Take part in a federation until its run is over. The client executes no code that the server sends."""
 
     def stop_message(cause: str) -> str:
-        return f"{cause}; the state of this client is in its state folder; repeat the command to continue"
+        return f"{cause}; the state of this client is stored in its state folder; repeat the command to continue"
 
     with stoppable(stop_message), message_log(log_json) as report, ExitStack() as stack:
         clients = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
@@ -214,15 +220,15 @@ def _absolute(path: Path | None) -> str | None:
 def relay(
     server: str | None = SERVER,
     port: int = option(
-        "N", "Port that clients connect to; 0 = a free one.", default=8081, min=0, max=65_535
+        "N", "Port that clients connect to; 0 = any free port.", default=8081, min=0, max=65_535
     ),
     host: str | None = option(
         "HOST",
-        "Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
+        "Address of this machine to listen on. Default: all addresses; with --insecure, loopback only.",
     ),
     enrolment: Path | None = option(
         "FILE",
-        "This relay's enrolment, relays/ID.toml in the folder of keys. Default: FEDCOMP_ENROLMENT, or "
+        "Enrolment file of this relay, relays/ID.toml in the folder of keys. Default: the environment variable FEDCOMP_ENROLMENT, or "
         "~/.config/fedcomp/enrolment.toml.",
     ),
     insecure: bool = INSECURE,
@@ -230,15 +236,17 @@ def relay(
     stay: bool = STAY,
     log_json: str | None = LOG_JSON,
 ) -> None:
-    """Run a relay between clients and a server.
+    """Run a relay, which forwards messages between clients and a server.
 
-    The server sends each broadcast to the relay once, and the relay bundles the clients' reports.
+    The server sends each broadcast to the relay only once, and the relay bundles the messages of its clients.
     """
     from ..deployment.relay_process import RelayProcess
     from ..deployment.start import LOOPBACK
 
     def stop_message(cause: str) -> str:
-        return f"{cause}; repeat the command to continue; clients then reconnect to the relay"
+        return (
+            f"{cause}; repeat the command to continue, and the clients will reconnect to the relay"
+        )
 
     with stoppable(stop_message), message_log(log_json) as report:
         target = relay_target(server, enrolment, insecure)
@@ -248,7 +256,7 @@ def relay(
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """One client: its server, logical id, partition of the data, state folder, and enrolment."""
+    """A client to run: its server, id, partition of the data, state folder, and enrolment (credentials)."""
 
     target: "Target"
     id: int
@@ -297,7 +305,7 @@ def identities(
 
 
 def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> "Target":
-    """Return the server of a relay with the relay's credentials. Raises UserError or ConfigError."""
+    """Return the server that a relay connects to, with the credentials of the relay. Raises UserError or ConfigError."""
     from ..keys.enrolment import Enrolment, default_enrolment
 
     _refuse_enrolment(insecure, enrolment)
@@ -313,7 +321,7 @@ def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> 
     enrolled = Enrolment.read(path)
     if not enrolled.relay:
         raise UserError(
-            f"{path} is the enrolment of client {enrolled.id}, but a relay needs its own; make one on the server with: {make}"
+            f"{path} is the enrolment of client {enrolled.id}, but a relay needs its own enrolment; make one on the server with: {make}"
         )
     return _target(server, path, enrolled)
 
@@ -321,16 +329,16 @@ def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> 
 def _refuse_enrolment(insecure: bool, enrolment: Path | None) -> None:
     if insecure and enrolment is not None:
         raise ConfigError(
-            "--insecure uses no keys, but --enrolment is given; give only one of the two"
+            "--insecure uses no keys, but --enrolment is given; leave one of them out"
         )
 
 
 def _target(
     server: str | None, path: Path | None = None, enrolled: "Enrolment | None" = None
 ) -> "Target":
-    """Return the server that --server names, or else the server in the enrolment.
+    """Return the server that --server names, or else the server in the enrolment file.
 
-    Raises UserError if neither --server nor the enrolment names a server, or if the enrolment has expired.
+    Raises UserError if neither --server nor the enrolment file names a server, or if the enrolment has expired.
     """
     from ..deployment.client_process import Target
     from ..keys.connection import address
@@ -345,9 +353,9 @@ def _target(
 
 
 def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
-    """Return (file, enrolment) for the file `path`, or for the first `count` enrolments of the folder `path`, ordered by id.
+    """Return (file, enrolment) for the enrolment file `path`, or for the first `count` files of the folder `path`, ordered by client id.
 
-    `path`: None for the default enrolment file. `count`: None for all enrolments of a folder. Raises UserError.
+    If `path` is None, the default enrolment file is read. If `count` is None, all files of the folder are read. Raises UserError.
     """
     from ..keys.enrolment import Enrolment, default_enrolment
     from ..keys.key_folder import CLIENTS, REGISTRY
@@ -371,11 +379,11 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
     enrolments.sort(key=lambda entry: entry[1].id)
     if len({enrolled.id for _, enrolled in enrolments}) < len(enrolments):
         raise UserError(
-            f"--enrolment {path} holds two enrolments of one client; remove one of them"
+            f"--enrolment {path} contains two enrolments of the same client; remove one of them"
         )
     if len(enrolments) < (count or 1):
         raise UserError(
-            f"--enrolment {path} holds {len(enrolments)} enrolment files (ID.toml), but {count or 1} are needed; copy the missing ones "
+            f"--enrolment {path} contains {len(enrolments)} enrolment files (ID.toml), but {count or 1} are needed; copy the missing files "
             "there, or give a lower --count"
         )
     for file, enrolled in enrolments[:count]:

@@ -1,7 +1,7 @@
-"""`fedcomp doctor`: check a machine, a port, a server, an enrolment file, a folder of keys or a folder of data.
+"""`fedcomp doctor`: check the machine, a port, a server, an enrolment file, a folder of keys or a data folder.
 
-The command prints one line for each check: ✓ passed, ✗ failed, with the fix, or – skipped, with the reason. Packages are imported inside of
-their checks, so that a broken package is reported and does not end the command.
+The command prints one line per check: ✓ for passed, ✗ for failed with a fix, – for skipped with a reason. Checks import the packages that
+they need, so that a broken package is reported and does not end the command.
 """
 
 import json
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
-WIDTH = 18  # characters of the column with the subjects of the checks
-MIN_FREE_BYTES = 10**9  # on the disk of the run folders
+WIDTH = 18  # width of the column with the subjects of the checks, in characters
+MIN_FREE_BYTES = 10**9  # required free space on the disk that holds the run folders
 
 
 @dataclass(frozen=True)
 class Check:
     """The result of one check. The fields are the keys of `fedcomp doctor --json`."""
 
-    what: str  # the subject of the check
-    state: str  # ok, failed or skipped
-    found: str  # result of the check
-    fix: str = ""  # advice
+    what: str  # subject of the check, such as torch
+    state: str  # result: ok, failed or skipped
+    found: str  # description of the result
+    fix: str = ""  # how to fix a failed check
 
     def line(self, width: int) -> str:
         return f"{SYMBOLS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
@@ -59,28 +59,28 @@ def failed(what: str, found: str, fix: str) -> Check:
 
 
 def refused(what: str, error: FedcompError | str) -> Check:
-    """Return a failed check from an error message of fedcomp, which consists of the problem, a semicolon, and the fix."""
+    """Convert an error of fedcomp to a failed check. The error message consists of the problem, a semicolon, and the fix."""
     found, _, fix = str(error).partition("; ")
     return Check(what, FAILED, found, fix)
 
 
 def doctor(
     server: str | None = option(
-        "HOST:PORT", "A server to connect to. Default: the server in the enrolment of --client."
+        "HOST:PORT", "Server to connect to. Default: the server in the enrolment file of --client."
     ),
     client: Path | None = option(
         "FILE",
-        "An enrolment file. Default without --keys: FEDCOMP_ENROLMENT or "
+        "Enrolment file of a client. Default without --keys: the environment variable FEDCOMP_ENROLMENT, or "
         "~/.config/fedcomp/enrolment.toml.",
         "--client",
         "--enrolment",
     ),
-    keys: Path | None = option("DIR", "A folder of keys, written by fedcomp keys init."),
-    data: Path | None = option("DIR", "A folder with the data of built-in tasks."),
-    port: int | None = option("N", "A port on which a server will listen.", min=1, max=65_535),
+    keys: Path | None = option("DIR", "Folder of keys, written by fedcomp keys init."),
+    data: Path | None = option("DIR", "Folder with the data of built-in tasks."),
+    port: int | None = option("N", "Port on which a server will listen.", min=1, max=65_535),
     as_json: bool = JSON,
 ) -> None:
-    """Check this machine, and the server, port, files and folders that options name. Print fixes. The exit status is 2 if a check fails."""
+    """Check this machine and the server, port, files and folders that are given, and print fixes. The exit status is 2 if a check fails."""
     from ..keys.enrolment import VARIABLE, default_enrolment
 
     if client:
@@ -103,7 +103,7 @@ def doctor(
 def _checks(
     server: str | None, client: Path | None, keys: Path | None, data: Path | None, port: int | None
 ) -> Iterator[Check]:
-    """Yield the results of all checks. Raises ConfigError for a malformed --server, before the first check."""
+    """Yield the results of all checks. Raises ConfigError before the first check if --server is malformed."""
     from ..keys.connection import address
     from ..keys.enrolment import Enrolment
 
@@ -145,7 +145,7 @@ def packages() -> Iterator[Check]:
     try:
         about = metadata.metadata("fedcomp")
     except metadata.PackageNotFoundError:
-        found = "fedcomp runs from its sources and is not installed"
+        found = "fedcomp runs from its source tree and is not installed"
         yield Check("packages", SKIPPED, found, "install it with: pip install .")
         return
     required, version = SpecifierSet(about["Requires-Python"] or ""), platform.python_version()
@@ -177,7 +177,7 @@ def packages() -> Iterator[Check]:
 def torch_and_cuda() -> Iterator[Check]:
     try:
         import torch
-    except Exception as error:  # an OSError for a missing library, anything for a broken package
+    except Exception as error:  # a missing library raises OSError, a broken package any error
         found = f"cannot be imported ({type(error).__name__}: {error})"
         yield failed("torch", found, "install it again with: pip install --force-reinstall torch")
         return
@@ -197,11 +197,12 @@ def torch_and_cuda() -> Iterator[Check]:
 
 
 def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many cores this process may use: its CPU affinity, limited by its container's CPU quota."""
+    """Return how many CPU cores this process may use, according to its CPU affinity and its container's CPU quota."""
     by_affinity = hasattr(os, "sched_getaffinity")
     bound = len(os.sched_getaffinity(0)) if by_affinity else os.cpu_count() or 1
     with suppress(OSError, ValueError):
-        quota, period = map(int, limit.read_text().split())  # "max" is not a number: no limit
+        # Without a quota, the file contains "max", for which `int` raises ValueError.
+        quota, period = map(int, limit.read_text().split())
         bound = min(bound, max(1, -(-quota // period)))
     return bound
 
@@ -214,7 +215,7 @@ def threads(count: int, usable: int) -> Check:
 
 
 def disk(runs: Path) -> Check:
-    """Check that the default folder of runs can be written and that its disk has free space."""
+    """Check that the default folder of runs is writable and that its disk has free space."""
     place = runs.absolute()
     while not place.exists():
         place = place.parent
@@ -228,16 +229,16 @@ def disk(runs: Path) -> Check:
 
 
 def listening(port: int) -> Check:
-    """Check that a server can listen on a port on every address of this machine."""
+    """Check that a server can listen on a port at all addresses of this machine."""
     what, dual = f"port {port}", socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
         socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
     except PermissionError:
         fix = "give --port with a number of at least 1024"
-        return failed(what, "this user may not listen there", fix)
+        return failed(what, "this user is not permitted to listen on this port", fix)
     except OSError as error:
-        found = f"another process listens there ({os.strerror(error.errno or 0)})"
+        found = f"another process listens on this port ({os.strerror(error.errno or 0)})"
         fix = f"stop the process that ss -ltnp 'sport = :{port}' shows, or give another --port"
         return failed(what, found, fix)
     return ok(what, "free")
@@ -246,7 +247,7 @@ def listening(port: int) -> Check:
 def data_folder(folder: Path) -> Iterator[Check]:
     """Check that each built-in task can be loaded with its data in a folder.
 
-    A task whose data is not in the folder is skipped. If no task can be loaded, all checks fail.
+    The check of a task is skipped if its data is not in the folder. If no task can be loaded, the checks of all tasks fail.
     """
     from ..tasks import available_tasks, load
 
@@ -269,7 +270,9 @@ def data_folder(folder: Path) -> Iterator[Check]:
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
-    """Check the CA, the server's certificate, the registry and the enrolment files, and that the registry accepts `enrolment`."""
+    """Check the certificate authority (CA), the server's certificate, the registry of keys and the enrolment files in a folder of keys.
+    Also check that the registry accepts `enrolment`.
+    """
     from ..keys import key_folder as keys
     from ..keys.certificates import hosts_of, parse_certificate, read_certificate
     from ..keys.enrolment import utc_now
@@ -291,7 +294,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         yield failed(
             "registry",
             f"{registry.path} has no clients, but there are enrolment files",
-            "restore it from a copy; without one, make new keys in another folder",
+            "restore the registry from a copy, or make new keys in another folder",
         )
         return
     now = utc_now()
@@ -307,17 +310,17 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         if problem:
             yield refused("enrolled", problem)
         elif id != enrolment.id:
-            found = f"the registry has this key for client {id}"
+            found = f"the registry assigns this key to client {id}"
             yield failed("enrolled", f"{found}, but the file has the id {enrolment.id}", copy)
         elif parse_certificate(enrolment.ca) != ca:
-            found = f"client {enrolment.id} is accepted, but it trusts another CA"
+            found = f"client {enrolment.id} is accepted, but the enrolment file trusts another CA"
             yield failed("enrolled", found, copy)
         else:
             yield ok("enrolled", f"client {enrolment.id} is accepted")
 
 
 def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now: datetime) -> Check:
-    """Check that no key of the clients or the relays in the registry has expired. `place`: "clients" or "relays"."""
+    """Check that no client key (`place="clients"`) or relay key (`place="relays"`) in the registry has expired."""
     counts = {"accepted": sum(not entry.refusal(now) for entry in entries)}
     counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
     counts["expired"] = len(entries) - sum(counts.values())
@@ -330,7 +333,7 @@ def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now:
 def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
     """Check that the enrolment files in the subfolder `place` match the registry and are private.
 
-    Missing files, such as those moved to devices, are not an error.
+    A missing file is not an error, because enrolment files are moved to devices.
     """
     from ..keys.enrolment import Enrolment, openssh
 
@@ -339,7 +342,7 @@ def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> 
     for entry in entries:
         path = paths.pop(str(entry.id), None)
         if path is None:
-            continue  # the file was moved to its device
+            continue  # the enrolment file was moved to its device
         n_files += 1
         renew = keys_command(folder, "renew", entry.holder)
         try:
@@ -353,7 +356,7 @@ def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> 
     for path in paths.values():
         more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
         found = f"{path} belongs to none of the {place} in the registry"
-        return failed("files", found, f"delete it; {more} makes new ones")
+        return failed("files", found, f"delete this file; to make new enrolment files, run {more}")
     found = f"{n_files} of {len(entries)} enrolment files in {place}"
     return ok("files", f"{found} are present and match the registry")
 
@@ -367,7 +370,7 @@ def private(path: Path, what: str) -> Check:
 
 
 def validity(what: str, certificate: "x509.Certificate", remedy: str, before: str = "") -> Check:
-    """Check that a certificate is valid now. If its validity has not begun, this machine's clock is behind."""
+    """Check that a certificate is valid now. A certificate that is not valid yet indicates a wrong clock on this machine."""
     from ..keys.enrolment import format_time, utc_now
 
     now = utc_now()
@@ -387,7 +390,7 @@ def validity(what: str, certificate: "x509.Certificate", remedy: str, before: st
 def reachable(
     where: tuple[str, int], enrolment: "Enrolment | None", keys: Path | None
 ) -> Iterator[Check]:
-    """Connect to a server, and check its certificate by the CA of the enrolment, or else by the CA of the folder of keys."""
+    """Connect to a server, and verify its certificate with the CA in the enrolment, or else with the CA in the folder of keys."""
     from ..keys.connection import contact, join_address
 
     name = join_address(*where)

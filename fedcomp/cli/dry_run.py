@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-Dry rounds use the strategy, codecs and memories of the run, but random updates. To draw random updates, one client trains the initial
-model, and the coordinates of its update are multiplied by standard normal values. The length of a frame (encoded update) is exact if it
-does not depend on the values, else an estimate.
+Some rounds (dry rounds) run with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is a
+real update of the initial model with each coordinate multiplied by a standard normal value. The length of a frame (encoded update) is exact
+if it does not depend on the encoded values, else an estimate.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum number of coordinates in all random updates. The bytes of the remaining rounds are extrapolated.
+# Maximum total number of coordinates in all random updates. The bytes of further rounds are extrapolated.
 MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS = 3
 COLUMNS = (
@@ -45,9 +45,9 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """The estimated bytes of an alternative.
+    """The estimated bytes of one run.
 
-    `frame_up` and `frame_down`: bytes of the shortest and of the longest frame in the dry rounds, for uplink and downlink.
+    Sizes of frames (encoded updates) are in bytes. `frame_up` and `frame_down` are the (smallest, largest) sizes of the simulated frames.
     """
 
     name: str
@@ -55,22 +55,22 @@ class Forecast:
     tensors: int
     rounds: int
     dry_rounds: int
-    frame_up: tuple[int, int]  # frame of one client in a round
-    longest_up: int | None  # upper bound that the codec guarantees; None if it guarantees none
-    frame_down: tuple[int, int]  # broadcast of a round
-    longest_down: int | None  # upper bound that the codec guarantees; None if it guarantees none
-    uplink_bytes: int  # sum over all rounds
-    downlink_bytes: int  # sum over all rounds
-    dense_bytes: int  # the same exchanges in float32, both ways
+    frame_up: tuple[int, int]  # (smallest, largest) frame from a client
+    longest_up: int | None  # upper bound of the uplink codec, or None
+    frame_down: tuple[int, int]  # (smallest, largest) broadcast of a round
+    longest_down: int | None  # upper bound of the downlink codec, or None
+    uplink_bytes: int  # from all clients in all rounds
+    downlink_bytes: int  # to all clients in all rounds
+    dense_bytes: int  # uplink plus downlink bytes of all rounds without compression
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all rounds, both ways."""
+        """The bytes of all rounds, uplink plus downlink."""
         return self.uplink_bytes + self.downlink_bytes
 
     @property
     def exact(self) -> bool:
-        """Whether the run will send exactly these bytes if every client answers."""
+        """Whether the run will send exactly the estimated bytes, provided that every client answers."""
         return (
             set(self.frame_up) == {self.longest_up}
             and set(self.frame_down) == {self.longest_down}
@@ -79,7 +79,7 @@ class Forecast:
 
 
 class RandomUpdates:
-    """An engine that multiplies each coordinate of `update` [n] by a random value instead of training."""
+    """A training engine that does not train, but returns the vector `update` with each coordinate multiplied by a random value."""
 
     def __init__(self, update: Tensor, device: torch.device):
         self.update, self.device = update, device
@@ -115,7 +115,7 @@ class DryRun(Simulation):
 
 
 def forecast(alternative: Alternative) -> Forecast:
-    """Run the dry rounds of an alternative and return the estimates. Raises UserError if its options are invalid."""
+    """Simulate rounds with random updates, and estimate the bytes of the run `alternative`. Raises UserError if the options are invalid."""
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
@@ -155,12 +155,12 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of all rounds. For each round after the dry rounds, add the mean of the second half of the dry rounds."""
+    """Extrapolate the bytes of the simulated rounds to `rounds` rounds, with the mean of the second half of the simulated rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
 def print_forecasts(alternatives: Sequence[Alternative]) -> None:
-    """Print a table of the estimates: fitted to a terminal, in aligned columns elsewhere."""
+    """Print a table of the estimated bytes, fitted to the width of the terminal if there is one."""
     forecasts = []
     for alternative in alternatives:
         try:
@@ -178,17 +178,17 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
     print(RATIO_TO_DENSE if any(baselines) else RATIO_TO_FLOAT32)
     if not all(f.exact for f in forecasts):
         print(
-            "~: an estimate from random updates, because the lengths of frames depend on the values"
+            "~: an estimate from random updates, because the sizes of encoded updates depend on their values"
         )
     if any(f.dry_rounds < f.rounds for f in forecasts):
         dry_rounds = min(f.dry_rounds for f in forecasts)
-        print(f"bytes are extrapolated from {dry_rounds} dry rounds")
+        print(f"bytes are extrapolated from {dry_rounds} rounds with random updates")
 
 
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the dense (uncompressed) alternative with the same other options; None if there is none."""
+    """Return the forecast of the uncompressed (dense) run whose other options are equal, or None if there is no such run."""
     wanted = dense(alternative.values)
     for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:

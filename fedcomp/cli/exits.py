@@ -1,4 +1,4 @@
-"""How commands end: error messages of one line on standard error, exit statuses, and signals."""
+"""How commands end: one-line error messages on standard error, exit statuses, and signals."""
 
 import errno
 import os
@@ -19,22 +19,23 @@ from ..errors import INTERRUPTED, FedcompError
 from ..formatting import one_line
 
 UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # a full disk, or a pipe without a reader
-OUTPUT_LOST = 1  # exit status if standard output cannot be written
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal closes
-# Further signals within this time are ignored, so that they do not interrupt the clean-up.
+OUTPUT_LOST = 1  # exit status if standard output cannot be written.
+# SIGHUP is sent when the terminal is closed.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Seconds after a signal in which further signals are ignored, so that they do not interrupt the clean-up.
 BURST_S = 0.5
 
 
 def print_error(message: str) -> None:
     """Print a message on standard error as one line."""
-    with suppress(OSError):  # standard error is closed
+    with suppress(OSError):  # standard error may be closed already
         print(f"fedcomp: {one_line(message)}", file=sys.stderr)
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written; None if it can be written. The reason comes from `error` or from flushing the output.
+    """Return why standard output cannot be written, or None if it can be written. The reason comes from `error` or from flushing.
 
-    If standard output cannot be written, discard unwritten output, because the interpreter would try to write it again at exit.
+    If standard output cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
     """
     try:
         sys.stdout.flush()
@@ -49,7 +50,7 @@ def output_lost(error: BaseException | None = None) -> str | None:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands. Expected errors are reported as one line and an exit status; other errors show their traceback."""
+    """A group of commands. Errors of fedcomp are reported as one line and an exit status. Unexpected errors show their traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -74,14 +75,14 @@ class CommandGroup(TyperGroup):
 
 
 def command_group(help: str = "", **settings: Any) -> typer.Typer:
-    """Return a group of commands that prints its help if no command is given."""
+    """Return a group of commands that prints its help if it is called without a command."""
     group = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="rich", **settings)
     group.callback(invoke_without_command=True, help=help)(print_help)
     return group
 
 
 def print_help(context: typer.Context) -> None:
-    """Print the help of a group if no command is given."""
+    """Print the help of a group of commands if no command is given."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -103,9 +104,9 @@ def _usage(error: click.UsageError) -> str:
 
 
 class Signals:
-    """A context in which END_SIGNALS raise KeyboardInterrupt. Signals that are already ignored, as under nohup, stay ignored.
+    """A context manager in which END_SIGNALS raise KeyboardInterrupt. Signals that are already ignored, as under nohup, stay ignored.
 
-    `received`: the number of the last signal; None if there was none. `ignoring`: whether signals are ignored.
+    `received` is the number of the last received signal, or None. While `ignoring` is set, signals have no effect.
     """
 
     def __init__(self) -> None:
@@ -139,7 +140,7 @@ def stoppable(
 ) -> Iterator[None]:
     """Run a block inside the context `screen`. A signal or an unwritable standard output ends the block.
 
-    The command then ends with the message `stop_message(cause)`, and with the exit status of the signal or OUTPUT_LOST.
+    In either case, the command prints `stop_message(cause)` and exits with the status of the signal or with OUTPUT_LOST.
     """
     with Signals() as signals:
         try:

@@ -38,9 +38,9 @@ def option(
     shown: object = None,
     **limits: Any,
 ) -> Any:
-    """Return an option of a command. `panel`: heading of the option's group in the help.
+    """Return a typer option. `panel` is the heading of the option's group in the help.
 
-    `shown`: default that the help shows, if not `default`.
+    `shown` is a default that the help shows in place of `default`.
     """
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
@@ -49,11 +49,11 @@ def option(
 
 
 def switch(name: str, help: str) -> Any:
-    """Return an option without a value, which is off by default."""
+    """Return a boolean flag that is off by default."""
     return typer.Option(False, name, help=help)
 
 
-# Options of several commands.
+# Options that several commands share.
 DATA = option("DIR", "Folder of the task's data. Default: the environment variable FEDCOMP_DATA.")
 JSON = switch("--json", "Print JSON instead of a table.")
 Device = Annotated[
@@ -62,10 +62,10 @@ Device = Annotated[
 
 
 def with_run_flags(without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that adds options to `command(…, **flags)`.
+    """Return a decorator that adds the options of a run to `command(…, **flags)`.
 
-    The options are --config, and one for each field of RunConfig that is not in `without`. The value of an option is a list of values,
-    except for switches. `run_values` decides which options may have more than one value.
+    The added options are --config, and one option for each field of RunConfig that is not in `without`. Each option is parsed as a list of
+    values, except for boolean flags. `run_values` decides which options may have more than one value.
     """
     options = [
         _option(RunConfig.__dataclass_fields__[name], panel)
@@ -104,12 +104,12 @@ def _parameter(name: str, kind: Any, declared: Any) -> inspect.Parameter:
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:
-    """Return the options of a run. Flags override the --config file, which overrides a resumed run. Raises UserError."""
+    """Return the options of a run. Flags override the --config file, which overrides the options of a resumed run. Raises UserError."""
     return RunConfig(**run_values(given))
 
 
 def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options that were given. Options in `repeatable` are lists if they have more than one value. Raises UserError."""
+    """Return the options that were given, by name. An option in `repeatable` that has more than one value is a list. Raises UserError."""
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
     values = config.read_toml(file, repeatable) if file is not None else {}
@@ -132,10 +132,10 @@ def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
     times = f"{flag} is given {len(given)} times"
     if repeatable and name == "task" and len(given) > 1:
         raise ConfigError(
-            f"{times}, but all alternatives learn the same task; give one task, and compare separate runs with fedcomp report"
+            f"{times}, but all compared runs use the same task; give one task, and compare separate runs with fedcomp report"
         )
     if name not in config.ALTERNATIVE_OPTIONS:
-        given = given[-1:]  # the last value wins
+        given = given[-1:]  # the last value takes precedence
     if repeated := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{flag} {repeated[0]} is given twice; give it once")
     if len(given) > 1 and name not in repeatable:

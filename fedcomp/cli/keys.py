@@ -1,4 +1,4 @@
-"""`fedcomp keys`: create, list, add, renew and revoke the keys of a server, its clients and relays.
+"""`fedcomp keys`: create, list, add, renew and revoke the keys of a server, its clients and its relays.
 
 Modules that read and write keys are imported inside functions, so that --help is fast.
 """
@@ -23,7 +23,7 @@ from .tables import print_table
 if TYPE_CHECKING:
     from ..keys.registry import RegistryEntry
 
-RENEW_DAYS = 30  # certificates that end within this time are due for renewal
+RENEW_DAYS = 30  # certificates that expire within this number of days are due for renewal
 RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
 COLUMNS = ("holder", "state", "until", "days", "fingerprint", "file")
 
@@ -38,24 +38,28 @@ FOLDER = option(
 DAYS = option("N", "Validity of the new certificates, in days.", default=365, min=1, max=36_500)
 HOSTS = option(
     "HOST",
-    "Name or address by which clients reach the server or the relay; may be given more than once.",
+    "Host name or IP address at which clients reach the server or the relay; may be given more than once.",
     "--host",
 )
 
-app = command_group("Create and change the keys of a server, its clients and relays.")
+app = command_group("Create and change the keys of a server, its clients and its relays.")
 
 
 @app.command()
 def init(
     clients: int = option("N", "Number of clients to enrol.", default=..., min=1, max=100_000),
     host: list[str] | None = HOSTS,
-    out: Path = option("DIR", "The folder to create.", default=DEFAULT),
+    out: Path = option("DIR", "Folder to create for the keys.", default=DEFAULT),
     days: int = DAYS,
     port: int = option(
-        "N", "Port of the server, written into the enrolments.", default=8080, min=1, max=65_535
+        "N",
+        "Port of the server, which is written to the enrolment files.",
+        default=8080,
+        min=1,
+        max=65_535,
     ),
 ) -> None:
-    """Create a CA, a certificate and key for the server, and an enrolment file for each client."""
+    """Create a certificate authority (CA), a certificate and a key for the server, and an enrolment file (credentials) for each client."""
     from ..keys import key_folder as keys
     from ..keys.connection import join_address
     from ..keys.enrolment import DEFAULT_PATH, VARIABLE
@@ -75,11 +79,11 @@ def init(
     files = folder / keys.CLIENTS / "N.toml"
     print(f"On the server: {shlex.join(start)}")
     print(
-        f"On each device: copy its {files} to {DEFAULT_PATH} (or set {VARIABLE}), then: {shlex.join(join)}"
+        f"On each device: copy the device's {files} to {DEFAULT_PATH} (or set {VARIABLE}), then: {shlex.join(join)}"
     )
     print(
-        f"Whoever has a client's file can act as that client: copy it over a secure channel. Keep {folder / keys.CA_KEY} "
-        "elsewhere: only fedcomp keys add and fedcomp keys renew need it."
+        f"Anyone who has a client's file can act as that client: copy the file over a secure channel. Move {folder / keys.CA_KEY} "
+        "to a safe place: only fedcomp keys add and fedcomp keys renew need this file."
     )
     if not host:
         print("Without --host the certificate is valid for this machine only.")
@@ -89,11 +93,13 @@ def init(
 def add(
     folder: Path = FOLDER,
     count: int = option("N", "Number of clients to add.", default=1, min=1, max=100_000),
-    relay: bool = switch("--relay", "Enrol a relay that clients reach at --host."),
+    relay: bool = switch(
+        "--relay", "Enrol a relay, which clients reach at --host, instead of clients."
+    ),
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Enrol new clients, whose ids follow the highest existing id, or a relay. Needs ca.key to sign the new certificates."""
+    """Enrol new clients, whose ids follow the highest existing id, or a relay. The file ca.key is needed to sign the new certificates."""
     from ..keys import key_folder as keys
 
     if relay:
@@ -109,9 +115,7 @@ def add(
         print(f"fedcomp relay --server HOST:PORT --enrolment {shlex.quote(file.name)}")
         return
     if host:
-        raise UserError(
-            "--host is for the certificate of a relay; add --relay, or leave --host out"
-        )
+        raise UserError("--host is the address of a relay; add --relay, or leave --host out")
     ids = keys.add(folder, count, days)
     files = ", ".join(str(_file(folder, id)) for id in ids[:8])
     more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
@@ -123,7 +127,7 @@ def revoke(
     ids: list[str] = typer.Argument(
         ...,
         metavar="ID...",
-        help="Logical ids of clients; relay-0 for a relay.",
+        help="Ids of clients, such as 3, or of relays, such as relay-0.",
         show_default=False,
     ),
     folder: Path = FOLDER,
@@ -145,14 +149,14 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client, relay-0 for a relay, or 'server'. Default: each of these whose certificate ends within {RENEW_DAYS} days.",
+        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Path = FOLDER,
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Create a new key and certificate for a client, a relay or the server. Needs ca.key to sign the new certificate."""
+    """Create a new key and certificate for a client, a relay or the server. The file ca.key is needed to sign the new certificate."""
     from ..keys import key_folder as keys
 
     if holder is None:
@@ -162,11 +166,11 @@ def renew(
     if host and (holder is None or isinstance(chosen[0], int)):
         example = keys_command(folder, "renew", "server", "--host", host[0])
         raise UserError(
-            f"--host is for the certificate of the server or a relay; give it with one of them: {example}"
+            f"--host is an address in the certificate of the server or of a relay; renew one of these: {example}"
         )
     if not chosen:
         print(f"No certificate ends within {RENEW_DAYS} days;", end=" ")
-        print("give the id of a client, relay-0 or 'server' to renew one anyway.")
+        print("to renew a certificate anyway, give the id of a client, relay-0 or 'server'.")
     for holder_id in chosen:
         if holder_id == "server":
             names, ends = keys.renew_server(folder, host or (), days)
@@ -181,7 +185,7 @@ def renew(
 
 @app.command("list")
 def show(folder: Path = FOLDER) -> None:
-    """List all keys with their state and the end of their validity, as a table on a terminal, else as lines with tabs."""
+    """List all keys with their state and expiry date. The output is a table on a terminal, else tab-separated lines."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
@@ -196,7 +200,7 @@ def show(folder: Path = FOLDER) -> None:
 
 
 def _file(folder: Path, holder: int | str) -> Path:
-    """Return the enrolment file of a client, or of a relay such as "relay-0"."""
+    """Return the path of the enrolment file of a client (an int) or of a relay (a name such as "relay-0")."""
     from ..keys import key_folder as keys
 
     if isinstance(holder, int):
@@ -207,7 +211,7 @@ def _file(folder: Path, holder: int | str) -> Path:
 def _row(entry: "RegistryEntry", file: Path, now: datetime) -> tuple[str, ...]:
     state = "expired" if entry.state == "enrolled" and entry.refusal(now) else entry.state
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
-    fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
+    fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # in the format of ssh-keygen -l
     until, days = f"{entry.not_after:%Y-%m-%d}", str(days_left(entry.not_after, now))
     shown = str(file) if file.is_file() else NOTHING
     return str(entry.holder), state, until, days, fingerprint, shown
@@ -229,12 +233,12 @@ def _certificate_row(path: Path, holder: str, now: datetime) -> tuple[str, ...]:
 
 
 def days_left(ends: datetime, now: datetime) -> int:
-    """Return the number of days until `ends`, rounded up."""
+    """Return the number of days from `now` until `ends`, rounded up."""
     return max(0, -((now - ends) // timedelta(days=1)))
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client's id as a number, or a text in `others` unchanged. "relay-0" in `others` stands for any relay. Raises UserError."""
+    """Convert a client id to int, or return a text in `others`. The entry "relay-0" accepts any relay. Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

@@ -15,17 +15,18 @@ from ..tasks.shakespeare import WINDOW, Text
 from .bench_codecs import normal
 from .tables import print_table
 
-NUMEL = 1 << 16  # length of the vector of normal values whose frames are measured
+NUMEL = 1 << 16  # length of the random vector that each codec encodes
 CODEC_COLUMNS = (
     *("codec", "bits", "unbiased", "contracts", "linear", "portable"),
     *("source", "what it sends"),
 )
-CODEC_LEGEND = f"""bits: bits per parameter in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
-contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames can be added;  portable: the same bytes on every device"""
+CODEC_LEGEND = f"""C(x): the vector x after encoding and decoding;  bits: bits per parameter, for {NUMEL:,} normal values
+unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²
+linear: encoded vectors can be summed;  portable: the same bytes on every device"""
 
 
 def print_codecs() -> None:
-    """Print a line for each codec: its spec string with the defaults, and its properties."""
+    """Print a line for each codec, with its name, default options and properties."""
     vector = normal(NUMEL)
     rows = []
     for name, cls in available_codecs().items():
@@ -48,11 +49,11 @@ SOURCES: dict[str, Callable[[Path | None], ImageDataset | Text]] = {
     "cifar10": cifar10.images,
     "shakespeare": shakespeare.Text,
 }
-OWN_TASK_LEGEND = "your own task: path/file.py:name; fedcomp init writes an example"
+OWN_TASK_LEGEND = "to use your own task, give path/file.py:name; fedcomp init writes an example"
 
 
 def _row(name: str, folder: Path | None) -> Sequence[str]:
-    """Return the table cells of a task. Numbers are dashes if the task or its data cannot be loaded."""
+    """Return the table cells of a task. Numbers are shown as dashes if the task or its data cannot be loaded."""
     numel, shape = None, NOTHING
     counts: tuple[int | None, int | None] = None, None
     try:
@@ -77,6 +78,6 @@ def _shape(sizes: tuple[int, ...]) -> str:
 
 
 def print_tasks(folder: Path | None) -> None:
-    """Print a line for each built-in task. `folder`: the folder of the data, or None."""
+    """Print a line for each built-in task. `folder` is the data folder, or None if no data folder was given."""
     rows = [_row(name, folder) for name in available_tasks()]
     print_table(TASK_COLUMNS, rows, left=("task", "an input", "data"), legend=OWN_TASK_LEGEND)

@@ -26,7 +26,8 @@ from .comparison.alternatives import (
 from .exits import command_group, print_help, stoppable
 from .flags import option, switch
 
-COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"  # headings in the help
+# Headings of option groups in --help.
+COMPARISON_PANEL, PORT_PANEL = "Comparison", "The server's port"
 SIMULATION_ONLY = ("network", "attack", "cohort_batch", "residuals")
 NOT_IN_BENCH = "rounds out resume checkpoint_every plain log_json metrics_port tensorboard".split()
 
@@ -40,7 +41,7 @@ def fedcomp(
     context: typer.Context,
     version: bool = switch("--version", "Print the version."),
 ) -> None:
-    """Federated learning with compressed updates: every byte counted is a byte sent."""
+    """Federated learning with compressed updates. Reported bytes are bytes that were sent."""
     if version:
         print(f"fedcomp {__version__}")
         raise typer.Exit
@@ -52,24 +53,24 @@ def fedcomp(
 def simulation(
     target_accuracy: str | None = option(
         "ACCURACY",
-        "Report rounds and bytes needed to reach this accuracy, such as 90%, in the table and the report.",
+        "Report the rounds and bytes needed to reach this accuracy, such as 90%.",
         panel=COMPARISON_PANEL,
     ),
     side_by_side: str | None = option(
         "[auto|N]",
-        "Number of alternatives that run at once; auto = one for each CPU core if each uses one core, else 1.",
+        "Number of compared runs to execute at the same time; auto = one per CPU core if a run uses one core, else 1.",
         panel=COMPARISON_PANEL,
     ),
     baseline: bool | None = option(
         None,
-        "Add a run named dense, which compresses nothing in either direction; ratios refer to its bytes. "
-        "Default: added if the alternatives differ in their compression.",
+        "Add an uncompressed run named dense to the comparison. Compression ratios are then relative to this run. "
+        "Default: added if the compared runs differ in their compression.",
         "--baseline/--no-baseline",
         panel=COMPARISON_PANEL,
     ),
     dry_run: bool | None = option(
         None,
-        "Print the number of parameters, the sizes of frames and the bytes that the run would send, without training.",
+        "Do not train; print the number of parameters, the sizes of encoded updates, and the bytes that the run would send.",
         "--dry-run",
         panel=COMPARISON_PANEL,
     ),
@@ -77,10 +78,9 @@ def simulation(
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
-    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. The --config file overrides the options of a run that
-    --resume continues. If an option of the experiment, such as --uplink or --seed, is given more than once, each combination of values is
-    run as an alternative, and the results are compared. If the alternatives differ in their compression, a run named dense, which
-    compresses nothing, is added.
+    Numbers may be written 0.01, 1% or 1/100. Flags override the --config file. With --resume, the --config file overrides the options
+    stored in the run folder. If an option such as --uplink or --seed is given more than once, fedcomp runs every combination of the values
+    and compares the results. If the combinations differ in their compression, fedcomp adds an uncompressed run named dense.
     """
     values = flags.run_values(run_flags, ALTERNATIVE_OPTIONS)
     target = results.parse_accuracy(target_accuracy)
@@ -119,10 +119,10 @@ def _run(
     command: Sequence[str],
     target: float | None = None,
 ) -> None:
-    """Call `run(display)`, and write the report. Exit with status 1 if no client's update was accepted in any round.
+    """Execute a run with `run(display)` and write its HTML report. Exit with status 1 if no client's update was accepted in any round.
 
-    `target`: the report states how many rounds and bytes the run needed to reach this accuracy; None leaves this out. `command` and
-    `run_flags`: the words and the flags of the command, to print how to continue an interrupted run.
+    If `target` is an accuracy, the report states how many rounds and bytes the run needed to reach that accuracy. If the run is
+    interrupted, print the command that continues the run, which consists of `command` and `run_flags`.
     """
     display = _display(config)
 
@@ -149,7 +149,7 @@ def _compare(
     target: float | None,
     baseline: bool | None,
 ) -> None:
-    """Run the alternatives and show their progress. Then print the table of their results."""
+    """Run all combinations of option values, show their progress, and print a table of the results."""
     from .comparison.comparison import Comparison
     from .comparison.displays import FAILED, ComparisonLines, ComparisonView
 
@@ -159,9 +159,11 @@ def _compare(
 
     def stop_message(cause: str) -> str:
         if not display.out:
-            return f"{cause} before the first alternative began"
+            return f"{cause} before the first run of the comparison began"
         resume = flags.resume_command(run_flags, display.out, ("fedcomp", "sim"))
-        return f"{cause} with {display.ended} of {len(display.all)} alternatives done; continue with: {resume}"
+        return (
+            f"{cause} with {display.ended} of {len(display.all)} runs done; continue with: {resume}"
+        )
 
     with stoppable(stop_message, display):
         lines = comparison.run()
@@ -171,7 +173,7 @@ def _compare(
 
 
 def _display(config: RunConfig) -> RunDisplay:
-    """Return the display of a run: none if the log is on standard output, lines of text, or the dashboard."""
+    """Return the display of a run: none if the JSON log goes to standard output, else lines of text or the dashboard."""
     if config.log_json == "-":
         return RunDisplay()
     if _prints_lines(config.plain):
@@ -182,13 +184,13 @@ def _display(config: RunConfig) -> RunDisplay:
 
 
 def _prints_lines(plain: bool) -> bool:
-    """Return whether to print lines instead of a dashboard: with --plain, or if standard output is not a capable terminal."""
+    """Return whether to print lines of text instead of a dashboard: with --plain, or if standard output is not a capable terminal."""
     return plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
 @app.command()
 def init(path: Path = typer.Argument(Path("my_task.py"), help="The file to write.")) -> None:
-    """Write an example task to a Python file, ready to run and to change."""
+    """Write an example task to a Python file, ready to run and edit."""
     from importlib import resources
 
     if path.suffix != ".py" or not str(path).isprintable():
@@ -211,7 +213,7 @@ def init(path: Path = typer.Argument(Path("my_task.py"), help="The file to write
 
 @app.command()
 def codecs() -> None:
-    """List the codecs with their default options, properties and sources."""
+    """List the codecs with their default options, their properties, and the papers that describe them."""
     from .listing import print_codecs
 
     print_codecs()
@@ -219,7 +221,7 @@ def codecs() -> None:
 
 @app.command()
 def tasks(data: Path | None = flags.DATA) -> None:
-    """List the built-in tasks: parameters, examples, and where the data is."""
+    """List the built-in tasks with their numbers of parameters and examples, and the location of their data."""
     from .listing import print_tasks
 
     print_tasks(data_folder(data))
@@ -230,14 +232,14 @@ def report(
     folders: list[Path] = typer.Argument(
         ...,
         metavar="RUN...",
-        help="Folders of runs, finished or not, or of comparisons. Runs that differ only in their seeds share a line of the report.",
+        help="Folders of runs (finished or not) or of comparisons. Runs that differ only in the seed share one line of the report.",
     ),
     out: Path | None = option(
         "DIR",
         "Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
     ),
     target_accuracy: str | None = option(
-        "ACCURACY", "Report rounds and bytes needed to reach this accuracy, such as 90%."
+        "ACCURACY", "Report the rounds and bytes needed to reach this accuracy, such as 90%."
     ),
 ) -> None:
     """Write a report on runs as one self-contained HTML page with a verdict, charts, and tables of results and settings."""
@@ -259,25 +261,34 @@ app.add_typer(server, name="server")
 
 @bench.command("codecs")
 def bench_codecs(
-    numel: str | None = option("N", "Length of the vector of normal values. Default: 1M."),
-    task: str | None = option(None, "Compress an update of this task instead of normal values."),
+    numel: str | None = option(
+        "N",
+        "Length of the vector to compress, which is drawn from a normal distribution. Default: 1M.",
+    ),
+    task: str | None = option(
+        None, "Compress a model update of this task instead of a random vector."
+    ),
     data: Path | None = flags.DATA,
     codec: list[str] | None = option(
         None, "Codec to measure; may be given more than once. Default: all codecs."
     ),
     device: flags.Device = "cpu",
     repeats: int = option(
-        "N", "Number of repetitions; medians are shown.", default=5, min=1, max=1000
+        "N", "Number of repetitions; median times are shown.", default=5, min=1, max=1000
     ),
     json: bool = flags.JSON,
-    picture: Path | None = option("FILE", "Write an SVG chart of error against bits to this file."),
+    picture: Path | None = option(
+        "FILE", "Write an SVG chart of error against bits per parameter to this file."
+    ),
 ) -> None:
-    """Measure speed, frame size and error of codecs, and compare their time with that of copying the vector."""
+    """Measure the speed, encoded size and error of codecs. Times are compared with the time to copy the vector."""
     from ..training import devices
     from .bench_codecs import bench, normal, update_of
 
     if task is not None and numel is not None:
-        raise UserError("--numel is for normal values and --task for an update; give one of them")
+        raise UserError(
+            "--numel compresses a random vector and --task a model update; give one of them"
+        )
     if data is not None and task is None:
         raise UserError("--data is the folder of a task's data; give --task as well")
     try:
@@ -297,17 +308,20 @@ def bench_sim(
     loops: str = typer.Option(
         "lean",
         metavar="[lean|usual|big-batch|none]",
-        help="PyTorch loops to compare with, separated by commas: lean keeps one model and takes examples by index, usual "
-        "copies the model and makes a DataLoader for each client, big-batch merges the batches of all clients; none = no loops.",
+        help="Plain PyTorch training loops to compare with, separated by commas: lean (one model, examples by index), usual "
+        "(a copy of the model and a DataLoader for each client), big-batch (the batches of all clients merged), or none.",
     ),
-    trace: Path | None = option("FILE", "Write a profile for Perfetto or chrome://tracing."),
+    trace: Path | None = option(
+        "FILE", "Write a profile for Perfetto or chrome://tracing to this file."
+    ),
     json: bool = flags.JSON,
     **run_flags: Any,
 ) -> None:
-    """Measure rounds of a simulation: client updates per second, the time of each part, and the fraction of the device's peak speed.
+    """Measure a simulation: client updates per second, the time of each part of a round, and the fraction of the device's peak FLOP/s.
 
-    The options are those of fedcomp sim. Complete rounds run in a temporary folder. The first round is not measured. After every other
-    round, PyTorch loops train the same number of clients. The last line names the three largest costs besides training.
+    The options are those of fedcomp sim. The run folder is temporary. Warm-up rounds are not measured. After each measured round, the
+    PyTorch loops in --loops train as many clients as the round. The last line of output names the three most expensive parts of a round
+    besides training.
     """
     from .bench_sim import bench
 
@@ -319,7 +333,7 @@ def bench_sim(
 def start(
     port: int | None = option(
         "N",
-        "Port to listen on; 0 = a free one.",
+        "Port to listen on; 0 = any free port.",
         panel=PORT_PANEL,
         shown=deployment_commands.PORT,
         min=0,
@@ -327,7 +341,7 @@ def start(
     ),
     host: str | None = option(
         "HOST",
-        "Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
+        "Address of this machine to listen on. Default: all addresses; with --insecure, loopback only.",
         panel=PORT_PANEL,
     ),
     keys: str | None = option(
@@ -368,7 +382,7 @@ def main() -> None:
     # Let idle OpenMP threads sleep early. On shared cores, spinning threads make a round take ten times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller
+        if getattr(sys, name) is None:  # the parent process closed this stream
             setattr(sys, name, open(os.devnull, "w"))
         # Print ? for characters that the terminal's encoding lacks.
         getattr(sys, name).reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""PyTorch loops that train the clients of a simulation without federation, and a matrix product to measure the device's peak speed."""
+"""Plain PyTorch loops, which train clients without compression and aggregation, and a matrix product to measure peak FLOP/s."""
 
 import copy
 import itertools
@@ -19,20 +19,20 @@ from ..training.engine import Job
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import LocalRound
 
-# For each client, the positions of the examples in each batch.
+# For each client and each local step, the indices of the examples in the batch.
 Plans = Sequence[Sequence[np.ndarray]]
 
-MAX_PIECE_VALUES = 1 << 22  # maximum number of input values in one forward pass of the big batch
+MAX_PIECE_VALUES = 1 << 22  # maximum number of input values in one forward pass of `big_batch`
 SIDE = {"cpu": 2048, "cuda": 8192}  # size of the square matrices of `matrix_product`
 
 
 def usual_loop(
     task: Task, data: Examples, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return the loop of common tutorials: a deep copy of the model, a shuffling DataLoader and an optimizer for each client.
+    """Return a training loop as in common tutorials: a deep copy of the model, a shuffling DataLoader and an optimizer for each client.
 
-    The DataLoader draws the batches, and `plans` sets only the number of batches. A `train_fn` of the task replaces the local steps. The
-    loop returns the clients' updates.
+    The DataLoader draws the batches, and `plans` determines only the number of batches. If the task has a `train_fn`, the loop calls this
+    function instead of local steps. The loop returns the clients' updates.
     """
     model = initial_model(task, 0).to(data.device)
     names = _trained(model)
@@ -63,9 +63,9 @@ def usual_loop(
 def lean_loop(
     task: Task, data: Examples, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
 ) -> Callable[[], list[dict[str, Tensor]]]:
-    """Return a loop with little overhead: one model that stays on the device, examples by index, and an optimizer of torch.
+    """Return a training loop with little overhead: one model that stays on the device, examples selected by index, and a torch optimizer.
 
-    A `train_fn` of the task replaces the local steps. The loop returns the clients' updates.
+    If the task has a `train_fn`, the loop calls this function instead of local steps. The loop returns the clients' updates.
     """
     model = initial_model(task, 0).to(data.device).train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -93,14 +93,14 @@ def lean_loop(
 
 
 def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callable[[], None]:
-    """Return a loop that trains one model on the concatenated batches of all clients.
+    """Return a training loop that trains one model on the concatenated batches of all clients.
 
-    The speed of the loop is an upper bound for loops that train each client separately. A batch of more than MAX_PIECE_VALUES values is
-    split into pieces whose gradients are accumulated.
+    The speed of the loop is an upper bound for loops that train each client separately. A batch of more than MAX_PIECE_VALUES input values
+    is split into pieces, whose gradients are accumulated.
     """
     model = initial_model(task, 0).to(data.device)
     optimizer = _optimizer(task, model, sgd)
-    # For each step, the examples of all clients that take part in it.
+    # For each local step, the indices of the examples of all clients that execute the step.
     steps = [
         torch.from_numpy(np.concatenate([batch for batch in batches if batch is not None]))
         for batches in itertools.zip_longest(*plans)
@@ -121,28 +121,28 @@ def big_batch(task: Task, data: Examples, plans: Plans, sgd: LocalSGD) -> Callab
 
 
 def flops_of_an_example(task: Task, data: Examples, batch: int) -> float:
-    """Return the number of floating-point operations of a training step per example; 0 if torch cannot count them."""
+    """Return the floating-point operations per example of a training step, or 0 if torch cannot count the operations."""
     model = initial_model(task, 0).train()
     batch = min(batch, len(data))
     examples = data.batch(torch.arange(batch, device=data.device)).to("cpu")
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `flags` warns on machines without an Intel GPU
-        # torch does not count the operations of the LSTM of mkldnn.
+        warnings.simplefilter("ignore")  # mkldnn.flags warns on machines without an Intel GPU.
+        # FlopCounterMode does not count the operations of mkldnn's LSTM.
         with torch.backends.mkldnn.flags(enabled=False), counter:
             _loss(task, model, examples).backward()
     return counter.get_total_flops() / batch
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], float]:
-    """Return a function that multiplies two large matrices, and the number of its floating-point operations."""
+    """Return a function that multiplies two large matrices, and the number of floating-point operations of one call."""
     side = SIDE.get(device.type, SIDE["cpu"])
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     return lambda: a @ b, 2.0 * side**3
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the duration of a call in seconds, including the work that it starts on the device."""
+    """Return the duration of the call `run()` in seconds, including the work that the call starts on the device."""
     start = time.perf_counter()
     run()
     if device.type == "cuda":
@@ -151,7 +151,7 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _trained(model: torch.nn.Module) -> list[str]:
-    """Return the names in a model's state_dict without those of frozen parameters."""
+    """Return the names in a model's state_dict, except for the names of frozen parameters."""
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     return [name for name in model.state_dict() if name not in frozen]
 
@@ -161,7 +161,7 @@ def _loss(task: Task, model: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 def _optimizer(task: Task, model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.Optimizer:
-    """Return the optimizer, with gradient clipping and a proximal term towards the current weights if `sgd` has them."""
+    """Return a client's optimizer. With the options clip and proximal, it clips gradients and adds the proximal term of FedProx."""
     if task.optimizer is not None:
         optimizer = task.optimizer(model.parameters())
     else:

@@ -1,4 +1,4 @@
-"""`fedcomp reproduce` runs the reproductions of a checkout, which are not part of the installed package."""
+"""`fedcomp reproduce`: test claims of papers with the scripts in the source checkout, which the installed package does not contain."""
 
 import importlib
 import sys
@@ -22,7 +22,7 @@ def reproduce(
     ),
     seeds: int | None = option(
         "N",
-        "Number of seeds of each method. Default: the number that the reproduction sets.",
+        "Number of seeds for each compared method. Default: set by the reproduction.",
         min=1,
         max=1000,
     ),
@@ -32,9 +32,9 @@ def reproduce(
         "Folder of the run folders. Default: runs/reproduce-NAME. Finished runs are not repeated.",
     ),
     device: Device = "auto",
-    write: bool = switch("--write", "Write the result into docs/reproductions.md of a checkout."),
+    write: bool = switch("--write", "Write the result to docs/reproductions.md of the checkout."),
 ) -> None:
-    """Test claims of papers: run the methods that a paper compares, and report whether its claim holds here.
+    """Test claims of papers: run the methods that a paper compares, and report whether the claim of the paper holds in fedcomp.
 
     Without --full, a reproduction takes minutes on two cores. After an interruption, repeat the command to continue.
     """

@@ -1,4 +1,4 @@
-"""The results of runs, for tables, reports and JSON. One line summarizes runs that differ only in their seeds."""
+"""The results of runs, for tables, reports and JSON. Runs that differ only in the seed are averaged into one result."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,46 +21,49 @@ FRONT_LEGEND = (
     "with fewer bytes both ways, or more accurate with at most as many bytes"
 )
 SPREAD_LEGEND = "±: half of the difference between the best and the worst seed"
-RATIO_TO_DENSE = "ratio: bytes that the line named dense sent, both ways, divided by those of this line, over the same rounds"
+RATIO_TO_DENSE = "ratio: uplink plus downlink bytes of the line named dense, divided by the bytes of this line, over the same rounds"
 RATIO_TO_FLOAT32 = (
-    "ratio: bytes of the same exchanges in float32 divided by the bytes sent, both ways"
+    "ratio: bytes of the same messages in float32 divided by the bytes sent, uplink plus downlink"
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, and cover the rounds that were run."""
+    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, for the rounds that were executed."""
 
     label: str
     folders: tuple[str, ...]
-    accuracy: float | None = None  # last measured value, 0..1
-    # Half of the difference between the best and the worst seed; None for one seed.
+    accuracy: float | None = None  # last measured accuracy, in [0, 1].
+    # Half of the difference between the best and the worst seed, or None for a single seed.
     accuracy_spread: float | None = None
-    loss: float | None = None  # last finite value; None if there is none
+    loss: float | None = None  # last finite loss, or None
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
-    ratio: float | None = None  # bytes both ways of the baseline divided by those of this line
+    # Compression ratio: bytes of the baseline divided by bytes of this line.
+    ratio: float | None = None
     seconds: float = 0.0
-    rounds_to_target: float | None = None  # None if a seed never reached the target accuracy
-    bytes_to_target: float | None = None  # both ways; None as for rounds_to_target
+    # Rounds until the target accuracy, or None if a seed never reached the target.
+    rounds_to_target: float | None = None
+    # Uplink plus downlink bytes until the target accuracy, or None if a seed never reached the target.
+    bytes_to_target: float | None = None
     on_front: bool = False
-    note: str = ""  # why the run failed, diverged or is not finished
+    note: str = ""  # why the run failed, diverged or is not finished.
     # Options that define the learning problem. Each problem has its own Pareto front.
     problem: Mapping[str, Any] = field(default_factory=dict)
-    # Label of the dense line that the ratio refers to; None: the same exchanges in float32.
+    # Label of the uncompressed baseline of `ratio`, or None if the baseline is the same messages in float32.
     baseline: str | None = None
-    # Mean accuracy or loss over the tenth of the clients with the worst values; None unless clients evaluate.
+    # Mean accuracy or loss over the worst tenth of the clients, or None if clients do not evaluate the model.
     worst_decile: float | None = None
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes both ways."""
+        """Uplink plus downlink bytes."""
         return self.uplink_bytes + self.downlink_bytes
 
     @property
     def rank(self) -> float:
-        """The accuracy, or the negative loss of a task without accuracy; −∞ if neither was measured."""
+        """The accuracy, or the negative loss of a task without accuracy. The rank is −∞ if neither accuracy nor loss was measured."""
         if self.accuracy is not None:
             return self.accuracy
         return -math.inf if self.loss is None else -self.loss
@@ -71,10 +74,10 @@ def results(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> list[Result]:
-    """Return a line for each group, with the Pareto front marked.
+    """Return a result for each group of runs, and mark the results on the Pareto front.
 
-    Ratios refer to the uncompressed (dense) group with the same other options, if there is one. `target`: an accuracy, 0..1; `failed`: the
-    error of each failed run, by folder.
+    Compression ratios are relative to the uncompressed (dense) group with otherwise equal options, if there is one. `target` is an accuracy
+    in [0, 1]. `failed` maps the folder of each failed run to its error message.
     """
     from ..runs import baseline_of
 
@@ -84,7 +87,9 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Return whether each line is on the Pareto front of its learning problem. Failed, diverged and unfinished lines are not on a front."""
+    """Return whether each result is on the Pareto front of its learning problem. Failed, diverged and unfinished runs are never on the
+    front.
+    """
     candidates = [line for line in lines if not line.note and math.isfinite(line.rank)]
 
     def dominates(one: Result, other: Result) -> bool:
@@ -100,12 +105,12 @@ def front(lines: Sequence[Result]) -> list[bool]:
 
 
 def legend(lines: Sequence[Result]) -> list[str]:
-    """Return the lines of a legend, to print under the table of `lines`."""
+    """Return the text lines of the legend below the table of `lines`."""
     ratios = [line for line in lines if line.ratio is not None]
     against_dense = [line for line in ratios if line.baseline is not None]
     text = [FRONT_LEGEND] if len(lines) > 1 else []
     if against_dense:
-        others = "; for lines without a dense line, bytes of the same exchanges in float32 divided by the bytes sent"
+        others = "; without a dense line, bytes of the same messages in float32 divided by the bytes sent"
         text.append(RATIO_TO_DENSE + others * (len(against_dense) < len(ratios)))
     elif ratios:
         text.append(RATIO_TO_FLOAT32)
@@ -115,7 +120,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, str | None]:
     """Return the bytes of the uncompressed baseline divided by the bytes of `runs`, and the label of the baseline.
 
-    Without a baseline, or if the baseline has fewer rounds than `runs`, the dividend is the bytes of the same exchanges in float32, and the
+    Without a baseline, or if the baseline has fewer rounds than `runs`, the dividend is the bytes of the same messages in float32, and the
     label is None.
     """
     sent = sum(run.sent_bytes for run in runs)
@@ -164,20 +169,20 @@ def _last_loss(run: "Run") -> float | None:
 
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
-    """Return the values; None if one of them is None."""
+    """Return the values as a list, or None if one of the values is None."""
     all_values = [*values]
     known = [value for value in all_values if value is not None]
     return known if len(known) == len(all_values) else None
 
 
 def mean_or_none(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values; None if one of them is None."""
+    """Return the mean of the values, or None if one of the values is None."""
     known = all_or_none(values)
     return None if known is None else mean(known)
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
-    """Return the problem of the first run that failed, diverged or is not finished; "" if there is none."""
+    """Return why the first unsuccessful run failed, diverged or is not finished. Return "" if all runs succeeded."""
     for run in runs:
         if problem := _problem(run, failed.get(str(run.folder), "")):
             return problem if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {problem}"
@@ -199,7 +204,7 @@ def _problem(run: "Run", error: str) -> str:
 
 
 def cells(line: Result, target: float | None) -> dict[str, str]:
-    """Return the numbers of a line of results as text, by the title of their column."""
+    """Return the table cells of a result as text, by column title."""
     spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
     loss = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
     texts = {
@@ -218,7 +223,7 @@ def cells(line: Result, target: float | None) -> dict[str, str]:
 
 
 def parse_accuracy(text: str | None) -> float | None:
-    """Return the accuracy in --target-accuracy, 0..1. Raises UserError."""
+    """Parse --target-accuracy as a number in (0, 1]. Raises UserError."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Parts of dashboards: the alternate screen, the panel of labelled values, the progress bar, and a curve of accuracy or loss."""
+"""Parts of terminal dashboards: the screen, a panel of labelled values, a progress bar, and a curve of accuracy or loss."""
 
 import math
 import sys
@@ -20,14 +20,16 @@ BAR = "deep_sky_blue3"
 DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
-MAX_POINTS = 1024  # drawn points of a curve, so that drawing a long run stays cheap
-MIN_ROUNDS = 10  # minimum length of the axis of rounds, so that the first points do not jump
-# Bits of a braille character, by column and row within it.
+MAX_POINTS = 1024  # maximum number of points of a curve; more points would make drawing slow
+MIN_ROUNDS = (
+    10  # minimum length of the horizontal axis; on a shorter axis, the first points would jump
+)
+# Bit of each dot of a Unicode braille character, by the column and row of the dot.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 class Screen:
-    """A terminal screen that shows a spinner from `open` to `draw`, then `picture(width, height)` on the alternate screen until `close`."""
+    """A terminal that shows a spinner until `draw` is called, then the result of `picture(width, height)` until `close` is called."""
 
     def __init__(
         self, console: Console | None, picture: Callable[[int, int], RenderableType], spinner: str
@@ -42,7 +44,7 @@ class Screen:
         self._stack.enter_context(self.status)
 
     def draw(self, *contexts: AbstractContextManager[object]) -> None:
-        """Show the picture until `close`. `contexts` are entered now and exited by `close`."""
+        """Show the picture until `close` is called. The context managers `contexts` stay entered until then."""
         self.close()
         for context in contexts:
             self._stack.enter_context(context)
@@ -91,7 +93,7 @@ def facts_panel(
     path: str,
     note: Sequence[str] = (),
 ) -> Panel:
-    """Return a frame with labels and values in up to four columns and at most `max_rows` rows, and a note below them."""
+    """Return a panel of labelled values in up to four columns and at most `max_rows` rows, with a note below the values."""
     indent = 1 + max(len(label) for label, _ in pairs)
     cells = [Text.assemble((label.ljust(indent), LABEL), value) for label, value in pairs]
     for columns in (4, 3, 2, 1):
@@ -122,9 +124,10 @@ def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
 
 
 def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: int) -> list[Text]:
-    """Return a curve over rounds, with axes, as `height` ≥ 2 lines of at most `width` ≥ 30 characters.
+    """Plot a curve over rounds, with axes, in `height` ≥ 2 lines of text of at most `width` ≥ 30 characters.
 
-    `points`: (round, finite value) in ascending order of rounds. `judged`: "loss", or "accuracy" for values 0..1, labelled in percent.
+    `points` are pairs (round, finite value) in ascending order of rounds. The plotted metric `judged` is "loss" or "accuracy". Accuracies
+    are in [0, 1] and labelled in percent.
     """
     rows = height - 1
     if not points:
@@ -151,9 +154,9 @@ def curve(points: Sequence[tuple[int, float]], judged: str, width: int, height: 
 
 
 def _bounds(values: list[float]) -> tuple[float, float, int]:
-    """Return the limits of an axis, and the number of decimals to print the limits as percentages.
+    """Return the two limits of an axis, and the number of decimals needed to print the limits as percentages.
 
-    The limits are round numbers, and all values are between them.
+    The limits are round numbers, and all `values` lie between the limits.
     """
     low, high = min(values), max(values)
     raw = max((high - low) / 10, 0.001)
@@ -172,7 +175,7 @@ def _braille(
     columns: int,
     rows: int,
 ) -> list[str]:
-    """Return the points, connected by lines, as rows of braille characters. `x` and `y`: the bounds of the axes."""
+    """Return the points, connected by lines, as rows of braille characters. `x` and `y` are the limits of the axes."""
     cells = [[0] * columns for _ in range(rows)]
     across, down = (2 * columns - 1) / (x[1] - x[0]), (4 * rows - 1) / (y[1] - y[0])
     dots = [

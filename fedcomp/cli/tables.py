@@ -16,10 +16,10 @@ def print_table(
     styles: Sequence[str] = (),
     below: Sequence[str] = (),
 ) -> None:
-    """Print a table that fits the terminal, or lines with tabs if standard output is not a terminal.
+    """Print a table that fits the terminal, or tab-separated lines if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. On a terminal, `title`, `legend` and the `styles` of the rows are also
-    shown, and the columns in `below` become text below the first cell of a row.
+    Columns in `left` are aligned to the left, others to the right. On a terminal, the output includes `title` and `legend`, rows have
+    `styles`, and the columns in `below` become text below the first cell of each row.
     """
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [head, *rows]))
@@ -53,7 +53,7 @@ def print_table(
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Return rows as lines of text. The first `left` columns are aligned to the left, the others to the right."""
+    """Return rows as lines of text. The first `left` columns are aligned to the left, all other columns to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Simulations that a Python script or notebook starts by one function call."""
+"""Run a simulation from a Python script or notebook with one function call."""
 
 from .call import simulate
 

@@ -1,4 +1,4 @@
-"""`fedcomp.simulate`: run a simulation by a function call, and return its result. Options may be Python objects."""
+"""`fedcomp.simulate`: run a simulation from Python and return its result. Options may be Python objects."""
 
 import dataclasses
 import os
@@ -22,13 +22,13 @@ from ..sim import simulate as run_of
 from ..tasks import OBJECT, Task
 from .displays import open_display
 
-LIST_OPTIONS = {"device", "bandwidths"}  # options that may have several values in one run
-# A run seeds the global generators of torch and numpy, which all threads share.
+LIST_OPTIONS = {"device", "bandwidths"}  # options that may have several values in one run.
+# Each run seeds the global generators of torch and numpy, which all threads share, so that runs must not overlap.
 _RUN_LOCK = RLock()
 
 
 def _unlock_in_child() -> None:
-    """Replace the lock after a fork, since the thread that holds it does not exist in the child process."""
+    """Replace the lock after a fork, since a thread that holds the lock does not exist in the child process."""
     global _RUN_LOCK
     _RUN_LOCK = RLock()
 
@@ -39,30 +39,31 @@ os.register_at_fork(after_in_child=_unlock_in_child)
 def simulate(
     task: str | Task | None = None, *, progress: bool | Callback | None = None, **options: Any
 ) -> Run:
-    """Run a simulation, or continue the run in the folder `out` if `resume=True`. Return the run.
+    """Run a simulation, or continue the run in the folder `out` if `resume=True`. Return the finished run.
 
         run = fedcomp.simulate("digits", clients=50, rounds=10, uplink="stc:density=1%", out="runs/first")
         run = fedcomp.simulate(out="runs/first", resume=True, rounds=20)  # ten more rounds
 
-    `task` is a Task, a built-in name, or path/file.py:name; None means digits, or the task of the resumed run. A run with a Task object
-    trains in this process, so the engines `processes` and `ray` are refused.
+    `task` is a Task, the name of a built-in task, or path/file.py:name. If `task` is None, the task is digits, or the task of the resumed
+    run. A run with a Task object trains in this process, so the engines `processes` and `ray` are refused.
 
     `options` are the fields of RunConfig by name, which are also the options of `fedcomp sim` (`local_steps` is `--local-steps`). An option
-    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". An option of None means
-    the default, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like `Task.optimizer`. If `out` is
+    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". An option of None has
+    its default, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like `Task.optimizer`. If `out` is
     not given, the run folder is a new folder in `runs`.
 
-    `progress` is None for a display that suits the terminal, log or notebook; False for no display; or a Callback to use instead.
+    `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback.
 
     The function may be called in a running event loop and in any thread. Calls from several threads run one after the other, because a run
-    seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty, and
-    other FedcompErrors if the run fails. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the run.
+    seeds the global generators of torch and numpy. Raises UserError for invalid options and for a folder `out` that is not empty. Raises
+    other subclasses of FedcompError if the run fails. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the
+    run.
     """
     task_object = task if isinstance(task, Task) else None
     if callable(options.get("optimizer")):
         if task_object is None:
             raise ConfigError(
-                "optimizer is a function; give it to the task: simulate(Task(…, optimizer=function))"
+                "optimizer is a function, which needs a Task object; give the function to the task: simulate(Task(…, optimizer=function))"
             )
         task_object = dataclasses.replace(task_object, optimizer=options.pop("optimizer"))
     config = run_config(task, options)
@@ -76,7 +77,7 @@ def simulate(
 
 
 def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig of a run. An option of None means the default, or the value of the resumed run.
+    """Return the RunConfig of a run. An option of None has its default, or the value of the resumed run.
 
     Raises ConfigError for invalid values and unknown options. For an unknown option, the message suggests the closest name.
     """
@@ -99,11 +100,11 @@ def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig
 
 
 def _converted(name: str, value: Any) -> Any:
-    """Return an option's value converted to the type of its RunConfig field, if possible. RunConfig refuses values of other types."""
+    """Convert an option's value to the type of its RunConfig field, if possible. RunConfig refuses values that cannot be converted."""
     if isinstance(value, list | tuple):
         if name not in LIST_OPTIONS:
             raise ConfigError(
-                f"{name} has {len(value)} values, but a run has one; call simulate once for each value"
+                f"{name} has {len(value)} values, but a run takes only one; call simulate once for each value"
             )
         return ",".join(str(_converted(name, item)) for item in value)
     kind = option_type(name)
@@ -130,7 +131,7 @@ def _interrupt_message(display: RunDisplay, task: Task | None) -> str:
 
 
 def _signature() -> Signature:
-    """Return the signature of `simulate` with every option by name, for help() and completion."""
+    """Return the signature of `simulate` with every option as a parameter, for help() and code completion."""
     task, progress, _ = Signature.from_callable(simulate).parameters.values()
     hints = get_type_hints(RunConfig)
     options = [

@@ -1,4 +1,4 @@
-"""Displays of a simulation that Python code starts: a progress bar in a terminal, ten lines in a log, a picture in a notebook."""
+"""Displays of simulations started from Python: a progress bar in a terminal, ten lines in a log, or a chart in a notebook."""
 
 import math
 import os
@@ -20,18 +20,18 @@ from ..errors import ConfigError
 from ..formatting import decimal, duration, metric, one_line
 from ..run_display import RunDisplay, rejections, verdict
 
-LOG_LINES = 10  # number of progress lines for each run
-BAR_WIDTH = 24  # characters
-# Constants of notebooks:
-UPDATE_S = 0.25  # minimum time between updates
-MAX_POINTS = 200  # maximum number of points of the curve
+LOG_LINES = 10  # number of progress lines that a run prints to a log
+BAR_WIDTH = 24  # width of the progress bar, in characters.
+# Constants of the notebook display:
+UPDATE_S = 0.25  # minimum time between updates, in seconds
+MAX_POINTS = 200  # maximum number of points to draw
 WIDTH, HEIGHT = 480, 120  # pixels
-MARGIN, FONT_SIZE = 54, 11  # pixels; the margin holds the labels to the left of the curve
+MARGIN, FONT_SIZE = 54, 11  # pixels; the margin at the left contains the axis labels
 MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays: records the progress of a run and shows nothing."""
+    """Base class of the displays, which records the progress of a run but shows nothing."""
 
     _has_rejections = False
 
@@ -45,7 +45,7 @@ class ProgressDisplay(RunDisplay):
         """Show that the run was interrupted. `message` says how to continue the run."""
 
     def progress_text(self) -> str:
-        """Return the progress as text: "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
+        """Return the progress as text, such as "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
         if not self.has_started:
             return "preparing the run"
         last, parts = self.last, [f"round {self.last_round}/{self.header.rounds}"]
@@ -58,7 +58,7 @@ class ProgressDisplay(RunDisplay):
         return ", ".join(parts + (self.totals.links() if last is not None else []))
 
     def time_left(self) -> str:
-        """Return the estimated time of the remaining rounds as text; "" if it is unknown or no round remains."""
+        """Return the estimated remaining time as text, or "" if the time is unknown or no round remains."""
         pace = self.seconds_a_round
         rest = self.header.rounds - self.last_round if self.has_started else 0
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
@@ -68,7 +68,7 @@ class ProgressDisplay(RunDisplay):
 
 
 class LogDisplay(ProgressDisplay):
-    """A display that prints a line to `stream`, by default standard error, after each tenth of the rounds."""
+    """A display that prints ten progress lines per run to `stream`, by default standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         super().__init__()
@@ -95,7 +95,7 @@ class LogDisplay(ProgressDisplay):
 
 
 class TerminalDisplay(ProgressDisplay):
-    """A progress bar in the terminal, on standard error, with the warnings above it."""
+    """A progress bar in the terminal, on standard error, with warnings above the bar."""
 
     def __init__(self, console: Console | None = None):
         super().__init__()
@@ -133,21 +133,21 @@ class TerminalDisplay(ProgressDisplay):
 
 
 class NotebookDisplay(ProgressDisplay):
-    """A display that shows the run as a picture in a notebook.
+    """A display that shows progress and a curve of accuracy or loss in a notebook.
 
-    `display(bundle, raw=True, display_id=True)`, such as `IPython.display.display`, shows a bundle (texts by MIME type) and returns a
-    handle that can update the bundle. A bundle contains the picture as HTML, and a line of text for front ends without HTML.
+    `display(bundle, raw=True, display_id=True)`, such as `IPython.display.display`, shows a dict of texts by MIME type, and returns a
+    handle to update this output. The dict contains HTML, and a line of plain text for front ends without HTML.
     """
 
     def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):
         super().__init__(clock)
         self._display = display
         self._next_s = 0.0
-        self._handle: Any = None  # None before the first display
+        self._handle: Any = None  # handle of the notebook output, or None before the first output
         self._points: list[tuple[int, float]] = []
         self._notes: list[str] = []
         self._result: list[tuple[str, str]] = []
-        self._final_text = ""  # why the run ended early
+        self._final_text = ""  # text that says why the run ended early
 
     def __enter__(self) -> Self:
         self._show()
@@ -195,7 +195,7 @@ class NotebookDisplay(ProgressDisplay):
         self._next_s = self.clock() + UPDATE_S
 
     def html(self) -> str:
-        """Return the picture of the run as HTML."""
+        """Return the progress or the results of the run as HTML."""
         if not self.has_started:
             return f"<div>{escape(self._final_text or self.progress_text())}</div>"
         h, done = self.header, self.last_round
@@ -212,7 +212,7 @@ class NotebookDisplay(ProgressDisplay):
         return f'<div style="max-width:{WIDTH + 20}px">{inner}</div>'
 
     def _curve(self) -> str:
-        """Return an <svg> of accuracy or loss over rounds."""
+        """Return an <svg> element with the curve of accuracy or loss over rounds."""
         if len(self._points) < 2:
             return ""
         stride = -(-len(self._points) // MAX_POINTS)
@@ -244,7 +244,7 @@ class NotebookDisplay(ProgressDisplay):
 
 @contextmanager
 def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, ProgressDisplay]]:
-    """Open the display of a run. Yield the callback for the run, and the display. Raises ConfigError for an invalid `progress`."""
+    """Open the display of a run. Yield the callback to pass to the run, and the display. Raises ConfigError for an invalid `progress`."""
     if progress is None or progress is True:
         progress = default_display()
     if progress is False:
@@ -262,7 +262,7 @@ def open_display(progress: bool | Callback | None) -> Iterator[tuple[Callback, P
 
 
 def default_display() -> ProgressDisplay:
-    """Return the display that suits this process: for a notebook, for a terminal, or for a log."""
+    """Return the display that suits this process: a notebook, terminal or log display."""
     # An IPython kernel has a front end that shows HTML. IPython in a terminal has no kernel.
     ipython = sys.modules.get("IPython")
     if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:

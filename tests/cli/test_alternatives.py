@@ -124,7 +124,7 @@ def test_commands_of_one_run_refuse_several_values_of_an_option(command):
 def test_too_many_alternatives_are_refused():
     with pytest.raises(
         ConfigError,
-        match="40 × 40 values make 1,600 alternatives; give values that make at most 1,000",
+        match="40 × 40 option values make 1,600 combinations; give at most 1,000",
     ):
         alternatives({"seed": list(range(40)), "clients": list(range(1, 41))})
     with pytest.raises(ConfigError, match="--clients is 0"):

@@ -105,11 +105,11 @@ def test_a_picture_of_a_single_lossless_codec_is_valid():
         (["--numel", "1.5"], "--numel is '1.5'; give a whole number"),
         (
             ["--numel", "10", "--task", "digits"],
-            "--numel is for normal values and --task for an update; give one of them",
+            "--numel compresses a random vector and --task a model update; give one of them",
         ),
         (
             ["--task", "digits", "--data", "nowhere"],
-            "--data nowhere is not a folder; give the folder that holds the task's data",
+            "--data nowhere is not a folder; give the folder that contains the task's data",
         ),
         (["--data", "."], "--data is the folder of a task's data; give --task as well"),
         (["--task", "nothing"], "unknown task 'nothing'"),

@@ -236,7 +236,7 @@ def test_a_damaged_finished_alternative_is_an_error_and_can_be_run_again(compare
     assert done.exit_code == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert (
         f"{metrics} is damaged" in done.stderr
-        and f"remove {out / NAMES[0]}, and repeat the command to run this alternative again"
+        and f"remove {out / NAMES[0]}, and repeat the command to execute this run again"
         in done.stderr
     )
 
@@ -250,11 +250,11 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
     assert all(str(out / name) in page for name in NAMES[:3]) and str(out / NAMES[3]) not in page
     assert page.index(NAMES[0]) < page.index(NAMES[2])  # in the order in which they were given
     twice = fedcomp("report", out, out / NAMES[0], "--out", tmp_path)
-    assert twice.exit_code == 2 and "is named twice" in twice.stderr
+    assert twice.exit_code == 2 and "is given twice" in twice.stderr
     for name in NAMES[:3] + DENSE:
         shutil.rmtree(out / name)
     none = fedcomp("report", out)
-    assert none.exit_code == 2 and f"no alternative in {out} was started" in none.stderr
+    assert none.exit_code == 2 and f"no run in {out} was started" in none.stderr
     (out / "alternatives.toml").write_bytes(b"\xff")
     damaged = fedcomp("report", out)
     assert (
@@ -269,37 +269,37 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
     [
         (
             [*FOUR, "--out", "{out}"],
-            "--out {out} exists; give another --out, or --resume to continue the alternatives in it",
+            "--out {out} exists; give another --out, or --resume to continue the comparison in this folder",
         ),
         (
             [*FOUR, "--seed", "2", "--out", "{out}", "--resume"],
-            "the alternatives in {out} have --seed 0, 1, but this command has 0, 1, 2; give the same value, or another --out",
+            "the runs in {out} have --seed 0, 1, but this command has 0, 1, 2; give the same value, or another --out",
         ),
         (
             [*FOUR, "--clients", "7", "--out", "{out}", "--resume"],
-            "the alternatives in {out} have --clients 6, but this command has 6, 7; give the same value, or another --out",
+            "the runs in {out} have --clients 6, but this command has 6, 7; give the same value, or another --out",
         ),
         (
             [*FOUR, "--rounds", "2", "--out", "{out}", "--resume"],
-            "the run in {out}/stc-10pct_seed-0 has done 3 rounds; give --rounds 3 or more",
+            "the run in {out}/stc-10pct_seed-0 has finished 3 rounds; give --rounds 3 or more",
         ),
         (
             [*COMMON, "--task", "digits", "--uplink", "stc", "--uplink", "identity"],
-            "--task is given 2 times, but all alternatives learn the same task; give one task, and compare "
+            "--task is given 2 times, but all compared runs use the same task; give one task, and compare "
             "separate runs with fedcomp report",
         ),
         (
             [*FOUR, "--resume"],
-            "--resume needs --out with the folder of the alternatives to continue",
+            "--resume needs --out with the folder of the comparison to continue",
         ),
         (
             [*FOUR, "--out", "{out}-absent", "--resume"],
-            "--out {out}-absent holds no run to continue; leave --resume out to start one",
+            "--out {out}-absent contains no run to continue; leave --resume out to start a run",
         ),
         (
             [*FOUR, "--log-json", "x"],
-            "--log-json applies to single runs only, but the options make several alternatives; leave it out: "
-            "metrics.jsonl of each run folder has all "
+            "--log-json applies to single runs only, but the options define several runs; leave --log-json out: "
+            "metrics.jsonl in each run folder contains all "
             "rounds",
         ),
         (
@@ -434,7 +434,7 @@ def test_control_c_prints_a_command_that_continues_the_comparison(tmp_path):
     finally:
         run.kill()
     (command,) = re.findall(
-        r"^fedcomp: interrupted with 0 of 2 alternatives done; continue with: (fedcomp .*)$",
+        r"^fedcomp: interrupted with 0 of 2 runs done; continue with: (fedcomp .*)$",
         run.output,
         re.MULTILINE,
     )

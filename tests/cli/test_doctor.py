@@ -197,7 +197,7 @@ def test_a_port_in_use_fails(family):
     assert status == 2
     assert output[f"port {port}"] == (
         "failed",
-        "another process listens there (Address already in use)",
+        "another process listens on this port (Address already in use)",
         f"stop the process that ss -ltnp 'sport = :{port}' shows, or give another --port",
     )
 
@@ -477,7 +477,7 @@ def test_a_client_that_trusts_another_ca_fails(folder):
     output = found("--keys", folder, "--client", path)
     assert output["enrolled"] == (
         "failed",
-        "client 0 is accepted, but it trusts another CA",
+        "client 0 is accepted, but the enrolment file trusts another CA",
         "copy clients/0.toml again",
     )
 

@@ -95,14 +95,14 @@ def test_errors_name_missing_options(monkeypatch, given, error, sentence):
 def test_a_folder_with_too_few_or_duplicate_enrolments_is_refused(keys, tmp_path):
     with pytest.raises(
         UserError,
-        match=r"holds 3 enrolment files \(ID.toml\), but 4 are needed; copy the missing",
+        match=r"contains 3 enrolment files \(ID.toml\), but 4 are needed; copy the missing",
     ):
         of(enrolment=keys, partition_id=0, count=4)
-    with pytest.raises(UserError, match="holds 0 enrolment files"):
+    with pytest.raises(UserError, match="contains 0 enrolment files"):
         of(enrolment=tmp_path, partition_id=0)
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text((keys / "0.toml").read_text())
-    with pytest.raises(UserError, match="two enrolments of one client"):
+    with pytest.raises(UserError, match="two enrolments of the same client"):
         of(enrolment=tmp_path, partition_id=0)
     with pytest.raises(ConfigError, match="give --enrolment a folder"):
         of(enrolment=keys / "0.toml", partition_id=0, count=2)

@@ -74,10 +74,10 @@ def test_init_prints_what_it_made_and_the_next_commands(tmp_path, monkeypatch):
     )
     assert rest == [
         "On the server: fedcomp server start --keys keys --port 9000",
-        "On each device: copy its keys/clients/N.toml to ~/.config/fedcomp/enrolment.toml (or set FEDCOMP_ENROLMENT), then: "
+        "On each device: copy the device's keys/clients/N.toml to ~/.config/fedcomp/enrolment.toml (or set FEDCOMP_ENROLMENT), then: "
         "fedcomp client --server server.example:9000",
-        "Whoever has a client's file can act as that client: copy it over a secure channel. Keep keys/ca.key "
-        "elsewhere: only fedcomp keys add and fedcomp keys renew need it.",
+        "Anyone who has a client's file can act as that client: copy the file over a secure channel. Move keys/ca.key "
+        "to a safe place: only fedcomp keys add and fedcomp keys renew need this file.",
     ]
     for line in rest[:2]:  # the options in the printed commands exist
         words = shlex.split(line.rpartition(": fedcomp ")[2])
@@ -194,7 +194,7 @@ def test_renew_the_server_adds_a_host(folder):
 
 def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; give the id of a client, relay-0 or 'server'"
+        "No certificate ends within 30 days; to renew a certificate anyway, give the id of a client, relay-0"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -224,7 +224,7 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
         ),
         (
             ["init", "--clients", "1", "--out", "~nosuch/k"],
-            "--out ~nosuch/k: there is no such user; give a path without ~",
+            "--out ~nosuch/k: ~ names a user that does not exist; give a path without ~",
         ),
         (
             ["add", "--keys", "absent"],
@@ -237,7 +237,7 @@ def test_renew_without_a_name_renews_certificates_that_end_soon(folder):
         ),
         (
             ["renew", "3", "--host", "a"],
-            "--host is for the certificate of the server or a relay; give it with one of them: fedcomp keys renew server --host a",
+            "--host is an address in the certificate of the server or of a relay; renew one of these: fedcomp keys renew server --host a",
         ),
         (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
         (["revok"], "no such command 'revok'; did you mean revoke?"),
@@ -454,7 +454,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
         ),
         (
             ["add", "--host", "a"],
-            "--host is for the certificate of a relay; add --relay, or leave --host out",
+            "--host is the address of a relay; add --relay, or leave --host out",
         ),
         (["add", "--relay", "--host", "a:1"], "--host 'a:1' is not a host; give a name such as"),
         (["revoke", "relay-7"], "relay-7 is not in "),
@@ -463,8 +463,14 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
         (["revoke", "relay-"], "'relay-' is neither a client's id nor 'relay-0'; give one of them"),
         (["revoke", "server"], "'server' is neither a client's id nor 'relay-0'; give one of them"),
         (["renew", "relay-x"], "'relay-x' is neither a client's id nor 'server' nor 'relay-0'"),
-        (["renew", "--host", "a"], "--host is for the certificate of the server or a relay"),
-        (["renew", "1", "--host", "a"], "--host is for the certificate of the server or a relay"),
+        (
+            ["renew", "--host", "a"],
+            "--host is an address in the certificate of the server or of a relay",
+        ),
+        (
+            ["renew", "1", "--host", "a"],
+            "--host is an address in the certificate of the server or of a relay",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

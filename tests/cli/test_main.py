@@ -239,7 +239,7 @@ def test_a_resumed_run_keeps_options_that_are_not_given(by_file, tmp_path, runs)
         ),
         (
             ["sim", "--optimizer", "adamw:lr=1e-3", "--lr", "0.1"],
-            "--optimizer adamw:lr=1e-3 and --lr 0.1 give different learning rates; leave one out",
+            "--optimizer adamw:lr=1e-3 and --lr 0.1 give different learning rates; leave one of them out",
         ),
         (
             ["sim", "--optimizer", "adamw", "--momentum", "0.9"],
@@ -293,7 +293,9 @@ def test_an_unknown_key_in_the_file_is_refused_with_a_similar_one(tmp_path):
 
 def test_resume_needs_a_run(tmp_path):
     output = sentence(fedcomp("sim", "--resume", "--out", tmp_path))
-    assert output == f"--out {tmp_path} holds no run to continue; leave --resume out to start one"
+    assert (
+        output == f"--out {tmp_path} contains no run to continue; leave --resume out to start a run"
+    )
 
 
 ERRORS = [

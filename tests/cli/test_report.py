@@ -337,7 +337,7 @@ def test_an_invalid_target_accuracy_is_refused(base, tmp_path):
 
 def test_repeated_runs_and_an_invalid_out_are_refused_in_one_sentence(base, tmp_path):
     done = fedcomp("report", base, base / ".." / base.name, "--out", tmp_path)
-    assert done.exit_code == 2 and "is named twice" in done.stderr
+    assert done.exit_code == 2 and "is given twice" in done.stderr
     (tmp_path / "file").write_text("")
     done = fedcomp("report", base, "--out", tmp_path / "file")
     assert done.exit_code == 2 and "give another --out" in done.stderr

@@ -289,7 +289,7 @@ def test_a_relay_needs_an_enrolment(tmp_path, monkeypatch):
 def test_a_relay_refuses_the_enrolment_of_a_client(keys, monkeypatch):
     file = keys / "clients" / "1.toml"
     expected = (
-        f"{file} is the enrolment of client 1, but a relay needs its own; make one on the server with: "
+        f"{file} is the enrolment of client 1, but a relay needs its own enrolment; make one on the server with: "
         "fedcomp keys add --relay --host HOST"
     )
     assert sentence("relay", "--enrolment", file) == expected
@@ -300,7 +300,7 @@ def test_a_relay_refuses_the_enrolment_of_a_client(keys, monkeypatch):
 def test_options_of_a_relay_that_exclude_each_other_are_refused(keys):
     file = keys / "relays" / "0.toml"
     assert sentence("relay", "--insecure", "--enrolment", file, "--server", "h:1") == (
-        "--insecure uses no keys, but --enrolment is given; give only one of the two"
+        "--insecure uses no keys, but --enrolment is given; leave one of them out"
     )
     assert sentence("relay", "--insecure") == "--server is missing; give --server host:port"
     assert "inf is not in the range" in sentence("relay", "--insecure", "--patience", "inf")

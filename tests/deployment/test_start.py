@@ -250,7 +250,7 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
             "--server cannot be 'localhost'; give host:port",
         ),
         ([*CLAIMED, "--partitions", "2"], "give --partition-id as well"),
-        (["--insecure", "--enrolment", "0.toml"], "give only one of the two"),
+        (["--insecure", "--enrolment", "0.toml"], "leave one of them out"),
         (["--enrolment", "absent.toml"], "absent.toml cannot be read"),
         ([*CLAIMED, "--task", "digit"], "unknown task 'digit'"),
         ([*CLAIMED, "--data", "absent"], "--data absent is not a folder"),

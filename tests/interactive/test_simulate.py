@@ -274,7 +274,7 @@ def test_every_option_is_an_argument():
         ({"num_workers": 3}, "simulate has no option 'num_workers'; see help(fedcomp.simulate)"),
         (
             {"uplink": ["stc", "topk"]},
-            "uplink has 2 values, but a run has one; call simulate once for each",
+            "uplink has 2 values, but a run takes only one; call simulate once for each",
         ),
         ({"rounds": 2.5}, "--rounds is 2.5, of type float; give int"),
         ({"lr": "fast"}, "lr cannot be 'fast'"),

@@ -236,7 +236,7 @@ def test_the_default_path_of_the_enrolment_file(monkeypatch):
         assert str(default_enrolment()) == expected
     monkeypatch.setenv("FEDCOMP_ENROLMENT", "~nosuch/3.toml")
     with pytest.raises(
-        ConfigError, match="^FEDCOMP_ENROLMENT ~nosuch/3.toml: there is no such user"
+        ConfigError, match="^FEDCOMP_ENROLMENT ~nosuch/3.toml: ~ names a user that does not exist"
     ):
         default_enrolment()
 

@@ -542,7 +542,7 @@ def test_a_run_without_accepted_updates_warns(tmp_path):
 
 
 def test_resume_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         simulate(replace(TINY, out=out(tmp_path, "run"), resume=True))
 
 

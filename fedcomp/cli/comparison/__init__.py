@@ -1,1 +1,1 @@
-"""Comparisons: the alternatives of one command, the processes that run them, and their dashboard, folder and table of results."""
+"""Comparisons: run all combinations of option values (alternatives) of one command, show their progress, and compare their results."""

@@ -1,4 +1,4 @@
-"""The alternatives of a command: a run for each combination of values, if options have several. A run folder has its alternative's name."""
+"""The alternatives of a command: one run for each combination of option values. Each run folder has the name of its alternative."""
 
 import itertools
 import re
@@ -17,7 +17,7 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-# Options whose names are left out of folder names.
+# Options whose values appear in the names of run folders without the name of the option.
 NAMED_BY_VALUE = {"uplink", "strategy", "memory", "partition", "attack"}
 MAX_ALTERNATIVES = 1000
 MAX_NAME_LENGTH = 80  # characters
@@ -25,7 +25,7 @@ MAX_NAME_LENGTH = 80  # characters
 
 @dataclass(frozen=True)
 class Alternative:
-    """One combination of values. `values`: the given options, each with one value."""
+    """One combination of option values. `values` contains the options that were given, each with one value."""
 
     name: str
     values: Mapping[str, Any]
@@ -36,12 +36,12 @@ class Alternative:
 
 
 def has_alternatives(values: Mapping[str, Any]) -> bool:
-    """Return whether an option has several values."""
+    """Return whether any option has several values."""
     return any(isinstance(value, list) for value in values.values())
 
 
 def compares_compression(values: Mapping[str, Any]) -> bool:
-    """Return whether the alternatives differ in their codecs, memories or densities, or in strategies that compress."""
+    """Return whether the alternatives differ in codecs, error-feedback memories or densities, or in strategies that compress."""
     strategies = values.get("strategy")
     names = map(strategy_name, strategies) if isinstance(strategies, list) else ()
     differ = any(isinstance(values.get(name), list) for name in COMPRESSION_OPTIONS)
@@ -49,10 +49,10 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 
 
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
-    """Return an alternative for each combination of the lists in `values`.
+    """Return an alternative (run) for each combination of the lists of option values in `values`.
 
-    Later options vary faster than earlier ones, and the seed varies fastest. `baseline`: also append each alternative without compression
-    (its dense baseline), unless that run is already among the alternatives. Raises ConfigError.
+    Later options vary faster than earlier ones, and the seed varies fastest. If `baseline` is set, also append an uncompressed copy of each
+    alternative (dense baseline), unless that run is already in the list. Raises ConfigError.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -61,7 +61,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
     if len(choices) > MAX_ALTERNATIVES:
         counts = " × ".join(str(len(values[name])) for name in listed)
         raise ConfigError(
-            f"{counts} values make {len(choices):,} alternatives; give values that make at most {MAX_ALTERNATIVES:,}"
+            f"{counts} option values make {len(choices):,} combinations; give at most {MAX_ALTERNATIVES:,} combinations"
         )
     texts = ["_".join(_name_part(*item) for item in choice.items()) for choice in choices]
     options = [{**values, **choice} for choice in choices]
@@ -80,14 +80,14 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
-    """Return an error about an alternative that cannot run. Callers raise the error before the first alternative trains."""
+    """Return an error about an alternative (compared run) that cannot run. Callers raise the error before any training starts."""
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Return names of at most about MAX_NAME_LENGTH characters, which differ even if case is ignored."""
+    """Shorten names to about MAX_NAME_LENGTH characters, and number names that are equal if case is ignored."""
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")
@@ -100,7 +100,7 @@ def _unique_names(texts: Sequence[str]) -> list[str]:
 
 
 def _name_part(option: str, value: Any) -> str:
-    """Return an option's value as part of a folder name: `stc-1-400` for `stc:density=1/400`, `seed-3` for a seed."""
+    """Return an option's value in the form for folder names, such as `stc-1-400` for `stc:density=1/400`, or `seed-3`."""
     text = re.sub(r"\w+=", "", str(value)).replace("%", "pct")
     text = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.") or "none"
     return text if option in NAMED_BY_VALUE else f"{flag(option)[2:]}-{text}"

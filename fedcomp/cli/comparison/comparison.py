@@ -1,4 +1,4 @@
-"""Check all alternatives of a command before the first one trains, run them, and compare their results."""
+"""Check the options of all compared runs before the first run starts, execute the runs, and compare their results."""
 
 import json
 import sys
@@ -23,14 +23,15 @@ from .displays import AlternativeProgress, ComparisonDisplay, Facts
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .worker_pool import WorkerPool
 
-ONE_CORE_ENGINES = {"batched", "serial"}  # engines that gain little from a second core
+ONE_CORE_ENGINES = {"batched", "serial"}  # training engines that gain little from a second core
 SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
-OPTIONAL_COLUMNS = ("time", "ratio", "rounds")  # omitted in this order if the terminal is narrow
-MIN_NAME_WIDTH = 11  # characters; longer names are folded
+# Columns to omit in this order if the terminal is narrow.
+OPTIONAL_COLUMNS = ("time", "ratio", "rounds")
+MIN_NAME_WIDTH = 11  # minimum width of the column of names, in characters; longer names are wrapped
 
 
 class Comparison:
-    """The alternatives of one command. Raises UserError, before anything is written, for options that cannot work."""
+    """The compared runs (alternatives) of one command. Raises UserError for invalid options, before anything is written."""
 
     def __init__(
         self,
@@ -40,12 +41,12 @@ class Comparison:
         target: float | None = None,
         baseline: bool | None = None,
     ):
-        refused = {"log_json": "metrics.jsonl of each run folder has all rounds"}
+        refused = {"log_json": "metrics.jsonl in each run folder contains all rounds"}
         refused["metrics_port"] = "give it to a single run"
         for name, advice in refused.items():
             if values.get(name) not in (None, -1):
                 raise ConfigError(
-                    f"{flag(name)} applies to single runs only, but the options make several alternatives; leave it out: {advice}"
+                    f"{flag(name)} applies to single runs only, but the options define several runs; leave {flag(name)} out: {advice}"
                 )
         self.values, self.display = values, display
         self.processes = _processes(side_by_side)
@@ -58,7 +59,7 @@ class Comparison:
         self.finished = {each.name for each in self.all if self.folder.is_finished(each)}
 
     def run(self) -> list[Result]:
-        """Train the alternatives that are not finished. Then compare all alternatives and return the lines of the table."""
+        """Execute the runs that are not finished. Then compare all runs and return their results."""
         with ExitStack() as stack:
             unfinished = [each for each in self.all if each.name not in self.finished]
             count = max(1, min(self.processes or cores(), len(unfinished)))
@@ -84,7 +85,7 @@ class Comparison:
             return self._compare(side)
 
     def _check(self, pool: WorkerPool, unfinished: Sequence[Alternative]) -> list[dict[str, Any]]:
-        """Check each alternative, and return the results of the checks. Raises FedcompError if an alternative cannot run."""
+        """Check the options of each unfinished run, and return the results of the checks. Raises FedcompError if a run cannot start."""
         checks: dict[int, dict[str, Any]] = {}
         values = map(self.folder.values_of, unfinished)
         for order, answer in pool.run([{"order": "check", "values": each} for each in values]):
@@ -94,7 +95,7 @@ class Comparison:
                 raise alternative_error(unfinished[order].name, end["failed"], end["status"])
             checks[order] = end
             self.display.on_checked(len(checks), len(unfinished))
-        names: dict[str, str] = {}  # by the options of the run
+        names: dict[str, str] = {}  # name of each run, by its options as JSON
         for order, each in enumerate(unfinished):
             settings = checks[order]["settings"]
             key = json.dumps({**settings, "out": None, "resume": None}, sort_keys=True)
@@ -105,14 +106,14 @@ class Comparison:
         return [checks[order] for order in range(len(unfinished))]
 
     def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many alternatives run at once. `auto` means one per CPU core if each alternative uses one core, else one."""
+        """Return how many compared runs execute at the same time. `auto` means one per CPU core if each run uses one core, else one."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
         return max(1, min(cores(), len(checked))) if one_core else 1
 
     def _compare(self, side_by_side: int) -> list[Result]:
-        """Compare the runs in the folder, and write comparison.json and the report."""
+        """Compare the runs in the comparison's folder, and write comparison.json and the HTML report."""
         from ...runs import groups, load
         from ..report import page
 
@@ -141,7 +142,7 @@ class Comparison:
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
-        """Print the table of results, notes, and the path of the report. In a terminal, the table fits its width."""
+        """Print the table of results, notes, and the path of the HTML report. The table fits the width of a terminal."""
         target = self.target
         notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
         notes += legend(lines)
@@ -155,7 +156,7 @@ class Comparison:
 
 
 def _processes(text: str) -> int:
-    """Return the number of processes in --side-by-side, 0 for "auto"."""
+    """Parse --side-by-side. Return the number of processes, or 0 for "auto"."""
     if text == "auto":
         return 0
     try:
@@ -166,7 +167,7 @@ def _processes(text: str) -> int:
 
 
 def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> Facts:
-    """Return labels and values of the options that all alternatives have in common."""
+    """Return labels and values of the options that all compared runs have in common."""
     options = {name: values.get(name, getattr(RunConfig, name)) for name in SHOWN_OPTIONS}
     facts = [(k, str(v)) for k, v in options.items() if v is not None and not isinstance(v, list)]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
@@ -177,7 +178,7 @@ def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> F
 
 
 def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
-    """Return the table of results as lines of text."""
+    """Return the table of results as lines of plain text."""
     rows = _rows(lines, target)
     texts = [["", "alternative", *rows[0]]]
     texts += [[*_name(line), *row.values()] for line, row in zip(lines, rows, strict=True)]
@@ -187,8 +188,8 @@ def as_text(lines: Sequence[Result], target: float | None) -> list[str]:
 def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> Table:
     """Return the table of results for a terminal of `width` characters.
 
-    The column of rounds is left out if all lines have the same number of rounds. Columns that do not fit are left out: first
-    OPTIONAL_COLUMNS, then the others from right to left. Long names are wrapped. Numbers are never cut.
+    The column of rounds is left out if all runs have the same number of rounds. Columns that do not fit are left out: first
+    OPTIONAL_COLUMNS, then other columns from right to left. Long names are wrapped. Numbers are never truncated.
     """
     rows = _rows(lines, target)
     titles = {name: name.replace(" to ", "\nto ") for name in rows[0]}
@@ -214,7 +215,7 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
-    """Return the cells of each line by column title. If the worst decile of the clients was measured, its column follows the accuracy."""
+    """Return the table cells of each result by column title. The worst decile of the clients, if measured, follows the accuracy."""
     rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         for i, line in enumerate(lines):

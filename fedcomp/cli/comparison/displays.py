@@ -1,4 +1,4 @@
-"""The progress of each alternative, and the displays of a comparison: a dashboard, and lines of text."""
+"""The progress of the compared runs (alternatives), and the displays of a comparison: a dashboard, or lines of text."""
 
 import sys
 from collections import deque
@@ -18,7 +18,7 @@ from ...run_display import Totals
 from ..screen import BAR, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
 from ..screen import DONE as GOOD
 
-# Fields of a RoundRecord that worker processes send.
+# Fields of a RoundRecord that worker processes send to the parent process.
 SENT_FIELDS = (
     *("round", "accuracy", "loss", "train_loss", "cohort", "accepted", "rejected", "seconds"),
     *("uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes"),
@@ -31,30 +31,30 @@ CURVE_CHARACTERS = "▁▂▃▄▅▆▇█"
 MIN_WIDTH, MIN_HEIGHT = 40, 8
 # Widths of the columns in characters. NAME and CURVE are minimum widths.
 NAME, ROUND, QUALITY, BYTES, CURVE = 12, 9, 9, 8, 12
-MAX_NOTES = 3  # warnings and failures below the table
+MAX_NOTES = 3  # maximum number of warnings and failures shown below the table
 
 
 @dataclass
 class AlternativeProgress:
-    """The progress of one alternative. `accuracies`: (round, measured value) of each evaluated round."""
+    """The progress of one compared run. `accuracies` contains (round, accuracy) for each evaluated round."""
 
     name: str
-    rounds: int  # of the whole run
+    rounds: int  # number of rounds of the whole run
     state: str = WAITING
     round: int = 0
     totals: Totals = field(default_factory=Totals)
     accuracies: list[tuple[int, float]] = field(default_factory=list)
-    last: RoundRecord | None = None  # record of the last round that was evaluated
-    error: str = ""  # error of a failed run
+    last: RoundRecord | None = None  # record of the last evaluated round
+    error: str = ""  # error message of a failed run
 
     @property
     def fraction(self) -> float:
-        """The fraction of the rounds that are finished, 0..1; 1 for a failed run."""
+        """The fraction of finished rounds, in [0, 1]. A failed run counts as finished."""
         return 1.0 if self.state in (DONE, FAILED) else self.round / self.rounds
 
     @property
     def quality(self) -> str:
-        """The last accuracy as text, or the loss of a task without accuracy."""
+        """The last accuracy as text, or the last loss if the task has no accuracy."""
         if self.last is None:
             return NOTHING
         accuracy = self.last.accuracy
@@ -71,18 +71,18 @@ class AlternativeProgress:
 
 @dataclass
 class ComparisonDisplay:
-    """Base class of the displays of a comparison, which shows nothing.
+    """Base class of the displays of a comparison. The base class itself shows nothing.
 
-    A display is a context manager, which is entered before the alternatives are checked, and exited when all alternatives have ended or the
-    command is interrupted.
+    A display is a context manager. Enter the context before the compared runs are checked. Exit it when all runs have ended or the command
+    is interrupted.
     """
 
     clock: Callable[[], float] = monotonic
     all: list[AlternativeProgress] = field(default_factory=list)
-    out: str = ""  # the folder of the alternatives, once it exists
-    facts: Facts = ()  # options that all alternatives have in common
-    start_s: float = 0.0  # time of the clock when the first alternative started
-    earlier_rounds: int = 0  # rounds that earlier commands have finished
+    out: str = ""  # folder of the comparison, once it exists
+    facts: Facts = ()  # labels and values of options that all compared runs share
+    start_s: float = 0.0  # time of the clock when the first run started
+    earlier_rounds: int = 0  # rounds that were finished before the comparison was resumed
 
     def __enter__(self) -> Self:
         return self
@@ -95,21 +95,21 @@ class ComparisonDisplay:
 
     @property
     def remaining_s(self) -> float | None:
-        """The estimated time in seconds until all alternatives are done; None before the first round has finished."""
+        """The estimated time in seconds until all compared runs are done, or None before the first round has finished."""
         done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
         all = sum(p.rounds for p in self.all)
         measured = done - self.earlier_rounds
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle the end of a check. So far, `checked` of `total` alternatives are checked."""
+        """Handle the end of a check. So far, `checked` of the `total` compared runs have been checked."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
-        """Handle the start of the first alternative."""
+        """Handle the start of the first run of the comparison."""
         self.out, self.facts, self.all, self.start_s = out, facts, all, self.clock()
 
     def on_answer(self, index: int, answer: dict[str, Any]) -> None:
-        """Handle an answer of a worker process about alternative `index`."""
+        """Handle a message of a worker process about the compared run number `index`."""
         progress = self.all[index]
         if "started" in answer:
             progress.state = RUNNING
@@ -136,7 +136,7 @@ class ComparisonDisplay:
 
 
 class ComparisonLines(ComparisonDisplay):
-    """A display that prints a line for each round of each alternative, for pipes and logs. Warnings go to standard error."""
+    """A display that prints a line for each round of each compared run, for pipes and logs. Warnings go to standard error."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         super().on_run_start(out, facts, all)
@@ -159,14 +159,15 @@ class ComparisonLines(ComparisonDisplay):
 
 
 class ComparisonView(ComparisonDisplay):
-    """A dashboard on the terminal's alternate screen. After an error, the last picture is printed on the main screen."""
+    """A dashboard on the terminal's alternate screen. After an error, the last state of the dashboard is printed on the main screen."""
 
     def __init__(self, console: Console | None = None):
         super().__init__()
         self._screen = Screen(console, self.picture, "preparing the alternatives")
         self.console = self._screen.console
-        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, each once
-        self._lock = Lock()  # between the comparison and the thread that draws
+        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, without duplicates.
+        # Protects the progress, which one thread updates and another thread draws.
+        self._lock = Lock()
 
     def __enter__(self) -> Self:
         self._screen.open()
@@ -203,7 +204,7 @@ class ComparisonView(ComparisonDisplay):
             self._notes.append(note)
 
     def picture(self, width: int, height: int) -> RenderableType:
-        """Return the screen in at most `height` lines of at most `width` characters."""
+        """Return the dashboard as at most `height` lines of at most `width` characters."""
         width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
         head, notes = [], []
         with self._lock:
@@ -223,7 +224,7 @@ class ComparisonView(ComparisonDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _table(self, width: int, height: int) -> list[Text]:
-        """Return a line for each alternative. If not all fit, running ones have priority, and the last line counts those left out."""
+        """Return a line for each compared run. If not all lines fit, active runs have priority, and the last line counts the others."""
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = [RUNNING, FAILED, DONE, WAITING]
@@ -234,7 +235,7 @@ class ComparisonView(ComparisonDisplay):
         rest = width - 2 - ROUND - QUALITY - 2 * BYTES
         name = min(longest, max(NAME, rest - CURVE))
         curve = rest - name - 2
-        # All curves have the same bounds, so that they can be compared.
+        # Scale all curves to the same bounds, so that they can be compared.
         values = [accuracy for p in self.all for _, accuracy in p.accuracies] or [0.0, 1.0]
         bounds = min(values), max(values)
         head = f"  {'':<{name}}{'round':>{ROUND}}{'accuracy':>{QUALITY}}{'up':>{BYTES}}{'down':>{BYTES}}"
@@ -255,7 +256,7 @@ class ComparisonView(ComparisonDisplay):
 
 
 def _curve(progress: AlternativeProgress, width: int, bounds: tuple[float, float]) -> str:
-    """Return the curve of accuracy over rounds as text. Each character shows the last value of some consecutive rounds."""
+    """Return the curve of accuracy over rounds as text. Each character shows the last accuracy in a range of consecutive rounds."""
     low, high = bounds
     shown: dict[int, str] = {}  # by column
     for round, accuracy in progress.accuracies:

@@ -1,9 +1,9 @@
 """The folder of a comparison.
 
-alternatives.toml   the options, with lists of values, in the form of a --config file; [resolved] has the choices that the command made
-NAME/               the run folder of each alternative
-comparison.json     the lines of the table
-report.html         the report on all alternatives
+alternatives.toml   the options with lists of values, like a --config file; the table [resolved] contains automatic choices
+NAME/               the run folder of each compared run
+comparison.json     the table of results as JSON
+report.html         the report on all runs
 """
 
 import fcntl
@@ -37,17 +37,17 @@ from .displays import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
-# Options whose defaults depend on the strategy.
+# STRATEGY_DEFAULTS contains the options whose defaults depend on the strategy.
 FIELDS = RunConfig.__dataclass_fields__
 STRATEGY_DEFAULTS = {n for n, f in FIELDS.items() if isinstance(f.default, StrategyDefault)}
-NOT_STORED = {"out", "resume", "plain"}  # in alternatives.toml
+NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alternatives.toml
 
 
 class ComparisonFolder:
     """The folder of one comparison.
 
-    Raises RunFolderError, before anything is written, if the folder is in use, if it should be resumed but does not exist, or if it
-    holds other alternatives.
+    Before anything is written, raises RunFolderError if another process uses the folder, a folder to resume is missing, or the folder
+    contains runs with other options.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -57,17 +57,17 @@ class ComparisonFolder:
         given = {name: value for name, value in values.items() if value is not None}
         self.values = {name: value for name, value in given.items() if name not in NOT_STORED}
         self._stack = ExitStack()
-        # The table [resolved] of a resumed comparison.
+        # The table [resolved] in alternatives.toml of a resumed comparison.
         self._stored: Mapping[str, Any] | None = None
         file = self.path / ALTERNATIVES_FILE
         if values.get("resume"):
             if self._has_default_name:
                 raise RunFolderError(
-                    "--resume needs --out with the folder of the alternatives to continue"
+                    "--resume needs --out with the folder of the comparison to continue"
                 )
             if not file.is_file():
                 raise RunFolderError(
-                    f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start a new comparison"
+                    f"--out {self.path} contains no {ALTERNATIVES_FILE} to continue; leave --resume out to start a new comparison"
                 )
             self._check_same_options(read_toml(file, FIELDS))
             self._stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
@@ -75,22 +75,22 @@ class ComparisonFolder:
             self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         ):
             raise RunFolderError(
-                f"--out {self.path} exists; give another --out, or --resume to continue the alternatives in it"
+                f"--out {self.path} exists; give another --out, or --resume to continue the comparison in this folder"
             )
 
     def _check_same_options(self, stored: Mapping[str, Any]) -> None:
-        """Raise RunFolderError if the stored options define other alternatives than this command."""
+        """Raise RunFolderError if the options stored in the folder differ from the options of this command."""
         for name, f in FIELDS.items():
             own, other = (values.get(name, f.default) for values in (self.values, stored))
             if own != other and not f.metadata["local"]:
-                found = f"the alternatives in {self.path} have {flag(name)} {_shown(other)}"
+                found = f"the runs in {self.path} have {flag(name)} {_shown(other)}"
                 advice = "give the same value, or another --out"
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def open(self, resolved: Mapping[str, Any]) -> None:
-        """Create the folder, or reopen it, and lock it. Write the options, and the values that the command chose, to alternatives.toml.
+        """Create or reopen the folder, and lock it. Write the options and the automatic choices in `resolved` to alternatives.toml.
 
-        Without --out, the folder gets a name that no other run has.
+        Without --out, the folder gets a unique name.
         """
         try:
             if self._has_default_name:
@@ -103,7 +103,7 @@ class ComparisonFolder:
             self._write(ALTERNATIVES_FILE, text)
         except BlockingIOError:
             raise RunFolderError(
-                f"another process runs in --out {self.path}; wait for it, or give another --out"
+                f"another process uses --out {self.path}; wait until the process ends, or give another --out"
             ) from None
         except OSError as error:
             raise RunFolderError(
@@ -114,10 +114,10 @@ class ComparisonFolder:
         self._stack.close()
 
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
-        """Return the options of an alternative's run, including "out" and "resume".
+        """Return the options of one of the compared runs, including "out" and "resume".
 
-        If an earlier command started the run, the options include the defaults that the run's strategy set then. Without --out, "out" is
-        None until `open()` has chosen the name of the folder.
+        If the run is resumed, the options include the defaults that its strategy set when the run was started. Without --out, "out" is None
+        until `open()` has chosen a folder name.
         """
         folder = self.path / alternative.name
         values = {name: value for name, value in alternative.values.items() if value is not None}
@@ -128,7 +128,7 @@ class ComparisonFolder:
         return defaults | values | {"out": out, "resume": started}
 
     def stored_baseline(self, default: bool) -> bool:
-        """Return whether the resumed comparison has a dense baseline; `default` for a new comparison."""
+        """Return whether the resumed comparison has an uncompressed (dense) baseline, or `default` for a new comparison."""
         return default if self._stored is None else self._stored.get(BASELINE) is True
 
     def stored_target_accuracy(self) -> float | None:
@@ -142,9 +142,9 @@ class ComparisonFolder:
             ) from error
 
     def is_finished(self, alternative: Alternative) -> bool:
-        """Return whether the alternative has finished all of its rounds.
+        """Return whether a compared run has finished all of its rounds.
 
-        Raises RunFolderError if the alternative has done more rounds than --rounds allows.
+        Raises RunFolderError if the run has finished more rounds than --rounds allows.
         """
         folder, rounds = self.path / alternative.name, alternative.config.rounds
         try:
@@ -153,12 +153,12 @@ class ComparisonFolder:
             return False
         if done > rounds:
             raise RunFolderError(
-                f"the run in {folder} has done {done} rounds; give --rounds {done} or more"
+                f"the run in {folder} has finished {done} rounds; give --rounds {done} or more"
             )
         return done == rounds
 
     def read_progress(self, alternative: Alternative, progress: AlternativeProgress) -> None:
-        """Read the rounds of an alternative that an earlier command finished. Raises RunFolderError."""
+        """Read the rounds of a run that was finished before the comparison was resumed. Raises RunFolderError."""
         from ...server.run_folder import METRICS, read_records
 
         folder, progress.state = self.path / alternative.name, DONE
@@ -168,7 +168,7 @@ class ComparisonFolder:
             records = []
         if not records:
             raise RunFolderError(
-                f"{folder / METRICS} is damaged or absent; remove {folder}, and repeat the command to run this alternative again"
+                f"{folder / METRICS} is damaged or absent; remove {folder}, and repeat the command to execute this run again"
             )
         for record in records:
             progress.add(record)
@@ -182,7 +182,8 @@ class ComparisonFolder:
             raise RunFolderError(f"{found}; free disk space, then give --resume") from error
 
     def _write(self, name: str, text: str) -> None:
-        durable_files.replace(self.path / name, [text.encode()], 0o666)  # as the umask allows
+        # The file mode 0o666 is further restricted by the umask.
+        durable_files.replace(self.path / name, [text.encode()], 0o666)
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""A pool of processes that check and run alternatives, and the program that such a process executes.
+"""A pool of worker processes that execute the runs of a comparison, and the program of a worker process.
 
-The parent process sends orders to check or run an alternative, and a process of the pool sends answers, both as JSON. A process of the pool
-exits when the parent's end of the connection is closed. SIGINT interrupts the run in a process, as Ctrl-C interrupts a single run. The
-crash of one process does not affect the others.
+The parent process sends orders to check or execute a run, and workers send answers, both as JSON. A worker exits when the parent's end of
+the connection is closed. SIGINT interrupts the run in a worker, as Ctrl-C interrupts a single run. If a worker crashes, other workers
+continue.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ PROGRAM = (
     "import sys; channel, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
     "from fedcomp.cli.comparison.worker_pool import main; main(int(channel))"
 )
-STOP_S = 30.0  # time for an interrupted process to finish its round
+STOP_S = 30.0  # seconds that an interrupted worker has to finish its round
 LOG_TAIL = 1 << 16  # bytes
 Answer = dict[str, Any]
 
 
 class WorkerProcess:
-    """A process that executes one order at a time."""
+    """A worker process that executes one order at a time."""
 
     def __init__(self) -> None:
         self.link, other = Pipe()
-        # Output of the process. If the process crashes, the error message quotes it.
+        # Output of the worker process. If the process crashes, the error message quotes the last line of the output.
         self.log = tempfile.TemporaryFile()
         path = [place for place in sys.path if isinstance(place, str)]
-        with other:  # in a new process group, so that Ctrl-C reaches the parent only
+        with other:  # a new process group, so that Ctrl-C reaches only the parent
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(other.fileno()), *path],
                 stdin=subprocess.DEVNULL,
@@ -52,14 +52,14 @@ class WorkerProcess:
                 pass_fds=[other.fileno()],
                 process_group=0,
             )
-        self.order = -1  # index of the current order
+        self.order = -1  # index of the order that is being executed
 
     def send(self, order: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # `answer` reports the end of the process
+        with contextlib.suppress(OSError):  # `answer` reports that the process has ended
             self.link.send_bytes(json.dumps(order).encode())
 
     def answer(self) -> Answer:
-        """Wait for the next answer. If the process has ended, return an answer with the reason of its end."""
+        """Wait for the next answer of the worker. If the process has ended, return an answer that says why."""
         try:
             return json.loads(self.link.recv_bytes())
         except (EOFError, OSError):
@@ -75,7 +75,7 @@ class WorkerProcess:
         return f"its process {reason}" + (f": {last_line}" if last_line else "")
 
     def stop(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for the process to end, then kill it."""
+        """Wait at most `timeout_s` seconds for the process to end, then kill the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if timeout_s:
                 self.process.wait(timeout_s)
@@ -86,9 +86,9 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """A pool of `count` processes. On exit, the processes are killed.
+    """A pool of `count` worker processes, which are killed on exit.
 
-    After Ctrl-C, each process first has STOP_S seconds to finish its round.
+    After Ctrl-C, each worker first has STOP_S seconds to finish its round.
     """
 
     def __init__(self, count: int):
@@ -109,17 +109,20 @@ class WorkerPool:
             process.stop(0)
 
     def shrink(self, count: int) -> None:
-        """Reduce the pool to at most `count` processes."""
+        """Reduce the pool to at most `count` worker processes."""
         self.count = min(self.count, count)
         while len(self.free) > count:
             self.free.pop().stop(0)
 
     def run(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
-        """Execute the orders. Yield (index of the order, answer) as answers arrive. The last answer to an order has the key `end`."""
+        """Execute the orders, and yield (index of order, answer) for each answer of a worker. The last answer to an order has the key
+        `end`.
+        """
         waiting = deque(enumerate(orders))
         while waiting or self.busy:
             while waiting and len(self.busy) < self.count:
-                process = self.free.pop() if self.free else WorkerProcess()  # one may have crashed
+                # Start a new worker in place of a crashed one.
+                process = self.free.pop() if self.free else WorkerProcess()
                 process.order, order = waiting.popleft()
                 self.busy.append(process)
                 yield process.order, {"started": True}
@@ -141,7 +144,7 @@ Send = Callable[..., None]
 
 
 def main(channel: int) -> None:
-    """Execute the orders that are received on the connection with file descriptor `channel`."""
+    """Execute the orders that the parent process sends through the connection with file descriptor `channel`."""
     link = Connection(channel)
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, orders), daemon=True).start()
@@ -166,7 +169,7 @@ def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
 
 
 def _execute(order: dict[str, Any], send: Send) -> None:
-    """Execute an order, and send answers. The last answer to an order has the key `end`."""
+    """Execute an order, and send answers to the parent process. The last answer to an order has the key `end`."""
     try:
         if order["order"] == "check":
             send(end=check(order["values"]))
@@ -181,7 +184,7 @@ def _execute(order: dict[str, Any], send: Send) -> None:
 
 
 def check(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved options, engine, device and model size of an alternative, without training it. Raises UserError."""
+    """Return the resolved options, engine, device and model size of a run, without training. Raises UserError."""
     from ...sim.run import PreparedRun
 
     prepared = PreparedRun(RunConfig(**values), Callback())
@@ -195,7 +198,7 @@ def check(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(values: dict[str, Any], threads: int, send: Send) -> dict[str, Any]:
-    """Train an alternative. `threads`: number of threads that torch uses; 0 means the default of torch."""
+    """Execute a run with `threads` torch threads. If `threads` is 0, use torch's default number."""
     import torch
 
     from ...sim import simulate
@@ -210,7 +213,7 @@ def run(values: dict[str, Any], threads: int, send: Send) -> dict[str, Any]:
 
 
 class ProgressSender(Callback):
-    """Callback that sends the progress of a run to the parent process."""
+    """A callback that sends the progress of a run to the parent process."""
 
     def __init__(self, send: Send):
         self.send, self.out = send, ""

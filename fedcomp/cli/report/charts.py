@@ -1,4 +1,4 @@
-"""The charts of a report: final points of accuracy against bytes, and curves over rounds, bytes and simulated hours."""
+"""The charts of a report: final accuracy against bytes, and curves of accuracy and loss over rounds, bytes and simulated hours."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-# An axis is logarithmic if the ratio of the largest to the smallest value is above this limit.
+# An axis of bytes or loss is logarithmic if the ratio of the largest to the smallest value is above this limit.
 LOG_BYTES, LOG_LOSS = 8, 50
-MAX_VALUE = 1e30  # larger values are not drawn
-MAX_SEGMENTS = 300  # segments of a line, about one per pixel
-# Maximum number of points of a chart that show their values while the pointer is on them.
+MAX_VALUE = 1e30  # larger absolute values are not drawn
+MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel.
+# Maximum number of points per chart that show their values while the mouse pointer is over them.
 MAX_POINTS = 400
 MIN_POINTS_OF_LINE = 8
 MARKERS_PER_LINE = 6
@@ -24,7 +24,7 @@ MARKERS_PER_LINE = 6
 
 @dataclass(frozen=True)
 class ReportLine:
-    """A line of the report: a group of runs that differ only in their seeds, its name in the charts, and the number of its style."""
+    """A group of runs that differ only in the seed, with its results, its name in charts, and the number of its line style."""
 
     group: Group
     result: Result
@@ -34,24 +34,24 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that are drawn in one chart, with a Pareto front if all lines have the same learning problem."""
+    """The results in one chart. The chart has a Pareto front if all results belong to the same learning problem."""
 
     title: str
     entries: Sequence[ReportLine]
 
     @property
     def comparable(self) -> bool:
-        """Whether the panel has several lines, all with the same learning problem."""
+        """Whether the chart compares several results of the same learning problem."""
         return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
 
     @property
     def by_loss(self) -> bool:
-        """Whether the lines are compared by loss, because none has an accuracy."""
+        """Whether results are compared by loss, because none has an accuracy."""
         return all(entry.result.accuracy is None for entry in self.entries)
 
 
 def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
-    """Return a panel for each learning problem, or one panel of all lines if no problem has several lines."""
+    """Return one panel (chart) per learning problem. If no problem has several results, return a single panel with all results."""
     problems = dict.fromkeys(group.problem_label for group in groups)
     separate = 1 < len(problems) < len(groups)
     names = [group.method_label if separate else group.label for group in groups]
@@ -68,7 +68,7 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 class Quantity:
     """A quantity with a value for each round of a run, NaN if not measured.
 
-    `tick` formats a value on an axis, `show` formats a value at a point.
+    `tick` formats the labels of axis ticks, and `show` formats the value of a data point.
     """
 
     label: str
@@ -76,11 +76,12 @@ class Quantity:
     tick: Callable[[float], str]
     show: Callable[[float], str]
     whole: bool = False
-    log_from: float = math.inf  # an axis is logarithmic if largest / smallest value is above this
+    # The axis is logarithmic if largest / smallest value is above this limit.
+    log_from: float = math.inf
 
 
 def sent(run: Run) -> np.ndarray:
-    """Return the bytes both ways up to each round."""
+    """Return the cumulative uplink plus downlink bytes after each round."""
     return np.cumsum(run.metrics["uplink_bytes"] + run.metrics["downlink_bytes"])
 
 
@@ -94,7 +95,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function that returns a metric's value of each round: the server's, or the mean over the clients if the server has none."""
+    """Return a function that returns a metric of each round, measured by the server or else as the mean over the clients."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -121,13 +122,13 @@ HOURS = Quantity(
 
 
 def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
-    """Return (title, <svg>) for each panel: a chart of the final accuracy or loss of each line of the panel against its bytes."""
+    """Return (title, <svg>) for each panel: a chart of the final accuracy or loss of each result against its bytes."""
     drawn = []
     for panel in all_panels:
         if not (points := _finals(panel)):
             continue
         up = LOSS if panel.by_loss else ACCURACY
-        # Panels with the same vertical quantity share their axes.
+        # Charts with the same vertical quantity share their axes.
         same = [p for p in all_panels if p.by_loss == panel.by_loss]
         on_axes = [series for other in same for series in _finals(other)]
         title = f"{up.label.capitalize()} against bytes"
@@ -143,7 +144,7 @@ def _finals(panel: Panel) -> list[svg.Series]:
 
 
 def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
-    """Return the final point of a line; None if nothing was measured or sent."""
+    """Return the final accuracy or loss of a report line as one point, or None if nothing was measured or sent."""
     line, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
     value = line.loss if by_loss else line.accuracy
@@ -165,7 +166,7 @@ def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
 
 
 def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
-    """Return the corners of the Pareto front, from the fewest bytes to the most."""
+    """Return the corners of the Pareto front as (bytes, accuracy or loss), in ascending order of bytes."""
     points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
     steps = points[:1]
     for (_, before), (x, y) in pairwise(points):
@@ -194,7 +195,9 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
-    """Return a curve with the mean and the range over the seeds, in the rounds that all seeds have. Return None if nothing was measured."""
+    """Return a curve with the mean and the range over the seeds, for the rounds that all seeds have finished, or None without measured
+    values.
+    """
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
@@ -203,7 +206,7 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     y = np.stack([up.values(run)[:rounds] for run in runs])
     valid = np.isfinite(x) & (np.abs(y) < MAX_VALUE).all(0)
     if across is BYTES:
-        valid &= x > 0  # leave out rounds before the first byte
+        valid &= x > 0  # leave out rounds before the first byte was sent
     if not valid.any():
         return None
     x, y = x[valid], y[:, valid]
@@ -212,7 +215,7 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     drawn = _every(len(x), MAX_SEGMENTS)
     shown = _every(len(x), max(MIN_POINTS_OF_LINE, MAX_POINTS // lines))
     step = max(len(shown) // MARKERS_PER_LINE, 1)
-    # The markers of each line start at another point, so that they do not overlap.
+    # Start the markers of each curve at a different point, so that markers of curves do not overlap.
     marked = set(shown[entry.style * step // lines :: step])
     points = []
     for i in shown:
@@ -225,16 +228,16 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
 
 
 def _every(count: int, max_count: int) -> list[int]:
-    """Return at most `max_count` + 1 evenly spaced positions out of `count`, including the last one."""
+    """Return at most `max_count` + 1 evenly spaced indices below `count`, including the last index."""
     step = -(-count // max_count)
     return [*range(0, count - 1, step), count - 1]
 
 
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
-    """Return an axis that covers all series.
+    """Return an axis that covers all data series in `drawn`.
 
-    The axis is logarithmic if the ratio of the largest to the smallest value is above `quantity.log_from`. For a horizontal axis, this
-    ratio compares only the last value of each series.
+    The axis is logarithmic if the ratio of the largest to the smallest value is above `quantity.log_from`. For a horizontal axis, the ratio
+    is computed from the last value of each series only.
     """
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]

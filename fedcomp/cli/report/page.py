@@ -1,4 +1,4 @@
-"""Write reports as self-contained HTML files without scripts, for the command `fedcomp report` and for runs that have ended."""
+"""Write reports as self-contained HTML files without scripts, for the command `fedcomp report` and at the end of runs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ from .charts import Panel, ReportLine, curves, finals, panels
 from .verdict import verdict
 
 REPORT = "report.html"
-MAX_CLIENTS = 12  # maximum number of client ids in a cell
-MAX_LEGEND_COLUMN = 8  # maximum number of entries in a column of the legend
+MAX_CLIENTS = 12  # maximum number of client ids in a table cell
+MAX_LEGEND_COLUMN = 8  # maximum number of entries in a column of a chart legend
 
 
 def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
-    """Write the report on the runs in `folders`, and print its absolute path. Each folder is that of a run or of a comparison.
+    """Write the report on the runs in `folders`, and print the report's absolute path. Each folder belongs to a run or to a comparison.
 
-    Raises UserError for runs that cannot be read and files that cannot be written.
+    Raises UserError if a run cannot be read or the report cannot be written.
     """
     accuracy = parse_accuracy(target)
     default = folders[0] if len(folders) == 1 else Path()
     runs: dict[Path, Path] = {}  # by resolved path
     for run in (run for folder in folders for run in _runs_in(folder)):
         if runs.setdefault(run.resolve(), run) is not run:
-            raise UserError(f"{run} is named twice; name each run once")
+            raise UserError(f"the run folder {run} is given twice; give each run once")
     page = (out or default) / REPORT
     write([*runs.values()], page, accuracy)
     print(page.absolute())
@@ -41,7 +41,7 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
 def _runs_in(folder: Path) -> list[Path]:
     """Return `folder` itself if it is a run folder.
 
-    For the folder of a comparison, return the run folders of the alternatives that were started, in order.
+    If `folder` belongs to a comparison, return the folders of its runs that were started, in order.
     """
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
@@ -49,13 +49,13 @@ def _runs_in(folder: Path) -> list[Path]:
     try:
         all = alternatives(read_toml(file, ALTERNATIVE_OPTIONS), baseline=True)
     except UserError as error:
-        advice = f"name the run folders in {folder} instead"
+        advice = f"give the run folders in {folder} instead"
         raise RunFolderError(f"{file} cannot be read ({error}); {advice}") from error
     names = [each.name for each in all]
     if started := [folder / name for name in names if (folder / name / RUN_FILE).is_file()]:
         return started
     raise RunFolderError(
-        f"no alternative in {folder} was started; leave the folder out, or continue with: fedcomp sim --out {folder} --resume"
+        f"no run in {folder} was started; leave the folder out, or continue with: fedcomp sim --out {folder} --resume"
     )
 
 
@@ -65,18 +65,19 @@ def write(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the report on the runs in `folders`. `failed`: the error of each failed run, by folder. Raises FedcompError."""
+    """Write the report on the runs in `folders`. `failed` maps the folder of each failed run to its error message. Raises FedcompError."""
     text = html(groups_of([load(folder) for folder in folders]), target, failed)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        durable_files.replace(page, [text.encode()], 0o666)  # as the umask allows
+        # File mode, further restricted by the umask.
+        durable_files.replace(page, [text.encode()], 0o666)
     except OSError as error:
         found = f"{page} cannot be written ({error.strerror})"
         raise RunFolderError(f"{found}; give another --out") from error
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html into the folder of a run that has ended, if the folder holds a run. On an error, call `warn` with its message."""
+    """Write report.html to the folder of an ended run, if the folder contains a run. On an error, call `warn` with the message."""
     if (folder / RUN_FILE).is_file():
         try:
             write([folder], folder / REPORT, target)
@@ -89,7 +90,8 @@ def html(
 ) -> str:
     """Return the report on groups of runs as an HTML document.
 
-    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: the error of each failed run, by folder.
+    If `target` is an accuracy in [0, 1], the report states the rounds and bytes needed to reach it. `failed` maps the folder of each failed
+    run to its error message.
     """
     lines = results(groups, target, failed)
     drawn = panels(groups, lines)
@@ -122,7 +124,7 @@ def html(
 
 
 def _highlight(styles: int) -> str:
-    """Return CSS rules that fade all other lines while the pointer is on a line or its name."""
+    """Return CSS rules that fade all other lines while the mouse pointer is over a line or its name."""
     rule = "body:has(.s{i}:hover) .s:not(.s{i}) {{ opacity: .15 }}\n"
     return "".join(rule.format(i=i) for i in range(styles)) if styles > 1 else ""
 
@@ -132,7 +134,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
-    """Return charts side by side, each with its caption if it has one, followed by the HTML `more`."""
+    """Return HTML with charts side by side, each with its caption, followed by the HTML `more`."""
     figures = ""
     for title, picture in drawn:
         caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
@@ -141,7 +143,7 @@ def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
 
 
 def _front(drawn: Sequence[Panel], rows: Sequence[ReportLine]) -> str:
-    """Return the charts of final accuracy or loss against bytes, and the legend of all charts."""
+    """Return HTML with the charts of final accuracy or loss against bytes, and with the legend of all charts."""
     names = {entry.style: entry.name for entry in rows}
     items = "".join(
         f'<li class="{svg.classes(style)}">{svg.swatch(style)}<span>{_breakable(name)}</span></li>'
@@ -170,7 +172,7 @@ def _curves(panel: Panel, all_panels: Sequence[Panel]) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table. `css_class` is `n` (number), `name` or `note`, and `icon` is HTML in front of the text."""
+    """A cell of an HTML table. `css_class` is `n` (number), `name` or `note`. `icon` is HTML in front of the text."""
 
     text: str
     css_class: str = ""
@@ -235,19 +237,19 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _own_metrics(run: Run) -> Mapping[str, float | None]:
-    """Return the last measured values of the task's own metrics."""
+    """Return the last values of the metrics that the task defines."""
     return next((record.metrics for record in reversed(run.records) if record.metrics), {})
 
 
 def _mean(
     group: Group, metrics: Callable[[Run], Mapping[str, float | None]], name: str
 ) -> float | None:
-    """Return the mean over the seeds of the metric `name`. `metrics(run)` returns the metrics of a run by name."""
+    """Return the mean of the metric `name` over the runs of a group. `metrics(run)` returns the metrics of a run by name."""
     return mean_or_none(metrics(run).get(name) for run in group.runs)
 
 
 def _of_clients(run: Run) -> dict[str, float | None]:
-    """Return the last metrics of the clients by column title: the mean and, where known, the worst decile."""
+    """Return the last metrics that clients reported, by column title: the mean over the clients and, if known, the worst decile."""
     shown = {}
     for name, spread in run.client_metrics.items():
         shown[f"client {name}"] = spread.mean
@@ -257,13 +259,13 @@ def _of_clients(run: Run) -> dict[str, float | None]:
 
 
 def _wire_bytes(run: Run) -> int | None:
-    """Return the TCP payload of a deployment both ways; None for a simulation, or if the platform did not count it."""
+    """Return the TCP payload that a deployed server received and sent, in bytes, or None if the payload was not counted."""
     counted = all_or_none(n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out))
     return sum(counted or ()) or None
 
 
 def _ratio_at_port(group: Group) -> str:
-    """Format the bytes of the same exchanges in float32 divided by the bytes at the server's port."""
+    """Format the compression ratio: bytes of the same messages in float32, divided by the bytes counted at the server's port."""
     sent = all_or_none(_wire_bytes(run) for run in group.runs)
     return ratio(sum(run.dense_bytes for run in group.runs), sum(sent)) if sent else NOTHING
 
@@ -274,12 +276,12 @@ def _hours(group: Group) -> str:
 
 
 def _simulated(run: Run) -> float | None:
-    """Return the simulated hours of the whole run; None without a simulated network."""
+    """Return the simulated duration of a run in hours, or None without a simulated network."""
     return next((r.simulated_hours for r in reversed(run.records)), None)
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return a table of the options that differ, and a table of the other options and of the values chosen for the machine."""
+    """Return HTML with a table of the options that differ between runs, and a table of the other options and of automatic choices."""
     options = [group.runs[0].options for group in groups]
     names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
     values = {name: [_shown(each.get(name)) for each in options] for name in names}
@@ -341,7 +343,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _runs(groups: Sequence[Group]) -> Iterator[tuple[Cell, Run]]:
-    """Yield each run with the table cell that shows its name."""
+    """Yield each run with a table cell that contains the name of the run."""
     for group in groups:
         for run in group.runs:
             seed = f", seed {run.options.get('seed', 0)}" if len(group.runs) > 1 else ""

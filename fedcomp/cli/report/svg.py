@@ -1,7 +1,7 @@
 """Axes, markers and charts as <svg> elements.
 
-A drawing is as wide as the screen of a phone, with one unit per pixel. Colours are CSS variables of the page. While the pointer is on a
-point, style.css shows the point's value above the chart, without a script.
+A chart is as wide as the screen of a phone, with one SVG unit per pixel. Colours are CSS variables of the page. While the mouse pointer is
+over a point, CSS shows the point's value above the chart.
 """
 
 import math
@@ -11,12 +11,12 @@ from html import escape
 from importlib import resources
 
 WIDTH, HEIGHT = 360, 270
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot
-LEGEND, ROW = 300, 16  # width of the legend of `picture`, and height of its lines
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot, in pixels
+LEGEND, ROW = 300, 16  # width of a legend, and height of an entry in it
 LETTER = 7.2  # width of a character of 12 px in a wide font
-MARGIN = 0.05  # margin on either side of an axis, as a fraction of the range of its values
+MARGIN = 0.05  # margin at both ends of an axis, as a fraction of the range of values
 
-COLOURS = 8  # --c0 to --c7 in style.css
+COLOURS = 8  # number of colours, --c0 to --c7 in style.css
 DASHES = ("", "7 3", "7 3 2 3", "2 3", "10 4", "10 3 2 3 2 3", "4 2")
 MARKERS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z",  # circle
@@ -27,15 +27,15 @@ MARKERS = (
     "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3Z",  # plus
     "M-4.3-2.2L-2.2-4.3L0-2.1L2.2-4.3L4.3-2.2L2.1 0L4.3 2.2L2.2 4.3L0 2.1L-2.2 4.3L-4.3 2.2L-2.1 0Z",  # cross
     "M0-5.4L1.4-1.8L5.2-1.7L2.2.6L3.3 4.3L0 2.1L-3.3 4.3L-2.2.6L-5.2-1.7L-1.4-1.8Z",  # star
-    "M-4.8 0L3.4-4.6v9.2Z",  # triangle to the left
+    "M-4.8 0L3.4-4.6v9.2Z",  # triangle that points left
 )
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a chart: its label, the format of its ticks, and a map from values between `low` and `high` to pixels.
+    """An axis of a chart: its label, a function that formats tick labels, and the mapping of values between `low` and `high` to pixels.
 
-    With `log`, the axis is logarithmic: values are positive, and `low` and `high` are their decimal logarithms.
+    With `log`, the axis is logarithmic: values are positive, and `low` and `high` are decimal logarithms.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Axis:
     start: float  # pixels
     end: float
     log: bool = False
-    whole: bool = False  # only integers get a tick
+    whole: bool = False  # only integers get a tick mark
 
     @classmethod
     def around(
@@ -58,7 +58,7 @@ class Axis:
         log: bool = False,
         whole: bool = False,
     ) -> "Axis":
-        """Return an axis that covers all values, with a margin: the horizontal axis of a chart if `across`, else the vertical one."""
+        """Return an axis that covers all values with a margin. The axis is horizontal if `across`, else vertical."""
         start, end = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
         low, high = min(values), max(values)
         if log:
@@ -71,7 +71,7 @@ class Axis:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """Return about `count` round numbers on the axis."""
+        """Return the positions of about `count` ticks, which are round numbers."""
         low, high = self.low, self.high
         if self.log:
             decades = range(math.ceil(low), math.floor(high) + 1)
@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A point whose text is shown while the pointer is on it. `data` holds HTML attributes with the exact numbers."""
+    """A data point. Its `text` is shown while the mouse pointer is over the point. `data` is HTML attributes with exact numbers."""
 
     x: float
     y: float
@@ -104,9 +104,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One data series of a chart: points and a line of the same style.
+    """A data series of a chart: points and a line of the same style.
 
-    `band` holds the range as (x, lowest, highest), drawn as a whisker if there is only one x. `ring`: draw circles around the points.
+    `band` contains the range of values as (x, lowest, highest), drawn as a vertical line if there is only one x. If `ring` is set, circles
+    are drawn around the points.
     """
 
     name: str
@@ -125,7 +126,7 @@ def dashes(style: int) -> str:
 
 
 def classes(style: int) -> str:
-    """Return the CSS classes of a style: `s` and `s0`, `s1`, … for highlighting, `c0`, `c1`, … for the colour."""
+    """Return the CSS classes of a line style, such as `s s9 c1`. The classes `s` and `s9` serve highlighting, and `c1` sets the colour."""
     return f"s s{style} c{style % COLOURS}"
 
 
@@ -135,7 +136,7 @@ def marker(style: int, x: float, y: float, size: float = 1.0) -> str:
 
 
 def markers() -> str:
-    """Return the definitions of the markers that all charts use."""
+    """Return an <svg> element that defines the marker shapes for all charts."""
     shapes = "".join(f'<path id="m{i}" d="{path}"/>' for i, path in enumerate(MARKERS))
     return (
         f'<svg width="0" height="0" class="shapes" aria-hidden="true"><defs>{shapes}</defs></svg>'
@@ -143,7 +144,7 @@ def markers() -> str:
 
 
 def swatch(style: int) -> str:
-    """Return the line and the marker of a style as an <svg> element, for legends and tables."""
+    """Return an <svg> element that shows the line and the marker of a style, for legends and tables."""
     return (
         f'<svg class="swatch c{style % COLOURS}" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">'
         f'<path class="line" d="M1 7H33"{dashes(style)}/>{marker(style, 17, 7)}</svg>'
@@ -157,7 +158,7 @@ def chart(
     series: Sequence[Series],
     front: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """Return a chart as an <svg> element. `front`: corners of the Pareto front."""
+    """Return a chart as an <svg> element. `front` lists the corners of the Pareto front."""
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>'
         f"{_plot(across, up, series, front)}</svg>"
@@ -196,7 +197,7 @@ def _plot(
             f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>'
             f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(y.tick(value))}</text>'
         )
-    end = 0.0  # right end of the previous label
+    end = 0.0  # right end of the previous tick label, in pixels
     for value in x.ticks(5):
         text = x.tick(value)
         half = len(text) * LETTER / 2
@@ -246,7 +247,7 @@ def _series(one: Series, x: Axis, y: Axis) -> str:
 
 
 def _tip(name: str, text: str) -> str:
-    """Return the text above the chart while the pointer is on a point: the name, and below it the values."""
+    """Return the <text> element that appears while the mouse pointer is over a point: a name and a line of values."""
     longest = int((WIDTH - 8) / LETTER)
     name = name if len(name) <= longest else name[: longest - 1] + "…"
     return (

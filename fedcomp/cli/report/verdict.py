@@ -1,4 +1,4 @@
-"""The verdict at the top of a report: sentences that recommend a line, as HTML."""
+"""Sentences at the top of a report, as HTML, that recommend one of the compared configurations."""
 
 from collections.abc import Sequence
 from html import escape
@@ -7,13 +7,13 @@ from math import isfinite
 from ...formatting import decimal, human_bytes, three_digits
 from .charts import Panel, ReportLine
 
-# Maximum difference of accuracy, or relative difference of loss, at which a line counts as close to the best.
+# Maximum difference of accuracy, or relative difference of loss, at which a result counts as close to the best result.
 CLOSE = 0.05
 MAX_NAMED = 3  # maximum number of failed runs that are named
 
 
 def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
-    """Return one or two sentences about the lines of each panel (chart), as HTML."""
+    """Return one or two HTML sentences about the results in each chart (panel)."""
     sentences = []
     for panel in panels:
         if panel.comparable:
@@ -77,7 +77,7 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _range(entries: Sequence[ReportLine]) -> str:
-    """Return a sentence with the best and the worst line. The lines have different learning problems, so none can be recommended."""
+    """Return a sentence with the best and the worst result. The results belong to different learning problems, so none is recommended."""
     good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         return "No run is finished yet." + _failures(entries)

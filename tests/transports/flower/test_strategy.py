@@ -103,7 +103,7 @@ def test_a_malformed_reply_is_rejected():
     (rejection,) = outcome.rejections
     assert (
         rejection.client == 0
-        and "its header gives" in rejection.reason
+        and "its header specifies" in rejection.reason
         and len(outcome.accepted) == 5
     )
 
