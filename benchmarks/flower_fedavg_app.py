@@ -1,4 +1,4 @@
-"""The Flower App of flower_fedavg.py: ten clouds of points, and a network of configurable size."""
+"""The Flower App of flower_fedavg.py. It trains a network of configurable size to classify ten clouds of random points."""
 
 import json
 import os
