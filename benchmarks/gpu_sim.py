@@ -6,8 +6,10 @@ The benchmark needs neither Flower nor data sets: examples are random, with the 
 bfloat16, it runs the serial engine (clients one by one) and the batched engine (many clients at once). It also trains one model on one big
 batch of the same examples, whose speed is an upper limit. For each row, it prints:
 
-- client updates per second; - the floating point operations per second of training (counted by torch), as a percentage of those of a large
-matrix product; - the peak memory per additional client; - the largest relative distance of an update from that of the serial engine.
+- client updates per second;
+- the floating point operations per second of training (counted by torch), as a percentage of those of a large matrix product;
+- the peak memory per additional client;
+- the largest relative distance of an update from that of the serial engine.
 
 By torch's default, float32 convolutions of cuDNN may use TF32, with 10 bits of mantissa.
 
@@ -44,9 +46,8 @@ IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 # Maximum distance of an update from serial training, relative to its norm. It exceeds rounding errors because rounding can make max-pooling
 # select another pixel.
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}
-MEDIAN_TOLERANCE = (
-    1e-3  # in float32; rounding changes the pixel that max-pooling selects only for a few clients
-)
+# In float32, rounding changes the pixel that max-pooling selects only for a few clients.
+MEDIAN_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)

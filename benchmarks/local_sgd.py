@@ -136,7 +136,8 @@ def main() -> None:
     workers.close()
     print(
         f"{task.name}, {source}, {args.clients} clients, {sgd.steps} steps with batches of {sgd.batch_size}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}; planning the batches takes another {1e3 * min(seconds(plan) for _ in range(3)):.1f} ms"
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}; "
+        f"planning the batches takes {1e3 * min(seconds(plan) for _ in range(3)):.1f} ms more"
     )
     usual, lean = (statistics.median(times[name]) for name in ("usual loop", "lean loop"))
     for name, wall_s in times.items():

@@ -3,8 +3,8 @@
     python benchmarks/quantizers.py --numel 25_000_000
 
 The row `copy` copies the vector into existing memory. Encoding includes checks of the vector, and the frame with its checksum; decoding
-includes all checks of the frame and a new vector. Times are medians over repeats, which alternate between the rows. `entropy` is the
-entropy of the levels, in bits per coordinate; for `natural`, it includes one bit for the sign.
+includes all checks of the frame and a new vector. Times are medians over repeats, which alternate between the rows. The column `entropy` is
+the entropy of the quantized values, in bits per coordinate; for the codec `natural`, it includes one bit for the sign.
 """
 
 import argparse
@@ -49,7 +49,9 @@ def main() -> None:
         "--specs", nargs="+", default=SPECS, help="spec strings of the codecs to measure"
     )
     parser.add_argument(
-        "--entropy", action="store_true", help="also print the entropy of the levels, which is slow"
+        "--entropy",
+        action="store_true",
+        help="also print the entropy of the quantized values, which is slow",
     )
     options = parser.parse_args()
     x = torch.randn(options.numel, generator=torch.Generator().manual_seed(0))

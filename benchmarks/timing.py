@@ -1,4 +1,4 @@
-"""Interleaved timing of functions, for the other benchmarks."""
+"""Functions that other benchmarks use to measure times. The calls of the compared functions alternate."""
 
 import statistics
 import time
