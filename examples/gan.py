@@ -30,7 +30,9 @@ def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, flo
         real_scores = model.discriminator(real)
         fake_scores = model.discriminator(fake.detach())
         [slope] = torch.autograd.grad(real_scores.sum(), real, create_graph=True)
-        penalty = slope.square().sum(1).mean()  # R1 (Mescheder et al. 2018) stabilizes training
+        penalty = (
+            slope.square().sum(1).mean()
+        )  # the R1 penalty (Mescheder et al. 2018) stabilizes training
         d_optimizer.zero_grad()
         (F.softplus(-real_scores).mean() + F.softplus(fake_scores).mean() + penalty).backward()
         d_optimizer.step()
@@ -55,4 +57,6 @@ task = fedcomp.Task("gan", GAN, points(2000), points(10), train_fn=train, evalua
 if __name__ == "__main__":
     run = fedcomp.simulate(task, uplink="topk:density=20%", downlink="identity", **OPTIONS)
     first, last = run.metrics["loss"][[0, -1]]
-    print(f"mean distance {first:.2f} → {last:.2f}, radius {run.metrics['radius'][-1]:.2f}")
+    print(
+        f"generated points and the circle: mean distance {first:.2f} → {last:.2f}, radius {run.metrics['radius'][-1]:.2f}"
+    )
