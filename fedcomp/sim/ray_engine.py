@@ -132,9 +132,9 @@ class RayEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train the jobs in actors, each job in an actor that is idle. If an actor dies twice while it trains a client, only this client fails.
+        """Train the jobs in actors, each job in an actor that is idle.
 
-        Raises the same errors as `start_actors`.
+        If an actor dies twice while it trains a client, only this client fails. Raises the same errors as `start_actors`.
         """
         self.start_actors()
         updates = torch.empty(len(jobs), len(start), device=self.device)
