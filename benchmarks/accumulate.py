@@ -2,16 +2,15 @@
 
     python benchmarks/accumulate.py [--numel 1000000] [--frames 1000]
 
-The codec's method `accumulate` checks, decodes and adds one frame. Its method `open_batch` checks and decodes 100 frames together, as the
-server does in a round. PyTorch adds the dense vectors, which are already in memory. Times are medians over repeats, which alternate between
-the methods.
+`accumulate` checks, decodes and adds one frame. `open_batch` checks and decodes 100 frames together, as the server does in a round. PyTorch
+adds the dense vectors, which are already in memory. Times are medians; the methods are timed in turn.
 """
 
 import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # same value as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 import torch  # noqa: E402
 from timing import medians  # noqa: E402

@@ -3,12 +3,12 @@
     FEDCOMP_DATA=... python benchmarks/byzantine.py [--task digits mnist-logreg] [--clients 9 15] [--byzantine 0 1 2 3 4] [--attack ...]
                                                 [--strategy ...] [--rounds N] [--seeds N] [--picture byzantine.svg]
 
-All clients take part in every round. The strategy `mean` is federated averaging without compression. `vote` is signSGD with majority vote.
+All clients take part in every round. The strategy `mean` is uncompressed federated averaging. `vote` is signSGD with majority vote.
 `election` is a majority vote in which several clients train on each data partition (`election:form=data`); its deterministic code tolerates
 the given number of Byzantine clients. `bernoulli` is `election` with a random (Bernoulli) code, which assigns each partition to 3 clients
 on average. The robust rules, such as `median` and `krum`, get uncompressed updates and know the number of Byzantine clients. "–" marks
 combinations that a strategy refuses. The voting strategies have their own learning rate, which was chosen without Byzantine clients. The
-last table shows how many percentage points of accuracy each strategy loses to the worst attack. The deterministic code of `election`
+last table shows the percentage points of accuracy that each strategy loses to the worst attack. The deterministic code of `election`
 guarantees a loss of 0.
 """
 
@@ -45,11 +45,11 @@ PANELS_PER_ROW = 4  # in the picture
 CODED = (
     "election",
     "bernoulli",
-)  # strategies with an allocation matrix, which the attack `code-aware` needs
+)  # strategies with the allocation matrix that the attack `code-aware` needs
 
 
 def options(name: str, byzantine: int) -> dict[str, object]:
-    """Return the options of a run whose strategy tolerates this many Byzantine clients."""
+    """Return the options of a run whose strategy tolerates `byzantine` Byzantine clients."""
     expected = max(1, byzantine)
     if name == "mean":
         return {"strategy": "average", **UNCOMPRESSED}
@@ -88,7 +88,7 @@ def percent(accuracy: float | None) -> str:
     return f"{'–':>8}" if accuracy is None else f"{100 * accuracy:7.1f}%"
 
 
-# maps (attack, strategy) to a list of accuracies, one for each number of Byzantine clients
+# maps (attack, strategy) to the accuracy for each number of Byzantine clients
 Table = dict[tuple[str, str], list[float | None]]
 
 
@@ -115,7 +115,7 @@ def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> T
         table[attack, name] = row
         print(f"{attack:16}{name:18}" + "".join(map(percent, row)), flush=True)
     print(
-        f"\nmaximum loss of accuracy over these attacks, in points, by number of Byzantine clients\n{'':34}"
+        f"\nmaximum loss of accuracy over these attacks, in percentage points, by number of Byzantine clients\n{'':34}"
         + "".join(f"{byzantine:>8}" for byzantine in counts)
     )
     for name in args.strategy:
@@ -136,9 +136,7 @@ def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> T
 
 
 def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
-    """Plot accuracy by number of Byzantine clients: a panel for each table and attack, a line for each strategy. Lines differ in style and
-    marker, not only in colour.
-    """
+    """Plot accuracy by number of Byzantine clients, with a panel for each attack and a line for each strategy."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""SparseLoCo against DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps per round.
+"""SparseLoCo compared with DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps per round.
 
     FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--outer-lr 7]
         [--pretraining 300] [--minutes 8] [--out runs/char-transformer]
@@ -7,9 +7,9 @@ Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training wit
 DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
 among the clients. For each seed, SparseLoCo and DiLoCo start from the same pre-trained weights, as in the DiLoCo paper, and have the same
 batches. With `--pretraining 0`, both methods start from random weights. SparseLoCo has no outer momentum. Its default outer learning rate
-is 7, the effective rate 0.7 / (1 − 0.9) of DiLoCo with momentum 0.9; the SparseLoCo paper uses 1 in long runs. The program prints the loss
-on part of the test windows after pre-training and after each round, and the bytes that a client sends. After `--minutes` minutes, the
-program stops at a checkpoint; when it is started again, it continues there. Finished runs are not repeated.
+of 7 is the effective rate 0.7 / (1 − 0.9) of DiLoCo with momentum 0.9. The program prints the loss on part of the test windows after
+pre-training and after each round, and the bytes that a client sends. After `--minutes` minutes, the program stops at a checkpoint; started
+again, it continues there.
 """
 
 import argparse
@@ -74,9 +74,7 @@ class Block(nn.Module):
 
 
 class CharacterTransformer(nn.Module):
-    """A transformer with 5,423,233 parameters. Its inputs are characters, int64 [B, t]; its outputs are logits of the next characters, [B,
-    t, 97].
-    """
+    """A transformer with 5,423,233 parameters, from characters [B, t] to logits of the next characters [B, t, 97]."""
 
     def __init__(self, width: int = 272, layers: int = 6, heads: int = 8):
         super().__init__()
@@ -98,7 +96,7 @@ def windows(split: str) -> tuple[Tensor, Tensor]:
 
 
 def pretrained(file: Path, steps: int) -> CharacterTransformer:
-    """Return a pre-trained model. Its weights are loaded from `file`; if `file` does not exist, the model is trained and saved there."""
+    """Return a pre-trained model, loaded from `file`. If `file` does not exist, train the model and save it first."""
     torch.manual_seed(0)
     model = CharacterTransformer()
     if not file.exists():
@@ -126,7 +124,7 @@ def test_loss(model: nn.Module) -> float:
 def trained(
     task: fedcomp.Task, out: Path, rounds: int, stop: float, options: dict[str, object]
 ) -> fedcomp.Run:
-    """Start or continue the run in the folder `out` until it has `rounds` rounds or the time `stop` has come, and return the run."""
+    """Start or continue the run in the folder `out`, up to `rounds` rounds or the time `stop`."""
     done = len(fedcomp.load(out).records) if out.exists() else 0
     while done < rounds and time.monotonic() < stop:
         begin, done = time.monotonic(), done + 1

@@ -60,7 +60,6 @@ def main() -> None:
 
 
 def plain_write_s(path: Path, rows: dict[str, torch.Tensor], flush: bool) -> float:
-    """Return the seconds that it takes to write the rows to one file."""
     begin = time.perf_counter()
     with open(path, "wb") as file:
         for row in rows.values():

@@ -3,12 +3,12 @@
     FEDCOMP_DATA=... python benchmarks/choosing.py [--task mnist-logreg] [--clients 100] [--rounds 50] [--participation 0.2] [--seeds 2]
                                                    [--partition iid dirichlet:0.1] [--numel 1_000_000]
 
-In the first table, only the uplink is compressed, except with the strategy `vote`, which also sends signs to clients. Its rows differ in
-the uplink codec, in the memory of the clients (such as error feedback) and in the strategy. In the second table, all clients send
+In the first table, only the uplink is compressed, except with the strategy `vote`, which also sends signs to clients. Rows of this table
+differ in the uplink codec, in the memory of the clients (such as error feedback) and in the strategy. In the second table, all clients send
 `stc:density=1/100`, and rows differ in the downlink codec and the server's memory. Bytes are means per client and round, headers included.
 Downlink bytes include broadcasts that a client missed and received later. Accuracy is the mean over seeds after the last round. All rows
-have the same learning rate, except `vote`, which averages signs and needs smaller steps. Encoding time is the median processor time over
-nine frames of standard normal values. Processor time depends little on other load of the machine.
+have the same learning rate, except `vote`, which needs smaller steps. Encoding time is the median processor time over nine frames of
+standard normal values.
 """
 
 import argparse
@@ -98,7 +98,6 @@ def run(config: RunConfig, seeds: int) -> list[Summary]:
 
 
 def encode_ms(spec: str, vector: bench_codecs.Vector) -> float:
-    """Return the median processor time of encoding a vector, in milliseconds, summed over all threads."""
     chosen, times_ms = codec(spec), []
     for _ in range(10):
         start = time.process_time()
@@ -117,14 +116,13 @@ def print_head(cells: list[str]) -> None:
 
 
 def accuracies(results: list[list[Summary]]) -> list[str]:
-    """Return the mean accuracy over seeds for each way of partitioning the data, as text."""
     return [
         f"{100 * statistics.mean(summary.accuracy for summary in runs):.1f} %" for runs in results
     ]
 
 
 def per_client(results: list[list[Summary]], link: str) -> list[str]:
-    """Return the bytes per client and round on a link ("uplink" or "downlink"), and the compression ratio, over all runs."""
+    """Return the bytes per client and round on a link, and the compression ratio, over all runs."""
     runs = [summary for summaries in results for summary in summaries]
     sent, dense = (
         sum(getattr(summary, f"{prefix}{link}_bytes") for summary in runs)

@@ -2,10 +2,10 @@
 
     FEDCOMP_DATA=... python benchmarks/cifar10_pfl.py [--rounds 1500] [--rivals FOLDER] [--no-dropout] [--dense]
 
-The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml. It has the data set `cifar10_iid` and the model
-`simple_cnn` (1,626,442 parameters, with dropout; see rival_models.py). Each user trains one epoch on its 50 images, in batches of 10, at
-learning rate 0.1. The server averages users with equal weights and steps at rate 1. The model is evaluated on the test set every 10 of
-1,500 rounds. Images are standardised per channel.
+The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml. The data set is `cifar10_iid`, and the model is
+`simple_cnn` (1,626,442 parameters, with dropout; rival_models.py). Each user trains one epoch on its 50 images, in batches of 10, at
+learning rate 0.1. The server averages users with equal weights and steps at rate 1. The model is evaluated every 10 rounds. Images are
+standardised per channel.
 
 The benchmark runs 1,500 rounds on a CUDA device, and 20 on a CPU. fedcomp runs whole rounds, with STC at 1/100 in both directions, error
 feedback and a checkpoint every 100 rounds; with --dense, it sends float32 updates, as pfl does. pfl runs if it was installed with
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # same value as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np  # noqa: E402

@@ -2,11 +2,11 @@
 
     python benchmarks/codes.py [--voters 15] [--byzantine 6] [--redundancy 3] [--matrices 30]
 
-The calculation looks at one coordinate of the update. In each data partition, the sign of this coordinate is correct with probability q,
-independently of other partitions. An honest voter votes like the majority of its partitions; a fair coin decides ties. A Byzantine voter
-inverts its vote (attack `inverted`) or always votes for the wrong sign (`wrong`). A tie between the votes is correct with probability 1/2.
-Row i of the code's allocation matrix marks the partitions of voter i. The Byzantine voters have random rows (placement `random`, averaged
-over all placements) or the rows with the most partitions (`heaviest`).
+A vote is about the sign of one coordinate. In each data partition, the sign is correct with probability q, independently of other
+partitions. An honest voter votes like the majority of its partitions; a fair coin decides ties. A Byzantine voter inverts its vote (attack
+`inverted`) or always votes for the wrong sign (`wrong`). A tie between the votes is correct with probability 1/2. Row i of the allocation
+matrix marks the partitions of voter i. Byzantine voters have random rows (placement `random`, averaged over all placements) or the rows
+with the most partitions (`heaviest`).
 
 The probabilities are exact for up to 15 voters, and have a standard error of 0.2 % for more voters. For the Bernoulli code, the table shows
 the mean and the standard deviation over random matrices.
@@ -27,7 +27,6 @@ SAMPLES = 1 << 16  # number of random patterns if there are more voters than MAX
 
 
 def uncoded(n: int, q: float, f: int, attack: str) -> float:
-    """Return the probability that a vote of n voters without a code is correct, for any n."""
     wrong = binomial(f, 1 - q if attack == "inverted" else 0.0)
     return float(np.convolve(binomial(n - f, q), wrong) @ won(np.arange(n + 1), n))
 
@@ -46,10 +45,7 @@ def coded(G: np.ndarray, q: float, f: int, placement: str, attack: str) -> float
 
 
 def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return patterns that mark the correct ones of n partitions, bool [patterns, n], and the probability of each pattern.
-
-    The patterns are all 2^n patterns, or a random sample if n is large.
-    """
+    """Return patterns of n correct or wrong partitions, bool [patterns, n], and their probabilities: all patterns, or a random sample."""
     if n > MAX_EXACT_VOTERS:
         return np.random.default_rng(0).random((SAMPLES, n)) < q, np.full(SAMPLES, 1 / SAMPLES)
     signs = (np.arange(1 << n)[:, None] >> np.arange(n) & 1).astype(bool)
@@ -58,7 +54,7 @@ def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fixed_rows(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndarray:
-    """Return the probability that the majority of votes is correct, for each pattern of correct partitions: shape [patterns].
+    """Return the probability that the majority of votes is correct, for each pattern of correct partitions.
 
     `byzantine` lists the rows of the Byzantine voters. `votes` [patterns, n] has the honest vote of each row: 1 is correct, -1 is wrong,
     and 0 is decided by a coin.
@@ -73,7 +69,7 @@ def fixed_rows(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndar
 def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
     """Return the probability that the majority of votes is correct, averaged over all placements of f Byzantine voters.
 
-    The result has shape [patterns]; `votes` is the same argument as in `fixed_rows`.
+    The argument `votes` is the same as in `fixed_rows`.
     """
     n = votes.shape[1]
     # Probability that the majority is correct under the attack, by the number of rows whose honest vote is correct.
@@ -87,10 +83,10 @@ def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
 
 
 def chances(after: np.ndarray) -> np.ndarray:
-    """Return the probability that the majority is correct, as an array [n + 1, n + 1].
+    """Return the probability that the majority is correct, by number of correct votes (rows) and number of votes that a coin decides
+    (columns).
 
-    Rows are the number of votes that are surely correct, and columns the number of votes that a coin decides. `after` [n + 1] is the
-    probability by the number of correct votes after the coins are tossed.
+    `after` has this probability by number of correct votes after the coins are tossed.
     """
     n = len(after) - 1
     found = np.zeros((n + 1, n + 1))

@@ -4,7 +4,7 @@
 
 The row `copy` copies a vector into existing memory. The row `torch` is the usual PyTorch implementation of STC (add, abs, topk, where); it
 does not encode its result into bytes. The other rows encode an update with fedcomp (`propose`) and store the new residual (`commit`). Times
-are medians over repeats, which alternate between the rows. `extra memory` is the growth of the peak memory, measured in a separate process.
+are medians; the rows are timed in turn. The column `extra memory` is the growth of the peak memory, measured in a separate process.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def torch_stc(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def propose_and_commit(name: str, e: Tensor, x: Tensor, k: int) -> bytes:
-    """Encode the update `x` plus the residual `e`, return the frame (bytes), and write the new residual into `e`."""
+    """Encode the update `x` plus the residual `e`, return the bytes, and write the new residual into `e`."""
     client_memory = memory("residual", codec(f"{name}:density={k}/{x.numel()}"), x.numel())
     client_memory.load_state_dict({"residual": e}, copy=False)
     frame = client_memory.propose(x)
@@ -64,7 +64,6 @@ def seconds(numel: int, k: int, repeats: int) -> dict[str, float]:
 
 
 def peak_bytes() -> int:
-    """Return the peak resident memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
@@ -109,7 +108,7 @@ def main() -> None:
     parser.add_argument(
         "--memory-of",
         choices=FUNCTIONS,
-        help="print only the bytes that this function adds to the peak memory",
+        help="print only the bytes that one of the functions adds to the peak memory",
     )
     options = parser.parse_args()
     k = max(1, int(options.density * options.numel + Fraction(1, 2)))

@@ -188,9 +188,7 @@ class Federation:
             "server", [*FEDCOMP, "server", "start", *shape, *output, *security]
         )
         while "0 of " not in (folder / "server.txt").read_text() and self.check_server():
-            time.sleep(
-                0.1
-            )  # a client that connects before the server listens would retry and send additional bytes
+            time.sleep(0.1)  # clients that connect too early would retry and send additional bytes
         self.initial_mb = resident_mb(self.server.pid)
         if args.relay:
             self.start_relay(args.secure)
@@ -205,7 +203,6 @@ class Federation:
         return process
 
     def start_clients(self, args: argparse.Namespace, clients: int) -> None:
-        """Start the clients, at most MAX_HOSTED in each process."""
         port = self.relay_port if args.relay else self.port
         connection = ["--server", f"127.0.0.1:{port}", "--task", self.task]
         (self.folder / "enrolments").mkdir()
@@ -236,13 +233,13 @@ class Federation:
             time.sleep(0.1)
 
     def check_server(self) -> bool:
-        """Return whether the server still runs. Exits with the server's output if the server failed."""
+        """Return whether the server still runs, or exit with its output if it failed."""
         if self.server.poll():
             raise SystemExit((self.folder / "server.txt").read_text())
         return self.server.poll() is None
 
     def check(self) -> bool:
-        """Return whether the server still runs. Exits with the output of the failed process if the server or a client failed."""
+        """Return whether the server still runs, or exit with the output of a server or client that failed."""
         for name, process in self.hosts.items():
             if process.poll():
                 raise SystemExit((self.folder / f"{name}.txt").read_text())
@@ -317,7 +314,7 @@ def wire_bytes(record: dict) -> int:
 
 
 def step_seconds(task: str) -> float:
-    """Return the seconds of a client's training in a round, measured in a separate process."""
+    """Return the training time of a client in a round, measured in a separate process."""
     command = [sys.executable, "-c", STEP, task]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -326,7 +323,7 @@ def step_seconds(task: str) -> float:
 
 
 def idle(args: argparse.Namespace) -> None:
-    """Print the bytes per second that connected clients send and receive while the server waits for another client."""
+    """Print the bytes per second of connected clients while the server waits for another client."""
     clients = (args.clients or [10])[0]
     with federation(args, clients + 1, 1, started_clients=clients) as on:
         await_clients(on, clients)
@@ -342,7 +339,6 @@ def idle(args: argparse.Namespace) -> None:
 
 
 def connected(args: argparse.Namespace) -> None:
-    """Print the memory of a server with many connected clients, 200 of which take part in each round."""
     clients, rounds = args.connected, args.rounds or 5
     args.parameters = args.parameters or "10k"
     with federation(args, clients, rounds, cohort=min(200, clients)) as on:
@@ -390,9 +386,9 @@ def server_memory(args: argparse.Namespace) -> None:
 
 
 def client_memory(args: argparse.Namespace) -> None:
-    """Print how much a client's memory grows with the model size, in addition to the growth of a training step alone.
+    """Print how a client's memory grows with the model, in addition to the growth of a training step.
 
-    Two model sizes are compared, so the memory of libraries and data cancels out.
+    Comparing two model sizes cancels out the memory of libraries and data.
     """
     rounds = args.rounds or 5
     large = args.parameters or "11M"
@@ -432,7 +428,7 @@ def client_memory(args: argparse.Namespace) -> None:
 
 
 def step_memory(size: str) -> tuple[float, float]:
-    """Return the resident memory of a process that only trains, in MB: after training, and the maximum."""
+    """Return the memory of a process that only trains, in MB: after training, and the maximum."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", STEP, wide_task(Path(folder), size)]
         step = subprocess.Popen(
@@ -445,7 +441,7 @@ def step_memory(size: str) -> tuple[float, float]:
 
 
 def host_memory(args: argparse.Namespace, clients: int, rounds: int) -> tuple[float, float]:
-    """Return the resident memory of the process of all clients during the last round, in MB: the minimum and the maximum."""
+    """Return the minimum and the maximum memory of the client process during the last round, in MB."""
     with federation(args, clients, rounds) as on:
         last: list[tuple[float, float]] = []
         (host,) = on.hosts.values()

@@ -218,7 +218,6 @@ def flower(folder: Path, options: argparse.Namespace, density: str) -> Result:
 
 
 def fedcomp_run(folder: Path, options: argparse.Namespace) -> Result:
-    """Run a fedcomp server in this process, and each client in its own process."""
     folder.mkdir()
     codec, this = f"stc:density={options.density}", f"{Path(__file__).resolve()}:task"
     config = RunConfig(  # same training as in flower_fedavg_app.py
@@ -278,7 +277,7 @@ def fedcomp_run(folder: Path, options: argparse.Namespace) -> Result:
 
 
 def overhead_text(records: list[dict]) -> str:
-    """Return a text with the mean bytes per exchange (a model sent to a client and its update) in addition to the frames."""
+    """Return the bytes per exchange (download and upload of a client) in addition to the frames, as text."""
     frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
     port = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records)
     exchanges = sum(record["accepted"] for record in records)

@@ -1,4 +1,4 @@
-"""The Flower App of flower_fedavg.py. It trains a network of configurable size to classify ten clouds of random points."""
+"""The Flower App of flower_fedavg.py: a network of configurable size classifies ten clouds of random points."""
 
 import json
 import os

@@ -2,9 +2,9 @@
 
     python benchmarks/footprint.py [--repeats 11]
 
-Times are medians over repeats, which alternate between the commands. The installed size includes fedcomp and the packages that it requires
-without extras. torch is listed separately, since its CPU and CUDA builds differ by gigabytes. The memory is the resident memory of a client
-that has a model of 7,850 parameters and is connected over loopback. It is compared with that of a process that has only imported torch.
+Times are medians; the commands are timed in turn. The installed size includes fedcomp and the packages that it requires without extras.
+torch is listed separately, since its CPU and CUDA builds differ by gigabytes. The memory is that of a client with a model of 7,850
+parameters, compared with a process that has only imported torch.
 """
 
 import argparse
@@ -80,7 +80,6 @@ def print_sizes() -> None:
 
 
 def required(name: str) -> set[str]:
-    """Return the names of the packages that a package requires without extras, directly and indirectly."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

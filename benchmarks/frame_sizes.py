@@ -2,11 +2,11 @@
 
     python benchmarks/frame_sizes.py [--numel 1000000]
 
-The column `bound` is the entropy of k of n positions, which are uniformly distributed, log2 C(n, k) bits, plus that of the values. The
-values are a sign bit each and the common magnitude μ for `stc`, float32 values for `topk`, and μ for `sbc`. The positions of a model's
-update are not uniform. Two more tables therefore have vectors with the tensor shapes of the model `cifar10-vgg11s` and normal values, whose
-scale differs between tensors, by fan-in or at random. The column `by tensor` is the entropy if the number of positions in each tensor is
-known; the codec does not know these numbers.
+The column `bound` is the entropy of k of n uniformly distributed positions, log2 C(n, k) bits, plus that of the values. The values are
+signs and the common magnitude μ for `stc`, float32 values for `topk`, and μ for `sbc`. The positions of a model's update are not uniform.
+In two more tables, the vectors therefore have the tensor shapes of `cifar10-vgg11s` and normal values, whose scale differs between tensors,
+by fan-in or at random. The column `by tensor` is the entropy if the number of positions in each tensor is known; the codec does not know
+these numbers.
 """
 
 import argparse
@@ -24,7 +24,7 @@ DENSITIES = (25, 100, 400, 1000)
 
 
 def binomial_bits(numel: int, k: int) -> float:
-    """Return log2 C(numel, k), the bits needed to name k of `numel` positions."""
+    """Return log2 C(numel, k)."""
     return (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2)
 
 

@@ -3,8 +3,8 @@
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
 The benchmark needs neither Flower nor data sets: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
-bfloat16, it runs the serial engine (clients one by one) and the batched engine (many clients at once). It also trains one model on one big
-batch of the same examples, whose speed is an upper limit. For each row, it prints:
+bfloat16, the benchmark runs the serial engine (clients one by one), the batched engine (many clients at once), and one model on one big
+batch of the same examples, whose speed is an upper limit. The benchmark prints:
 
 - client updates per second;
 - the floating point operations per second of training (counted by torch), as a percentage of those of a large matrix product;
@@ -13,9 +13,9 @@ batch of the same examples, whose speed is an upper limit. For each row, it prin
 
 By torch's default, float32 convolutions of cuDNN may use TF32, with 10 bits of mantissa.
 
-The benchmark then times the compression of a stack of updates, and counts how often the host waits for the device. It also tests training
-with too little memory and on several devices. The exit status is 1 if an update does not agree with serial training. On a CPU (--device
-cpu), the sizes are small.
+The benchmark then times the compression of a stack of updates, counts how often the host waits for the device, and tests training with too
+little memory and on several devices. The exit status is 1 if an update does not agree with serial training. On a CPU (--device cpu), the
+sizes are small.
 """
 
 import argparse
@@ -43,10 +43,9 @@ from fedcomp.training.engine import Job, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-# Maximum distance of an update from serial training, relative to its norm. It exceeds rounding errors because rounding can make max-pooling
-# select another pixel.
+# Maximum relative distance of an update from serial training, if rounding makes max-pooling select another pixel.
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}
-# In float32, rounding changes the pixel that max-pooling selects only for a few clients.
+# In float32, max-pooling selects another pixel only for a few clients.
 MEDIAN_TOLERANCE = 1e-3
 
 
@@ -80,12 +79,10 @@ class Row:
     precision: str
     at_once: int
     updates_per_s: float
-    arithmetic: float  # floating point operations per second, as a fraction of the device's peak
+    arithmetic: float  # fraction of the device's peak floating point operations per second
     bytes_a_client: int  # peak memory per additional client; 0 on a CPU
-    distance: (
-        float  # maximum over clients of an update's relative distance from the serial engine's
-    )
-    typical: float  # median over clients of an update's relative distance from the serial engine's
+    distance: float  # maximum over clients of the relative distance from the serial engine's update
+    typical: float  # median over clients of the relative distance from the serial engine's update
 
 
 def examples(kind: str, count: int) -> Data:
@@ -104,7 +101,6 @@ def synchronise(device: torch.device) -> None:
 def seconds(
     run: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 3
 ) -> float:
-    """Return the median duration of `repeats` calls, in seconds."""
     times = []
     for _ in range(warm_up + repeats):
         synchronise(device)
@@ -116,7 +112,6 @@ def seconds(
 
 
 def peak_per_s(device: torch.device, precision: str) -> float:
-    """Return the floating point operations per second that a large matrix product reaches on a device."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     return 2 * n**3 / seconds(lambda: a @ b, device, 10)
@@ -131,7 +126,7 @@ class Bench:
         self.task = Task(name, self.case.make, lambda: data, lambda: data)
         self.data = Data(data.inputs.to(device), data.targets.to(device))
         model = initial_model(self.task, 0)
-        # This model starts with zero weights. Random weights make the first step differ between clients.
+        # With this model's zero weights, the first step would be the same for all clients.
         if name == "mnist-logreg":
             nn.init.normal_(model.weight, std=0.05)
         self.model, self.layout = model, Layout.of(model)
@@ -155,7 +150,7 @@ class Bench:
         return train(), seconds(train, self.device, 1, 1)
 
     def one_batch(self, sgd: LocalSGD) -> float:
-        """Return the time to train one model on the examples of all clients, in seconds. It is a lower limit for the batched engine."""
+        """Return the seconds to train one model on the examples of all clients, a lower limit for the batched engine."""
         engine = SerialEngine(self.task, self.fresh(), self.layout, self.device)
         together = [np.concatenate(step) for step in zip(*self.plans, strict=True)]
         return seconds(
@@ -163,7 +158,6 @@ class Bench:
         )
 
     def operations(self) -> int:
-        """Return the number of floating point operations of one client's training, forward and backward."""
         engine = BatchedEngine(self.task, self.fresh(), self.layout, self.device)
         # The first call of the engine also verifies its gradients, which is not counted.
         engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
@@ -266,7 +260,7 @@ def show(row: Row) -> None:
 
 
 def compression(device: torch.device, clients: int) -> dict[str, float]:
-    """Return the milliseconds to compress a stack of updates and to store the residuals, and how often the host waits for the device."""
+    """Return the milliseconds to compress a stack of updates and store the residuals, and how often the host waits for the device."""
     n, stc = (
         (1_663_370, codec("stc:density=1/400"))
         if device.type == "cuda"
@@ -293,7 +287,6 @@ def compression(device: torch.device, clients: int) -> dict[str, float]:
 
 
 def waits(work: Callable[[], None]) -> int:
-    """Return how often the host waits for the device during a call of `work`."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -305,7 +298,6 @@ def waits(work: Callable[[], None]) -> int:
 
 
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """Return the peak memory in bytes during a call of `run`, minus the memory that was allocated before."""
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
@@ -343,7 +335,7 @@ def memory_runs_out(device: torch.device) -> bool:
 
 
 def agrees_on_several_devices(device: torch.device, clients: int) -> bool:
-    """Return whether training on several devices returns the same updates as on one device. A single GPU is used by two engines."""
+    """Return whether training on several devices (or by two engines on one GPU) returns the same updates as on one device."""
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     gpus = [torch.device("cuda", i) for i in range(count)] if count > 1 else [device] * 2
     bench = Bench("mnist-cnn", clients, gpus[0], 3)

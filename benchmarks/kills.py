@@ -2,10 +2,10 @@
 
     python benchmarks/kills.py [--kills 100] [--seed 1]
 
-The deployment runs on loopback with TLS and keys. It has a server, a relay with three clients, and a fourth client that is connected
-directly to the server. Every round needs every client. The test sends SIGKILL to one of the six processes and starts this process again at
-once; the server is started with --resume. Half of the kills wait for the end of a round; the others can also hit processes that are still
-starting. Then an undisturbed run trains the same number of rounds.
+The deployment runs on loopback with TLS and keys. Its processes are a server, a relay with three clients, and a fourth client that is
+connected directly to the server. Every round needs every client. Each kill sends SIGKILL to one of the six processes and starts this
+process again; the server is started with --resume. Half of the kills wait for the end of a round; the others can also hit processes that
+are starting. Then an undisturbed run trains the same number of rounds.
 
 The exit status is 0 for equal models, 1 for different models, and 2 if a process failed without being killed.
 """
@@ -37,7 +37,7 @@ LAST_ROUNDS = 5  # rounds without kills at the end of the disturbed run
 MAX_WAIT_S = 6.0  # longest time to wait for a completed round before a kill
 MAX_PAUSE_S = 2.0  # longest random pause before a kill
 STUCK_S = 180.0  # the test fails if no round is completed for this time
-# A training step takes at least two milliseconds, so that many kills hit a client that is training.
+# A training step takes two milliseconds, so that many kills hit a client that is training.
 TASK = """\
 import time
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 class Deployment:
-    """A run with its own folder. Its processes have names: "server", "relay" and "client 0" to "client 3"."""
+    """A run with its own folder and the processes "server", "relay" and "client 0" to "client 3"."""
 
     def __init__(self, folder: Path, name: str):
         self.folder, self.name = folder, name
@@ -119,7 +119,7 @@ class Deployment:
             killed[name.split()[0]] += 1
             self.start(name)
         self.wait_for_rounds(1, STUCK_S)
-        # Restart the server with the number of its last round. This is not counted as a kill.
+        # Restart the server with the number of its last round, which is not counted as a kill.
         self.kill("server")
         self.finish(self.done + LAST_ROUNDS)
         self.seconds = time.monotonic() - began
@@ -145,7 +145,6 @@ class Deployment:
 
     @property
     def done(self) -> int:
-        """The number of completed rounds."""
         path = self.run / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -193,7 +192,6 @@ class Deployment:
         return self.folder / self.name / f"{name}.txt"
 
     def command(self, name: str) -> list[str]:
-        """Return the arguments of the `fedcomp` command that runs a process."""
         kind, _, number = name.partition(" ")
         port, task = str(self.port), "slow_task.py:task"
         if kind == "server":

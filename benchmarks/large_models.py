@@ -17,7 +17,7 @@ all of them. Uplink and downlink use the same codec. Rounds between the first an
 import argparse
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # same value as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 import torch
 from rival_models import cifar10_plain_cnn
@@ -34,7 +34,7 @@ WIDTH, LAYERS, VECTORS = 1024, 8, 32
 
 
 class Bag(nn.Module):
-    """An MLP on the mean embedding of 16 words, with 10,323,978 parameters. Inputs are word numbers [B, 16]."""
+    """An MLP on the mean embedding of 16 words [B, 16], with 10,323,978 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Bag(nn.Module):
 
 
 class Encoder(nn.Module):
-    """An nn.TransformerEncoder and a linear classifier, with 100,790,282 parameters. Inputs are [B, 32, 1024]."""
+    """An nn.TransformerEncoder and a linear classifier on inputs [B, 32, 1024], with 100,790,282 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,6 @@ class Encoder(nn.Module):
 
 
 def random_data(inputs: Tensor) -> Data:
-    """Return the inputs with random labels of 10 classes."""
     return Data(inputs, torch.randint(10, inputs.shape[:1]))
 
 

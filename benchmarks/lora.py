@@ -2,13 +2,12 @@
 
     FEDCOMP_DATA=... python benchmarks/lora.py [--seeds 1 2] [--rounds N] [--uplink CODEC] [--downlink CODEC] [--freeze-a]
 
-A small character-level Llama model is pre-trained on the speech of one half of the roles in Shakespeare's plays. Then 20 clients train LoRA
-adapters with AdamW; each client has the speech of some roles of the other half. Only the adapters are sent. Each seed runs twice with the
-same options and batches: once uncompressed, and once with `stc` and error feedback in both directions. The loss is measured on test windows
-of the second half of the roles, before training and after the last round. `--freeze-a` trains only the matrix B of each adapter (FFA-LoRA,
-Sun et al. 2024).
+A small character-level Llama model is pre-trained on the speech of one half of the roles in Shakespeare's plays. Then 20 clients, each with
+some roles of the other half, train and send LoRA adapters. Each seed runs twice with the same batches: once uncompressed, and once with
+`stc` and error feedback in both directions. The loss is measured on test windows of the second half of the roles, before training and after
+the last round. `--freeze-a` trains only the matrix B of each adapter (FFA-LoRA, Sun et al. 2024).
 
-If `import transformers` fails because torchvision was built for another version of torch, uninstall torchvision.
+If `import transformers` fails because torchvision belongs to another build of torch, uninstall torchvision.
 """
 
 import argparse
@@ -44,7 +43,7 @@ def windows(folder: Path | None, split: str, half: int) -> fedcomp.Data:
     """
     whole = Text(folder)
     data, roles = whole.read(split), whole.read("train").groups
-    ordered = dict.fromkeys(roles)  # the roles, in the order of their first speech
+    ordered = dict.fromkeys(roles)
     first = set(
         np.array(list(ordered))[np.cumsum([np.sum(roles == r) for r in ordered]) <= len(roles) // 2]
     )
@@ -54,7 +53,6 @@ def windows(folder: Path | None, split: str, half: int) -> fedcomp.Data:
 
 
 def pretrain(folder: Path | None, steps: int) -> LlamaForCausalLM:
-    """Return a model that was trained on the text of the first half of the roles."""
     torch.manual_seed(0)
     model, data = LlamaForCausalLM(CONFIG), windows(folder, "train", half=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -90,7 +88,6 @@ def ffa(folder: Path | None) -> fedcomp.Task:
 
 
 def test_loss(model: LlamaForCausalLM, folder: Path | None) -> float:
-    """Return the loss of a model on the test windows of the second half of the roles."""
     test = windows(folder, "test", half=1)
     with torch.no_grad():
         losses = [model(**b.inputs).loss.item() * len(b) for b in test.batches(250)]

@@ -1,9 +1,9 @@
-"""Time of a round, memory and disk space with many clients, each of which has a residual (error feedback) once it has taken part.
+"""Time of a round, memory and disk space with many clients; each participant stores a residual (error feedback).
 
     python benchmarks/many_clients.py [--clients 10000] [--parameters 1M] [--participation 1%] [--rounds 50] [--residuals file]
     python benchmarks/many_clients.py --growth [--rounds 1000]       memory of the process over many rounds of a small model
 
-With --growth, the model is small, but large enough to use the compiled loops from the first round on, since loading them takes memory.
+With --growth, the model is just large enough to use the compiled loops from the first round on, since loading these loops takes memory.
 Training is one step with two examples, so that the benchmark measures everything but training. Files are written below --folder and removed
 at the end. The disk of --folder needs 4 bytes per parameter for each client that takes part at least once, and for the clients of one more
 round. The column `page cache` is the part of the checkpoint that the operating system holds in memory. The last line has the load average
@@ -95,13 +95,11 @@ def main() -> None:
 
 
 class Meter(Callback):
-    """Callback that measures the time, memory and disk space of this process and prints a line for each tenth of the run."""
+    """Callback that prints the time, memory and disk space of this process for each tenth of the run."""
 
     def __init__(self, run: Path, rounds: int):
         self.run, self.tenth = run, max(1, rounds // 10)
-        self.clients = (
-            0  # number of participations so far; a client counts once for each of its rounds
-        )
+        self.clients = 0  # sum of the cohort sizes so far
         self.ended_s = [
             time.perf_counter()
         ]  # time at which the run started, then the time at which each round ended
@@ -128,9 +126,7 @@ class Meter(Callback):
         self.saving_s += seconds
 
     def on_round_end(self, record: RoundRecord) -> None:
-        """Print a line after each tenth of the run. A round lasts from the end of the previous round to its own end, so it includes
-        checkpoints.
-        """
+        """Print a line after each tenth of the run. The time of a round includes its checkpoint."""
         self.clients += record.cohort
         self.ended_s.append(time.perf_counter())
         if (round := record.round) % self.tenth:
@@ -145,9 +141,7 @@ class Meter(Callback):
             f"{self.resident[round]:17.0f}{sum(map(_cached, files)):18.0f}{written_mb:12.0f}",
             flush=True,
         )
-        self.ended_s[-1] = (
-            time.perf_counter()
-        )  # the time of the measurements above does not count for the next round
+        self.ended_s[-1] = time.perf_counter()  # exclude the time of the measurements above
 
     def on_run_end(self, summary, out: str) -> None:
         first, last = min(self.resident), max(self.resident)
@@ -157,7 +151,6 @@ class Meter(Callback):
 
 
 def _resident() -> float:
-    """Return the anonymous memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return (
         next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
@@ -167,10 +160,9 @@ def _resident() -> float:
 
 
 def _cached(path: Path) -> float:
-    """Return how much of a file is in the page cache, in MB."""
     libc, size, cached = ctypes.CDLL(None), path.stat().st_size, 0
     with open(path, "r+b") as file:
-        # Map the file in parts, since a file larger than the memory cannot be mapped as a whole.
+        # Map the file in parts, since it may be larger than the memory.
         for first in range(0, size, MAPPED_BYTES):
             length = min(MAPPED_BYTES, size - first)
             with mmap.mmap(file.fileno(), length, mmap.MAP_PRIVATE, offset=first) as mapped:

@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py [--cases sim-stc server-1 …] [--parameters 11M]
 
-Each case runs with a model of the given size and with a model of a tenth of this size. The difference of the two peaks divided by the
-difference of the model sizes is the number of vectors of the model's size, one of which is the model. The memory of libraries and data
-cancels out. A third run lists the attributes of fedcomp's objects that hold large tensors or byte strings near the peak (at least half the
-model's size). The memory that no attribute holds belongs to temporary values, or was freed but not returned to the operating system.
+Each case runs with a model of the given size and with a model of a tenth of this size. The difference of the peaks divided by the
+difference of the model sizes is the number of vectors, one of which is the model; libraries and data cancel out. A third run lists
+attributes of fedcomp's objects that hold tensors or byte strings of at least half the model's size near the peak. Memory that no attribute
+holds belongs to temporary values, or was freed but not returned to the operating system.
 """
 
 import argparse
@@ -65,11 +65,9 @@ def main() -> None:
 
 
 def run(case: str, count: int, look: bool = False) -> tuple[float, str]:
-    """Return the peak memory of a case in MB with a model of about `count` parameters.
+    """Return the peak memory of a case in MB with a model of about `count` parameters and, if `look` is set, the attributes that hold it.
 
-    If `look` is set, also return the attributes that hold large values near the peak.
-
-    The search for holders delays the release of memory.
+    The search for attributes delays the release of memory.
     """
     kind, clients, codec = CASES[case]
     with tempfile.TemporaryDirectory() as name:
@@ -117,7 +115,7 @@ def peak(folder: Path, name: str, process: subprocess.Popen) -> tuple[float, str
 def watch(count: int) -> None:
     """Run fedcomp with the arguments of this process, and write its peak memory to peak.json when it exits.
 
-    `count` is the number of parameters of the model. If it is not 0, the attributes that hold large values near the peak are written too.
+    If `count`, the number of parameters of the model, is not 0, the attributes that hold large values near the peak are written too.
     """
     vector_mb, found, ended = 4 * count / 1e6, [0.0, ""], threading.Event()
 

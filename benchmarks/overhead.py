@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # same value as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -45,7 +45,7 @@ task = Task("tiny", model, train=lambda: clouds(EXAMPLES), test=lambda: clouds(1
 
 
 class Rounds(Callback):
-    """Callback that records the milliseconds of each round and of its parts. The first ten rounds and the last one are left out."""
+    """Callback that records the milliseconds of each round and of its parts, except for the first ten rounds and the last one."""
 
     def __init__(self, clock: Callable[[], float], rounds: int):
         self.last = 10 + rounds
@@ -129,7 +129,7 @@ def main() -> None:
             + "".join(f"{median(clients, part):13.1f}" for part in parts)
             + f"{beyond:9.1f}"
         )
-    print("beyond: time of a round minus its aggregation; it includes training")
+    print("beyond: time of a round minus its aggregation")
     if args.profile:
         with cProfile.Profile() as profile:
             run(args.populations[-1], args.cohort, args.rounds, args.clock)

@@ -3,8 +3,8 @@
     python benchmarks/quantizers.py --numel 25_000_000
 
 The row `copy` copies the vector into existing memory. Encoding includes checks of the vector, and the frame with its checksum; decoding
-includes all checks of the frame and a new vector. Times are medians over repeats, which alternate between the rows. The column `entropy` is
-the entropy of the quantized values, in bits per coordinate; for the codec `natural`, it includes one bit for the sign.
+includes all checks of the frame and a new vector. Times are medians; the rows are timed in turn. The column `entropy` is the entropy of the
+quantized values, in bits per coordinate; for the codec `natural`, one bit for the sign is included.
 """
 
 import argparse
@@ -29,10 +29,7 @@ SPECS = (
 
 
 def entropy(c: Codec, y: Tensor) -> float:
-    """Return the entropy of the values of a decoded vector, in bits per coordinate.
-
-    For the codec `natural`, it is the entropy of the magnitudes plus one bit for the sign.
-    """
+    """Return the entropy of a decoded vector, in bits per coordinate; for the codec `natural`, that of the magnitudes plus a sign bit."""
     values = y.abs() if c.name == "natural" else y
     counts = torch.unique(values, return_counts=True)[1].double()
     p = counts / counts.sum()

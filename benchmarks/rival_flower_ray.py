@@ -162,7 +162,7 @@ def main() -> None:
             workload = export(
                 Workload(args.task, args.clients, args.cohort, args.rounds), Path(folder)
             )
-        import rival_flower_ray as here  # import this file as the actors do, so that each actor caches the examples
+        import rival_flower_ray as here  # the name by which actors import this file, so that they cache the examples
 
         run_simulation(
             here.server_app(args, str(Path(workload).absolute()), accuracies),

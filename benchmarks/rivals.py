@@ -4,12 +4,12 @@
 
 The workloads are logistic regression on MNIST with 200 clients per round, and two CNNs on MNIST with 28,938 and 1,663,370 parameters and 20
 of 200 clients per round. Each client trains 5 steps with batches of 20. Every row of the table is a separate process with the same data,
-shards, steps and threads. Its first round is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions, error feedback
-and checkpoints. The loops and torch.func.vmap only train the clients of a round. `one big batch` trains one model on the same examples; its
-speed is an upper limit. Accuracies are measured after the last round. fedcomp runs ten more rounds than the other simulators, since its
-worker processes start during these rounds. The other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and Flower's
-Ray engine (rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of torchrun with one
-thread each. Missing simulators are skipped.
+shards, steps and threads. The first round of a process is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions,
+error feedback and checkpoints. The loops and torch.func.vmap only train the clients of a round. `one big batch` trains one model on the
+same examples; its speed is an upper limit. Accuracies are measured after the last round. fedcomp runs ten additional rounds, in which its
+worker processes start. The other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and Flower's Ray engine
+(rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of torchrun with one thread each.
+Missing simulators are skipped.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # same value as in fedcomp/cli/main.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 HERE = Path(__file__).resolve().parent
 PFL = ("pfl==0.6.0", "torch==2.13.0")
@@ -37,8 +37,6 @@ WARM_UP_ROUNDS = 10  # additional rounds of fedcomp, during which its worker pro
 
 @dataclass(frozen=True)
 class Workload:
-    """A task with its number of clients, clients per round (`cohort`), and rounds per process."""
-
     task: str
     clients: int
     cohort: int
@@ -69,7 +67,6 @@ LOOPS = ("usual loop", "lean loop", "torch.func.vmap", "one big batch")
 
 
 def run_loop(name: str, w: Workload) -> dict[str, object]:
-    """Return the seconds of each repetition of a loop that trains one cohort."""
     import numpy as np
     import torch
 
@@ -92,10 +89,7 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
 
 
 def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
-    """Return a loop that trains a stack of models with vmap, as in torch.func's tutorial on model ensembles.
-
-    `rows` has the indices of the examples, [clients, steps, batch].
-    """
+    """Return a loop that trains a stack of models as in torch.func's tutorial on ensembles. `rows`: examples [clients, steps, batch]."""
     import torch
     from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -119,10 +113,7 @@ def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
 
 
 def run_fedcomp(engine: str, precision: str, w: Workload) -> dict[str, object]:
-    """Return the seconds of each round with its checkpoint.
-
-    Rounds before all worker processes have started are left out, and so is the last round, which includes an evaluation.
-    """
+    """Return the seconds of each round with its checkpoint, after all workers have started and without the evaluated last round."""
     from fedcomp import RunConfig
     from fedcomp.callbacks import Callback
     from fedcomp.sim.run import Simulation
@@ -187,7 +178,7 @@ def load(w: Workload):
 
 @dataclass(frozen=True)
 class Rival:
-    """A row of the table: a simulator or loop, and the command that measures it."""
+    """A row of the table, with the command that measures it."""
 
     name: str
     command: tuple[str, ...]
@@ -301,7 +292,7 @@ def rivals(w: Workload, args: argparse.Namespace, folder: Path) -> list[Rival]:
 
 
 def fedcomp_rows(w: Workload) -> list[str]:
-    """Return the names of fedcomp's rows, `fedcomp ENGINE [PRECISION]`: one for each engine, and one for bfloat16."""
+    """Return the names of fedcomp's rows, `fedcomp ENGINE [PRECISION]`."""
     from fedcomp import RunConfig
 
     options = {f.name: f.metadata for f in dataclasses.fields(RunConfig)}
@@ -335,10 +326,7 @@ def export(w: Workload, folder: Path) -> Path:
 
 
 def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] | None:
-    """Run the process of a row and return its result, which is the last line of JSON that it prints.
-
-    If the process fails, print a message on standard error and return None.
-    """
+    """Run the process of a row and return its result, or print a message and return None if the process fails."""
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
@@ -359,7 +347,6 @@ def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] 
 
 
 def install(folder: Path) -> None:
-    """Create a virtual environment with pfl, whose dependencies conflict with those of fedcomp."""
     venv.create(folder / "pfl", with_pip=True)
     subprocess.run(
         [folder / "pfl" / "bin" / "python", "-m", "pip", "install", "--quiet", *PFL], check=True

@@ -4,8 +4,8 @@
 
 fedcomp aggregates updates that were opened from frames. The columns `dense` are for the codec `identity`, and hold for other dense codecs,
 such as fp16 and qsgd. Updates of the other codecs stay compressed in memory. The torch implementation has the stack of all updates,
-[clients, elements], in memory. Times are medians over repeats, which alternate between the rules; the first repeat, which compiles, is not
-counted. Memory is the peak that Python and numpy allocate during a call, without the updates and the result.
+[clients, elements], in memory. Times are medians; the rules are timed in turn, and the first repeat, which compiles, is not counted. Memory
+is the peak that Python and numpy allocate during a call, without the updates and the result.
 """
 
 import argparse
@@ -34,7 +34,6 @@ RULES = (
 
 
 def baselines(stack: torch.Tensor, byzantine: int) -> dict[str, Callable[[], object]]:
-    """Return a dictionary from the names of the rules to torch implementations on a dense stack."""
     m = len(stack)
 
     def distances() -> torch.Tensor:
@@ -71,7 +70,6 @@ def aggregation(
 
 
 def peak_bytes(function: Callable[[], object]) -> float:
-    """Return the peak memory in bytes that Python and numpy allocate during a call of `function`."""
     tracemalloc.start()
     try:
         function()

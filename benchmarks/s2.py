@@ -3,8 +3,7 @@
     python benchmarks/s2.py [--seeds 100] [--task digits]
 
 Every client sends the largest 1 % of its vector. The vectors are updates of local SGD after some rounds, whose nonzero positions overlap,
-or random vectors. s2 adds the values into a table of sums, so tables can be added; the sum has the values of the union of all positions.
-The columns for 8, 32 and 128 clients are:
+or random vectors. The sum of s2 frames has values for the union of all positions. The columns for 8, 32 and 128 clients are:
 
     topk each   bytes of the topk frame of one client, with values in float32
     all         bytes of the topk frames of all clients, as on a link that only forwards frames (all-gather)
@@ -43,7 +42,7 @@ TASKS = {
 
 
 def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
-    """Return the updates of all clients, [clients, parameters], after `rounds` rounds. Each client has two classes."""
+    """Return the updates of clients with two classes each after `rounds` rounds, [clients, parameters]."""
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig(
             task=task,
@@ -118,10 +117,7 @@ def peeling_rates(keys: int, cells_a_key: float, seeds: int) -> None:
 
 
 def _float_error(where: peeling.KeyCells, values: np.ndarray) -> float:
-    """Return the largest error of values decoded from float32 cells, relative to the largest value.
-
-    The error of one key adds to those of keys that are decoded later.
-    """
+    """Return the largest error of values decoded from float32 cells, relative to the largest value. Errors propagate between keys."""
     cells = np.zeros(where.size, np.float32)
     signs = np.where(where.negative, -1.0, 1.0)
     np.add.at(cells, where.cells, (signs * values[:, None]).astype(np.float32))
@@ -138,7 +134,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="digits")
     options = parser.parse_args()
     print(
-        f"bytes at density {DENSITY:.0%}; union: number of different positions of all clients, divided by k, the positions of one client"
+        f"bytes at density {DENSITY:.0%}; union: number of positions in the union over clients, divided by k"
     )
     print(
         f"{'updates':<14}{'n':>9}{'clients':>8}{'k':>7}{'union':>7}{'topk each':>10}{'all':>11}  {'s2':<6}{'s2 each':>10}{'s2 sum':>11}"

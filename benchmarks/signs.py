@@ -3,8 +3,8 @@
     python benchmarks/signs.py --numel 100_000_000
 
 The row `copy` copies the vector into existing memory, and `new copy` into new memory. Codecs write or read whole frames, with checksum and
-checks. Decoding returns a new vector. Times are medians over repeats, which alternate between the rows. `bits` is the size of the whole
-frame in bits per coordinate.
+checks. Decoding returns a new vector. Times are medians; the rows are timed in turn. `bits` is the size of the whole frame in bits per
+coordinate.
 """
 
 import argparse
@@ -21,9 +21,7 @@ CODECS = "sign", "efsign", "onebit"
 def functions_and_bits(
     numel: int, rows: int
 ) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
-    """Return the functions to time, and the bits per coordinate of each codec. The codec `onebit` sees the vector as a matrix of `rows`
-    rows.
-    """
+    """Return the functions to time, and the bits per coordinate of each codec. `rows`: rows of the matrix that `onebit` encodes."""
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     out, layout = (
         torch.zeros(numel),

@@ -2,13 +2,12 @@
 
     python benchmarks/sketches.py --numel 11_000_000 --rows 5 --columns 500_000
 
-The torch implementation `hashed` computes hashes for each use, in int64, block by block. The bucket of coordinate i is (a·i + b) mod p mod
-c, where p = 2³¹ − 1 and c is the number of columns. Its sign is the lowest bit of a polynomial of degree 3 in i mod p. The implementation
-`tables` has all buckets (int64) and signs (float32) in memory. The construction of these tables is not timed. The results of `tables` are
-verified against fedcomp. To sketch a vector, torch uses scatter_add_ or bincount. To read a sketch, it gathers the cells, takes the median
-over the rows, and selects the k largest estimates with topk. Times are medians over repeats, which alternate between the rows. The column
-`copies` is the time as a multiple of a copy of the vector, and `ours` is the time as a multiple of fedcomp's time. `CPU` is the processor
-time of all threads together, which depends less on other load of the machine.
+The torch implementation `hashed` computes hashes for each use, block by block: the bucket of coordinate i is (a·i + b) mod p mod c, where p
+= 2³¹ − 1 and c is the number of columns, and the sign of i is the lowest bit of a polynomial of degree 3 in i mod p. The implementation
+`tables` has all buckets (int64) and signs (float32) in memory; their construction is not timed. Torch sketches with scatter_add_ or
+bincount. Torch reads a sketch by gathering the cells, a median over the rows, and topk. Times are medians; the rows are timed in turn. The
+column `copies` is the time as a multiple of a copy of the vector, and `ours` as a multiple of fedcomp's time. `CPU` is the processor time
+of all threads together.
 """
 
 import argparse
@@ -25,7 +24,7 @@ P = 2**31 - 1
 BLOCK = 1 << 20  # number of coordinates that are hashed together
 SEED = 1
 
-# A function from a row of the sketch to slices of coordinates, with their buckets and signs.
+# Function of a row of the sketch that yields slices of coordinates, their buckets and their signs.
 Placed = Callable[[int], Iterator[tuple[slice, Tensor, Tensor]]]
 
 
@@ -52,7 +51,7 @@ def hashed(numel: int, rows: int, columns: int) -> Placed:
 
 
 def tables(numel: int, rows: int, columns: int) -> tuple[Placed, int]:
-    """Return a function that yields fedcomp's buckets and signs from tables in memory, and the size of the tables in bytes."""
+    """Return fedcomp's buckets and signs as tables in memory, and the bytes of these tables."""
     buckets, signs = torch.empty(rows, numel, dtype=torch.int64), torch.empty(rows, numel)
     for start in range(0, numel, BLOCK):
         stop = min(start + BLOCK, numel)
@@ -84,7 +83,6 @@ def counted(x: Tensor, rows: int, columns: int, placed: Placed) -> Tensor:
 
 
 def gathered(cells: Tensor, numel: int, k: int, placed: Placed) -> tuple[Tensor, Tensor]:
-    """Return the positions and values of the k largest estimates, read from the sketch with gather."""
     rows = torch.empty(len(cells), numel)
     for r in range(len(cells)):
         for span, buckets, signs in placed(r):

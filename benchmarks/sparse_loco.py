@@ -3,9 +3,8 @@
     python benchmarks/sparse_loco.py [--numel 10_000_000] [--repeats 5]
 
 The torch implementation selects with torch.topk, assigns each value to one of four bins by the standard deviation of its chunk, and packs a
-12-bit index and a 2-bit bin for each value. fedcomp and torch decode a bin to its mean value, the scale of the bin. The bytes of the scales
-are counted separately. The benchmark verifies that fedcomp and torch decode to the same tensor. The vectors have normal or heavy-tailed
-values. Times are minima over repeats.
+12-bit index and a 2-bit bin for each value. In both formats, the scales are the mean values of the bins; the bytes of the scales are
+counted separately. The vectors have normal or heavy-tailed values. Times are minima over repeats.
 """
 
 import argparse
@@ -22,9 +21,7 @@ SPEC = f"topk:density={K}/{SIZE},values=2bit@chunk={SIZE}"
 
 
 def encode(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Encode a vector whose size is a multiple of 4,096. Return packed 12-bit indices, packed 2-bit bins, and the means of the bins
-    [chunks, 4].
-    """
+    """Encode a vector as packed 12-bit indices, packed 2-bit bins, and the means of the bins [chunks, 4]."""
     chunks = x.view(-1, SIZE)
     index = chunks.abs().topk(K, dim=1).indices.sort(dim=1).values
     values = chunks.gather(1, index).double()

@@ -1,4 +1,4 @@
-"""Functions that other benchmarks use to measure times. The calls of the compared functions alternate."""
+"""Timing for the other benchmarks: the compared functions are called in turn."""
 
 import statistics
 import time
