@@ -28,24 +28,18 @@ UNCOMPRESSED = {
     "memory": "none",
     "downlink_memory": "none",
 }
-VOTE_RATES = {
-    "digits": 0.01,
-    "mnist-logreg": 0.002,
-}  # learning rates of the voting strategies, by task
-AVERAGE_RATES = {
-    "digits": 0.5,
-    "mnist-logreg": 0.2,
-}  # learning rates of all other strategies, by task
+# Learning rates of the voting strategies, by task.
+VOTE_RATES = {"digits": 0.01, "mnist-logreg": 0.002}
+# Learning rates of all other strategies, by task.
+AVERAGE_RATES = {"digits": 0.5, "mnist-logreg": 0.2}
 ROUNDS = {"digits": 40, "mnist-logreg": 60}
 RULES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping")
 STRATEGIES = ("mean", "vote", "election", "bernoulli", *RULES, "median+mix")
 ATTACKS = ("inverted", "rescaled", "random-sign", "constant", "gaussian", "infinity", "label-flip", "alie", "ipm", "mimic", "low-margin",
            "code-aware")  # fmt: skip
 PANELS_PER_ROW = 4  # in the picture
-CODED = (
-    "election",
-    "bernoulli",
-)  # strategies with the allocation matrix that the attack `code-aware` needs
+# Strategies with the allocation matrix that the attack `code-aware` needs.
+CODED = ("election", "bernoulli")
 
 
 def options(name: str, byzantine: int) -> dict[str, object]:

@@ -30,9 +30,8 @@ def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, flo
         real_scores = model.discriminator(real)
         fake_scores = model.discriminator(fake.detach())
         [slope] = torch.autograd.grad(real_scores.sum(), real, create_graph=True)
-        penalty = (
-            slope.square().sum(1).mean()
-        )  # the R1 penalty (Mescheder et al. 2018) stabilizes training
+        # The R1 penalty (Mescheder et al. 2018) stabilizes training.
+        penalty = slope.square().sum(1).mean()
         d_optimizer.zero_grad()
         (F.softplus(-real_scores).mean() + F.softplus(fake_scores).mean() + penalty).backward()
         d_optimizer.step()
@@ -58,5 +57,5 @@ if __name__ == "__main__":
     run = fedcomp.simulate(task, uplink="topk:density=20%", downlink="identity", **OPTIONS)
     first, last = run.metrics["loss"][[0, -1]]
     print(
-        f"generated points and the circle: mean distance {first:.2f} → {last:.2f}, radius {run.metrics['radius'][-1]:.2f}"
+        f"generated points: mean distance {first:.2f} → {last:.2f}, radius {run.metrics['radius'][-1]:.2f}"
     )

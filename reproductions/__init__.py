@@ -25,12 +25,12 @@ _REPRODUCTIONS: dict[str, Reproduction] = {
 
 
 def available_reproductions() -> dict[str, Reproduction]:
-    """Return a dict from the names of all reproductions to the reproductions."""
+    """Return a dict of all reproductions by name."""
     return dict(_REPRODUCTIONS)
 
 
 def reproduction(name: str) -> Reproduction:
-    """Return the reproduction of this name. Raises UserError for an unknown name."""
+    """Return the reproduction `name`. Raises UserError for an unknown name."""
     if name not in _REPRODUCTIONS:
         raise UserError(f"unknown reproduction '{name}'; {nearest(name, _REPRODUCTIONS)}")
     return _REPRODUCTIONS[name]

@@ -1,7 +1,4 @@
-"""Classes for the parts of a reproduction: claims of a paper, the runs that test the claims, and their results.
-
-This module imports only the standard library, so that reproductions can be listed quickly.
-"""
+"""The parts of a reproduction: claims of a paper, and runs that test the claims. This module imports only the standard library."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +11,15 @@ if TYPE_CHECKING:
 IN_WORDS = "in words"  # stands in place of the paper's number if a claim has no number
 CAVEAT = "Processors round sums differently, so a close verdict can differ between machines."
 Options = Mapping[str, Any]  # maps fields of RunConfig to the options of a run
-Choices = Sequence[
-    Options
-]  # alternative options of a method, such as learning rates; the best alternative is used
+# Alternative options of a method, such as learning rates; the best alternative is used.
+Choices = Sequence[Options]
 
 
 @dataclass(frozen=True)
 class Method:
     """A method of a comparison, with fixed options and alternative choices, such as learning rates.
 
-    All choices are run with the first seed. The choice with the best accuracy is also run with the other seeds.
+    The choice with the best accuracy at the first seed is also run with the other seeds.
     """
 
     options: Options
@@ -47,7 +43,7 @@ class MethodResult:
 
     runs: Sequence["Run"]
     choice: Options
-    # maps each choice, as text, to its accuracy at the first seed
+    # maps each choice to its accuracy at the first seed
     tried: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -88,7 +84,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper. The function `judge` compares the claim with the results of runs, or with values that it computes itself."""
+    """A claim of a paper. The function `judge` compares the claim with the results of runs, or with values that need no runs."""
 
     text: str
     source: str  # table, figure or section of the paper
@@ -112,12 +108,10 @@ class Reproduction:
     needs: str = ""  # folder of the data below --data; "" = the data come with fedcomp
 
     def experiment(self, full: bool) -> Experiment:
-        """Return the full experiment or the small one."""
         return self.full if full else self.small
 
 
 def lrs(*rates: float) -> tuple[Options, ...]:
-    """Return a choice of options for each of the learning rates."""
     return tuple({"lr": rate} for rate in rates)
 
 

@@ -92,7 +92,6 @@ def _wrap(text: str) -> str:
 
 
 def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]], widths: tuple[int, ...]) -> str:
-    """Return a table as text. Long cells are wrapped."""
     drawn = []
     for line in (columns, *lines):
         cells = [

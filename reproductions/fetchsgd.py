@@ -32,9 +32,8 @@ UNCOMPRESSED = {
     "memory": "none",
     "downlink_memory": "none",
 }
-MOMENTUM = (
-    "sgd:momentum=0.9"  # momentum of the server; FetchSGD has the same momentum in its sketch
-)
+# Momentum of the server; FetchSGD has the same momentum in its sketch.
+MOMENTUM = "sgd:momentum=0.9"
 MARGIN = 0.02  # largest loss of accuracy (a fraction) at which the accuracy counts as kept
 
 

@@ -1,4 +1,4 @@
-"""Functions that execute the runs of a reproduction. Each run has its own folder, and finished runs are not repeated."""
+"""Execution of the runs of a reproduction, each in its own folder. Finished runs are not repeated."""
 
 import dataclasses
 import json
@@ -14,9 +14,8 @@ from fedcomp.runs import Run, load
 
 from .base import Experiment, Method, MethodResult, Options, Reproduction, Results
 
-TIME_FILE = (
-    "spent.json"  # file in a run folder with the compute time of the run, summed over interruptions
-)
+# File in a run folder with the compute time of the run, summed over interruptions.
+TIME_FILE = "spent.json"
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def reproduce(
 
 
 def _check_data(reproduction: Reproduction, local: LocalOptions) -> None:
-    """Raise DataError if the data of the reproduction are missing."""
     if not reproduction.needs:
         return
     folder = data_folder(local.data)
@@ -156,7 +154,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
 
 
 def _now() -> ComputeTime:
-    """Return the current time, and the processor time that this process and its finished child processes have used."""
+    """Return the current time, and the processor time of this process and its finished child processes."""
     own, others = (
         resource.getrusage(resource.RUSAGE_SELF),
         resource.getrusage(resource.RUSAGE_CHILDREN),

@@ -25,10 +25,8 @@ SOURCE = "abstract or text, ResNet-50 on ImageNet"
 
 
 def methods(steps: int, more_steps: int, density: str, *rates: float) -> dict[str, Method]:
-    """Return the methods of the comparison.
-
-    SBC is run with 10 local steps per round for `steps` steps, and with 100 local steps per round for `more_steps` steps. Plain SGD is run
-    for both numbers of steps.
+    """Return the methods: SBC with 10 local steps per round for `steps` steps and with 100 for `more_steps` steps, and plain SGD for both
+    numbers.
     """
     sent = {
         "uplink": f"sbc:density={density}",

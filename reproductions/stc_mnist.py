@@ -42,10 +42,7 @@ MORE = "reduces the accuracy of STC less than that of FedAvg and signSGD"
 def methods(
     steps: int, period: int, density: str, rates: Choices, votes: Choices
 ) -> dict[str, Method]:
-    """Return the methods STC, FedAvg and signSGD for each setting, with the same number of local steps.
-
-    FedAvg sends after every `period` steps, and the other methods after every step.
-    """
+    """Return STC, FedAvg and signSGD in each setting, with the same number of local steps. FedAvg sends after every `period` steps."""
     found = {}
     for setting, options in {"alike": NEUTRAL_OPTIONS, **HARDER}.items():
         found |= {
@@ -59,7 +56,6 @@ def methods(
 
 
 def stc(density: str, steps: int) -> Options:
-    """Return the options of a run with STC in both directions."""
     link = f"stc:density={density}"
     return {"uplink": link, "downlink": link, "local_steps": 1, "rounds": steps}
 

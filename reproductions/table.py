@@ -1,4 +1,4 @@
-"""Functions that format the results of a reproduction as tables for a terminal and as a section of docs/reproductions.md."""
+"""Tables of the results of a reproduction, for a terminal and for docs/reproductions.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,6 @@ JudgedClaims = Sequence[tuple[Claim, Verdict]]
 
 
 def judge_claims(reproduction: Reproduction, results: Results) -> JudgedClaims:
-    """Return each claim of a reproduction with its verdict."""
     return [(claim, claim.judge(results)) for claim in reproduction.claims]
 
 
@@ -38,7 +37,6 @@ def summary_line(judged: JudgedClaims) -> str:
 
 
 def rows(judged: JudgedClaims) -> list[tuple[str, ...]]:
-    """Return the rows of the table of claims, one for each claim."""
     return [
         (
             f"{i}. {claim.text}",
@@ -52,7 +50,6 @@ def rows(judged: JudgedClaims) -> list[tuple[str, ...]]:
 
 
 def run_rows(results: Results) -> list[tuple[str, ...]]:
-    """Return the rows of the table of runs, one for each method."""
     return [
         (name, _choice(m), str(m), size(m.bytes("uplink")), size(m.bytes("downlink")))
         for name, m in results.items()
@@ -60,10 +57,7 @@ def run_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def _choice(measured: MethodResult) -> str:
-    """Return the best choice and the number of choices as text, such as `lr 0.1 of 3, the highest`.
-
-    The lowest and the highest choice of a grid are marked, since a choice outside of the grid may be better.
-    """
+    """Return the best choice and the number of choices as text, such as `lr 0.1 of 3, the highest`."""
     chosen, tried = choice_text(measured.choice), list(measured.tried)
     if len(tried) < 2:
         return chosen
@@ -75,10 +69,7 @@ def _choice(measured: MethodResult) -> str:
 
 
 def edges(results: Results) -> str:
-    """Return a sentence that lists the best choices that are the lowest or highest of their grid, or "" if there are none.
-
-    Choices outside of these grids may be better.
-    """
+    """Return a sentence that lists the best choices at an end of their grid, or "" if there are none."""
     names = [
         f"{name} {choice_text(m.choice)}"
         for name, m in results.items()
@@ -130,7 +121,6 @@ def _of_device(results: Results) -> str:
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     cells = [columns, ["---"] * len(columns), *lines]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") or " " for cell in line) + " |" for line in cells

@@ -19,21 +19,19 @@ from ..server.checkpoint import Checkpoint
 from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
-GROWTH = "residual growth"  # kind of the warning of ResidualMonitor
+GROWTH = "residual growth"  # kind of the warning of ResidualMonitor.
 # Factor by which a residual may exceed its bound, since codecs contract only on average over seeds, and some memories change updates.
 MARGIN = 10.0
-MAX_CLIENTS = (
-    16  # number of monitored clients; a few are enough, since all clients use the same codec
-)
+# Number of monitored clients; a few are enough, since all clients use the same codec.
+MAX_CLIENTS = 16
 OBJECT_BYTES = 4096  # estimated size of a client's state without its vectors and its record
 
 
 class ClientStore:
-    """The states of all clients, such as their residuals. Recently used states are in memory, and the others in the run's checkpoint.
+    """The states of all clients, such as residuals. Recently used states are in memory, and all states are in the run's checkpoint.
 
-    The checkpoint of a run contains the states of all clients. A changed state is written to the checkpoint when it is evicted from memory,
-    and not again at the next save. The results of a run do not depend on where the states are stored. A client without a state starts with
-    a memory from `make_memory` and the model version `version`.
+    A changed state is written to the checkpoint when it is evicted from memory, and not again at the next save. The results of a run do not
+    depend on where the states are stored. A client without a state starts with a memory from `make_memory` and the model version `version`.
     """
 
     def __init__(
@@ -41,11 +39,10 @@ class ClientStore:
     ):
         self.make_memory, self.version, self.placement = make_memory, version, placement
         self.states: dict[int, ClientState] = {}  # states in memory, least recently used first
-        self.changed: set[int] = (
-            set()
-        )  # clients whose state in memory changed since the last checkpoint
-        self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory
-        # size of the largest state of a client so far
+        # Clients whose state in memory changed since the last checkpoint.
+        self.changed: set[int] = set()
+        self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory.
+        # Size of the largest state of a client so far.
         self.client_bytes = placement.client_bytes + OBJECT_BYTES
         self._on_device: set[int] = set()  # clients whose vectors are on the training device
 
@@ -76,7 +73,6 @@ class ClientStore:
             self._move(set(clients), self.placement.training_device)
 
     def mark_changed(self, clients: Iterable[int]) -> None:
-        """Mark the states of clients as changed since the last checkpoint."""
         changed = self.states.keys() & set(clients)
         self.changed |= changed
         if self.placement.budget_bytes < math.inf:
@@ -89,7 +85,7 @@ class ClientStore:
         return vectors, {**values}
 
     def clear(self) -> None:
-        """Drop all states in memory, so that they are read from the checkpoint when they are needed."""
+        """Drop all states in memory, so that they are read from the checkpoint."""
         self.states.clear()
         self.changed.clear()
 
@@ -142,7 +138,7 @@ def record_name(client: int) -> str:
 
 
 class ResidualMonitor:
-    """A monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
+    """Monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
 
     If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
     updates x, even if some updates are lost. A residual with a much larger norm means that a − C(a) is longer than a for some vectors, so
@@ -151,9 +147,8 @@ class ResidualMonitor:
 
     def __init__(self, warn: Callable[..., None]):
         self.warn, self.warned = warn, False
-        self.norm_sums: dict[
-            int, float
-        ] = {}  # maps a client to the sum of the norms of its updates
+        # Maps a client to the sum of the norms of its updates.
+        self.norm_sums: dict[int, float] = {}
 
     def __call__(
         self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor

@@ -1,4 +1,4 @@
-"""The choice of the engine that trains the clients of a run. The choice depends on the task, the model and the device."""
+"""The choice of the engine that trains the clients of a run, by task, model and device."""
 
 import copy
 import dataclasses
@@ -33,8 +33,8 @@ CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that are trained at once
 CUDA_MEMORY_FRACTION = 1 / 4
 MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
-TRIAL_BATCHES = 3  # number of batches of the trial that shows whether a model can be batched
-# Key in the table [resolved] of config.toml for the placement of the clients' vectors. A resumed run chooses the placement again.
+TRIAL_BATCHES = 3  # batches in a trial that shows whether a model can be batched.
+# Key in the table [resolved] of config.toml for the placement of clients' vectors, which a resumed run chooses again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {
     "serial": "serial",
@@ -46,7 +46,7 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine that a run uses. The choice is stored in config.toml, and a resumed run uses the same engine."""
+    """The choice of an engine, which is stored in config.toml and used by a resumed run."""
 
     device: str
     engine: str
@@ -167,8 +167,8 @@ def make_engine(
         return BatchedJobs(BatchedEngine(task, model, layout, device, choice.at_once, warn=warn))
     if choice.engine == "ray":
         return RayEngine(config, device)
-    # Start a worker process for each core. The machine of a resumed run may have another number of cores than choice.at_once. Results do
-    # not depend on this number.
+    # Start a worker process for each core. The number of workers may differ from choice.at_once in a resumed run; results do not depend on
+    # the number of workers.
     count, is_auto = torch.get_num_threads(), config.engine == "auto"
     return WorkerEngine(config, task, model, count, local_training=is_auto, warn=warn)
 
@@ -185,10 +185,7 @@ def batching_error(
         engine.engine.train(weights, data, [batches], dataclasses.replace(sgd, augment=False))
     except NotBatchable as error:
         return error
-    except (
-        Exception,
-        SystemExit,
-    ):  # an error of the user's model, with which the client will fail in its round
+    except (Exception, SystemExit):  # with an error of the user's model, the client will fail
         pass
     return None
 
@@ -196,7 +193,7 @@ def batching_error(
 def choose_engine(
     model: nn.Module, device: torch.device | str, requested: str = "auto", batch_size: int = 20
 ) -> tuple[str, int]:
-    """Choose between "serial" and "batched" by the model's layers and the device's memory. Also return the number of clients at once.
+    """Return "serial" or "batched", by the model's layers and the device's memory, and the number of clients at once.
 
     `requested` is "auto" or "batched". With "auto", a model is batched on CUDA if two clients fit into a quarter of the memory, and on a
     CPU if all weights belong to nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent
@@ -212,7 +209,7 @@ def choose_engine(
     at_once = _clients_at_once(model, device, batch_size)
     if device.type != "cuda" and _is_dense(model):
         # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if they exceed the caches. Large models
-        # are as fast with the serial engine, so limit their number by CPU_WEIGHTS_BYTES.
+        # are as fast with the serial engine, so CPU_WEIGHTS_BYTES limits the number of large models.
         weights_bytes = 4 * sum(p.numel() for p in model.parameters())
         at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
     return "batched", max(at_once, 2) if requested == "batched" else at_once
@@ -256,10 +253,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Return how many clients can be trained at once within the memory limit.
-
-    A client is assumed to need four vectors of the model's size, and the inputs and outputs of its layers.
-    """
+    """Return how many clients fit into the memory, if each needs four model-sized vectors and the inputs and outputs of its layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)

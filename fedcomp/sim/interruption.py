@@ -21,7 +21,7 @@ class Interruption:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has arrived, which asks the simulation to stop."""
+        """Whether a signal has arrived."""
         return self.first is not None
 
     def __enter__(self) -> Self:

@@ -17,10 +17,9 @@ from ..training.local_sgd import LocalSGD
 
 
 class MultiDevice(Engine):
-    """An engine that has one engine and one thread for each device. The inputs and the results of `train` are on the first device.
+    """Engine with one inner engine and one thread for each device. The inputs and the results of `train` are on the first device.
 
-    The engines append their warnings to the list `warnings` in their own threads. `train` passes these warnings to `warn` in the thread of
-    its caller.
+    The inner engines append warnings to the list `warnings`. `train` passes these warnings to `warn` in its caller's thread.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ The factor s is 1, unless the options `swing` and `stall` make a client's speed 
 
 `--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values from
 a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. In the network `lognormal`, the options are medians
-over the clients. Three factors e^(spread·z) are drawn for each client, with z from a standard normal distribution: one factor for the link
-(up and down), one for the latency, and one for the compute speed. The other networks are `lognormal` with other defaults:
+over the clients. Three factors e^(spread·z), with standard normal z, are drawn for each client: one for the link (up and down), one for the
+latency, and one for the compute speed. The other networks are `lognormal` with other defaults:
 
     fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, used as medians: 85.73 and 35.96 Mbit/s down,
                     45.74 and 11.22 Mbit/s up, round trips of 21 and 40 ms
@@ -34,9 +34,8 @@ from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
 CHUNK = 1024  # number of periods for which a client's absences are drawn at once
-MIN_PERIOD_S = (
-    5.0  # smallest value of `stretch`; a server waits this long for a client to reconnect
-)
+# Smallest value of `stretch`; a server waits this long for a client to reconnect.
+MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
     "down": (1, 1e15),
@@ -78,13 +77,12 @@ class Uniform:
     down: Rate = Rate(1e6)
     latency: Seconds = Seconds(0.05)  # from the server to a client, or back
     step: Seconds = Seconds(0.02)  # duration of a step of local SGD
-    spread: float = (
-        0.0  # standard deviation of the logarithms of the factors that are drawn for each client
-    )
+    # Standard deviation of the logarithms of the factors that are drawn for each client.
+    spread: float = 0.0
     absent: float = 0.0  # fraction of the time in which a client is absent
     stretch: Seconds = Seconds(600.0)  # period in which a client is either absent or present
-    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
-    # fraction of a client's rounds in which its steps take `factor` times as long
+    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long.
+    # Fraction of a client's rounds in which its steps take `factor` times as long.
     stall: float = 0.0
     factor: float = 4.0
     swing: float = 0.0  # maximum relative change of a client's step time from round to round
@@ -172,7 +170,6 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 
 def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
-    """Draw the profiles of clients (their network values) from the seed."""
     z = seeds.generator(seed, "network").standard_normal((3, clients))
     link, latency, compute = np.exp(kind.spread * z)
     slow = seeds.generator(seed, "slow").random(clients) < kind.slow
@@ -218,7 +215,6 @@ class Network:
         return latency + down + self.compute_s(client, round, steps) + up + latency
 
     def compute_s(self, client: int, round: int, steps: int) -> float:
-        """Return the duration in seconds of the local steps of a client in a round."""
         p = self.profiles
         swing, stall = float(p.swing[client]), float(p.stall[client])
         duration_s = steps * float(p.step[client])
@@ -229,7 +225,7 @@ class Network:
         return duration_s * float(p.factor[client]) if stalls[client] < stall else duration_s
 
     def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return uniform random values for each client in a round: those for `swing`, from -1 to 1, and those for `stall`, from 0 to 1."""
+        """Return uniform random values for each client: for `swing` from -1 to 1, and for `stall` from 0 to 1."""
         if self._draws[0] != round:
             generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
@@ -339,9 +335,8 @@ def _value(where: str, name: str, cell: str) -> float:
 class AbsenceModel:
     """A random model of the times at which clients are absent. `absent` is the fraction of the time for which each client is absent.
 
-    The time of a client is divided into periods of `period_s` seconds, with a random offset for each client. In each period, a client is
-    absent with the probability `absent`, from 0 to 0.9. The random draws depend only on the seed, the client and the number of the period.
-    The model therefore has no state, and any time can be queried.
+    Time is divided into periods of `period_s` seconds, with a random offset for each client. In each period, a client is absent with the
+    probability `absent`, from 0 to 0.9. The random draws depend only on the seed, the client and the period, so the model has no state.
     """
 
     def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):
@@ -350,7 +345,6 @@ class AbsenceModel:
         self._offset_s = seeds.generator(seed, "away").random(len(absent)) * period_s
 
     def absent_at(self, time_s: float) -> np.ndarray:
-        """Return whether each client is absent at the time `time_s`, as a bool array [clients]."""
         clients = np.arange(len(self.absent))
         periods = np.floor((time_s + self._offset_s) / self.period_s).astype(np.int64)
         return self._is_absent(clients, periods)
@@ -375,9 +369,9 @@ class AbsenceModel:
     def lost_at_s(
         self, client: int, since_s: float, until_s: float, grace_s: float
     ) -> float | None:
-        """Return the time at which the server gives a client up, or None if it does not.
+        """Return the time at which a client counts as lost, or None.
 
-        The server gives a client up if the client leaves between `since_s` and `until_s` and is still absent `grace_s` seconds later.
+        A client counts as lost if it leaves between `since_s` and `until_s` and is still absent `grace_s` seconds later.
         """
         while (left_s := self.first_absence_s(client, since_s, until_s)) is not None:
             if self.is_absent(client, since_s := left_s + grace_s):

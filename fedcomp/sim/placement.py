@@ -16,9 +16,8 @@ from ..errors import ConfigError
 from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-MEMORY_FRACTION = (
-    1 / 2
-)  # fraction of the free memory of device or host that the vectors of all clients may use
+# Fraction of the free memory of device or host that the vectors of all clients may use.
+MEMORY_FRACTION = 1 / 2
 CACHE_FRACTION = 1 / 8  # with FILE: fraction of the host's free memory for recently used clients
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -28,8 +27,8 @@ class Placement:
     """The place where clients' vectors (residuals and similar) are stored between rounds."""
 
     name: str  # DEVICE, HOST or FILE
-    budget_bytes: float = math.inf  # limit for the total size of the vectors in memory
-    # device to which the vectors are moved for training; None: the vectors are not moved
+    budget_bytes: float = math.inf  # limit for the total size of the vectors in memory.
+    # Device to which the vectors are moved for training; None: the vectors are not moved.
     training_device: torch.device | None = None
     client_bytes: int = 0  # estimated size of one client's vectors
 
@@ -74,7 +73,7 @@ def choose_placement(
 
 
 def free_memory() -> int:
-    """Return how many bytes of main memory this process can still use. Limits of control groups (containers) are considered."""
+    """Return how many bytes of main memory this process can still use, within the limits of its control groups."""
     return max(0, min([_free_on_machine(), *_free_in_control_groups()]))
 
 

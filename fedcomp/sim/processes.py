@@ -36,12 +36,11 @@ from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
-LOCAL_TRAINING_S = (
-    0.5  # seconds for which this process trains clients itself before it starts workers
-)
+# Seconds for which this process trains clients itself before it starts workers.
+LOCAL_TRAINING_S = 0.5
 # The run fails after this many consecutive workers died before they were ready.
 MAX_FAILED_STARTS = 3
-# The run fails after this number, times the number of workers (at least 3), of consecutive deaths without a trained client in between.
+# The run fails after this many consecutive deaths per worker (for at least 3 workers) without a trained client.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -65,8 +64,8 @@ def unbatched_engine(device: torch.device) -> str:
 class SharedTensor:
     """A tensor in memory that processes of one machine share. A process that unpickles a SharedTensor gets a tensor with the same storage.
 
-    The memory is anonymous: it belongs to no file, and the system frees it when no process maps it any more. Keep a SharedTensor until the
-    other process has unpickled it. After unpickling, the storage exists as long as a tensor uses it.
+    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. Keep a SharedTensor until
+    the other process has unpickled it. After unpickling, the storage exists as long as a tensor uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -138,7 +137,7 @@ class JobQueue:
 
     jobs: Sequence[Job]
     start: SharedTensor
-    data: Data | None  # its tensors are SharedTensors; None: workers read the data themselves
+    data: Data | None  # the data as SharedTensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
 
@@ -147,12 +146,10 @@ class JobQueue:
         self.updates = SharedTensor((m, len(self.start.tensor)))
         self.results: list[Result | None] = [None] * m
         self.waiting = deque(range(m))  # jobs that are not yet assigned to a worker
-        self.traces: dict[
-            int, Traces
-        ] = {}  # momentum of each assigned job, in memory that is shared with its worker
-        self.deaths: Counter[int] = (
-            Counter()
-        )  # for each job: number of workers that died while they trained it
+        # Momentum of each assigned job, in memory that is shared with its worker.
+        self.traces: dict[int, Traces] = {}
+        # For each job: number of workers that died while they trained it.
+        self.deaths: Counter[int] = Counter()
 
 
 class WorkerEngine(Engine):
@@ -234,7 +231,7 @@ class WorkerEngine(Engine):
         _kill_all(self.workers, os.getpid())
 
     def _move_to_shared_memory(self, tensor: Tensor) -> Tensor:
-        """Copy a data tensor into shared memory and register the copy, so that it is not copied again."""
+        """Copy a data tensor into shared memory and register the copy."""
         shared = SharedTensor.copy_of(tensor)
         self._data[id(shared.tensor)] = shared.tensor, shared
         return shared.tensor
@@ -307,7 +304,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. Its job is queued again, or fails if this worker is the second one that died while it trained the job.
+        """Remove a dead worker. The worker's job is queued again, or fails if two workers have died during this job.
 
         Raises UserError if too many consecutive workers have died.
         """
@@ -339,8 +336,7 @@ class WorkerEngine(Engine):
 
 
 def _kill_all(workers: list[Worker], owner: int) -> None:
-    if (
-        os.getpid() == owner
-    ):  # only the process that started the workers, not a fork of it, may kill them
+    # Only the process that started the workers, not a fork of it, may kill them.
+    if os.getpid() == owner:
         while workers:
             workers.pop().kill()

@@ -43,7 +43,7 @@ from .worker import (
 )
 
 ACTORS_PER_GPU = 4
-JOBS_PER_ACTOR = 4  # number of jobs per actor in a call of `train`; with several jobs, actors seldom wait for the next call
+JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with several jobs, actors seldom wait for the next call
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -68,7 +68,7 @@ def check(config: RunConfig) -> None:
 
 
 class TrainResult(NamedTuple):
-    """The result of a job in an actor. Its tensors are packed for another process."""
+    """The result of a job in an actor, with tensors that are packed for another process."""
 
     update: Any  # float32 [n]
     result: JobResult
@@ -100,9 +100,7 @@ class TrainingActor(TrainingWorker):
         return TrainResult(PickledTensor(update), result, traces.map(PickledTensor))
 
     def _fetch(self, name: str, ref: Any) -> list[Any]:
-        """Return the data or tensors that `ref` refers to, on this actor's device. The result of the last reference is cached for each
-        name.
-        """
+        """Return the data or tensors that `ref` refers to, on this actor's device. The last result for each name is cached."""
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
@@ -112,9 +110,9 @@ class TrainingActor(TrainingWorker):
 
 
 class RayEngine(Engine):
-    """Engine that trains clients in Ray actors. Its updates are on `device`.
+    """Engine that trains clients in Ray actors and returns updates on `device`.
 
-    The first call of `train` starts the actors. If Ray already runs in this process, the engine uses this Ray and does not stop it.
+    The first call of `train` starts the actors. If Ray already runs in this process, the engine does not stop Ray at the end.
     """
 
     def __init__(self, config: RunConfig, device: torch.device):
@@ -122,12 +120,10 @@ class RayEngine(Engine):
         self.config, self.device = config, device
         self._actors: list[Any] = []
         self._cleanup = ExitStack()
-        self._data: dict[
-            int, tuple[Examples, Any]
-        ] = {}  # maps the id of data to the data and its reference in Ray's store
-        self._start: tuple[Tensor, Any] | None = (
-            None  # the weights of the last call of `train`, and their reference
-        )
+        # Maps the id of data to the data and its reference in Ray's store.
+        self._data: dict[int, tuple[Examples, Any]] = {}
+        # The weights of the last call of `train`, and their reference.
+        self._start: tuple[Tensor, Any] | None = None
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
@@ -179,9 +175,8 @@ class RayEngine(Engine):
         from ray.exceptions import RayActorError, RayError
 
         waiting, idle = deque(enumerate(jobs)), list(self._actors)
-        running: dict[
-            Any, tuple[int | None, Any]
-        ] = {}  # maps a call to (job, actor); the job is None while the actor restarts
+        # Maps a call to (job, actor); the job is None while the actor restarts.
+        running: dict[Any, tuple[int | None, Any]] = {}
         while waiting or running:
             while waiting and idle:
                 (i, job), actor = waiting.popleft(), idle.pop()
@@ -195,7 +190,7 @@ class RayEngine(Engine):
                 result = ray.get(call)
                 idle.append(actor)
             except RayActorError:
-                # Wait until the actor has restarted. If it got a job before, Ray would count this job as one with which the actor died.
+                # Wait until the actor has restarted, since Ray would count an earlier job as one with which the actor died.
                 running[actor.load.remote()] = None, actor
                 result = "the Ray actor that trained this client died twice; memory may be short, or the task's own code may be the cause"
             except RayError as error:
@@ -218,9 +213,7 @@ class RayEngine(Engine):
         return self._start[1]
 
     def _create_actors(self, cleanup: ExitStack) -> list[Any]:
-        """Start actors, let them load the task, and return them. `cleanup` gets callbacks that stop the actors, and Ray if this method
-        started Ray.
-        """
+        """Return actors that have loaded the task. `cleanup` gets callbacks that stop the actors, and Ray if this method started Ray."""
         address = os.environ.get(ADDRESS_VARIABLE)
         if "ray" not in sys.modules:  # Ray reads environment variables when it is imported
             os.environ.update(DEFAULT_VARIABLES if address else DEFAULT_VARIABLES | LOOPBACK_ONLY)
@@ -269,7 +262,7 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
         _check_reachable(address)
         init |= {"address": address}
     else:
-        # Folder for Ray's logs and sockets. It is in /tmp, since the path of a socket must be short.
+        # Ray's logs and sockets are in /tmp, since the path of a socket must be short.
         folder = tempfile.mkdtemp(prefix="fedcomp-ray-", dir="/tmp")
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         init |= {

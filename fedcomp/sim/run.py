@@ -151,9 +151,8 @@ class PreparedRun:
         self.machine = self._machine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
-        n_participants = min(
-            config.clients, config.rounds * cohort
-        )  # maximum number of clients that take part
+        # Maximum number of clients that take part.
+        n_participants = min(config.clients, config.rounds * cohort)
         client_bytes = self._client_bytes(client_memory)
         self.placement = choose_placement(
             config.residuals, self.device, n_participants, client_bytes
@@ -195,16 +194,12 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        if (
-            self.placement.name == FILE
-        ):  # every round loads vectors from the checkpoint and evicts others
+        # Every round loads vectors from the checkpoint and evicts others.
+        if self.placement.name == FILE:
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
-        del (
-            self.train,
-            self.model,
-            self.weights,
-        )  # free these objects early; clients and broadcasts have their own references
+        # Free these objects early; clients and broadcasts have their own references.
+        del self.train, self.model, self.weights
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
         self.test = None if self.test is None else self.test.to(self.device)
@@ -306,10 +301,9 @@ class Simulation(PreparedRun):
                     self._save(recovery, outcome.round, length)
                 raise
             began = time.perf_counter()
-            del outcome  # free its frames before the next round
+            del outcome  # free the frames of this round before the next round
 
     def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
-        """Write a checkpoint after a round, and return how many seconds this took."""
         began = time.perf_counter()
         with timed("checkpoint"):
             recovery.save(round, metrics_length)

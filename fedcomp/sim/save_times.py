@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 from ..config import AUTO
 
-PAUSE_FACTOR = (
-    20  # minimum time between two saves, as a multiple of the time that the earlier save took
-)
+# Minimum time between two saves, as a multiple of the time that the earlier save took.
+PAUSE_FACTOR = 20
 MIN_PAUSE_S = 10.0  # minimum time between two saves, in seconds
 
 
@@ -24,11 +23,9 @@ class SaveTimes:
         self._saved_s, self._duration_s = clock(), 0.0
 
     def due(self, round: int) -> bool:
-        """Return whether to save the run after this round."""
         if self.rounds is not None:
             return round % self.rounds == 0
         return self.clock() - self._saved_s >= max(MIN_PAUSE_S, PAUSE_FACTOR * self._duration_s)
 
     def record_save(self, duration_s: float) -> None:
-        """Record that a save has just ended and took `duration_s` seconds."""
         self._saved_s, self._duration_s = self.clock(), duration_s

@@ -3,9 +3,9 @@
 In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
 at once, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the next
 arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
-starts the newest assignment. Unlike in a deployment, it also trains for assignments that a newer one replaced. If a client goes offline
-before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits until the
-deadline. Without a deadline, it waits until all other clients have answered.
+starts the newest assignment. Unlike in a deployment, a busy client also trains for assignments that a newer one replaced. If a client goes
+offline before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits
+until the deadline or, without a deadline, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough other clients are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -40,16 +40,14 @@ TRAINED = "train", "encode"  # stages of failures during or after training
 
 
 class VirtualClock(Clock):
-    """A clock of virtual time. It jumps from one answer to the next, and stands still while the simulation computes.
+    """A clock of virtual time that jumps from one answer to the next, and stands still while the simulation computes.
 
-    The time of each exchange starts at zero. A deadline therefore does not depend on the duration of earlier rounds.
+    The time of each exchange starts at zero, so a deadline does not depend on the duration of earlier rounds.
     """
 
     def __init__(self) -> None:
-        self.elapsed_s, self.limit_s = (
-            0.0,
-            None,
-        )  # seconds since the start of the exchange, and time limit of the exchange
+        # Seconds since the start of the exchange, and time limit of the exchange.
+        self.elapsed_s, self.limit_s = 0.0, None
         self.expected = 1  # maximum number of answers that one call of `receive` returns
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
 
@@ -72,7 +70,6 @@ class VirtualClock(Clock):
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
-        """Advance the clock by `seconds` between two exchanges."""
         self._settle()
         self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
 
@@ -97,9 +94,8 @@ class Arrival:
     due_s: float  # time of arrival, in seconds since the start of the exchange
     client: int
     answer: Report | Lost = field(compare=False)
-    began_s: float = field(
-        compare=False
-    )  # start of the exchange, in seconds since the start of the run
+    # Start of the exchange, in seconds since the start of the run.
+    began_s: float = field(compare=False)
 
 
 class TimedTransport(Transport):
@@ -166,7 +162,7 @@ class TimedTransport(Transport):
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw the assignments of clients. Their answers are recorded as late, and no exchange waits for these answers."""
+        """Withdraw the assignments of clients. Answers to these assignments are recorded as late, and no exchange waits for them."""
         cancelled = set(clients)
         self.late |= {
             a.client: a.began_s + a.due_s
@@ -219,7 +215,7 @@ class TimedTransport(Transport):
 
 
 class Timing:
-    """The clock and the transport of a run on a virtual network. It also chooses the clients from which cohorts are drawn.
+    """The clock and the transport of a run on a virtual network, and the choice of clients from which cohorts are drawn.
 
     `fewest` is the minimum number of clients that the strategy needs in a round.
     """
@@ -313,9 +309,7 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) that draws a random duration of a client's round in virtual seconds. Runs without --network use
-    it.
-    """
+    """Return a function of (round, client) that draws the virtual seconds of a client's round, for runs without --network."""
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)
@@ -328,9 +322,7 @@ def random_work_s(seed: int) -> Callable[[int, int], float]:
 def step_counter(
     algorithm: ClientAlgorithm, sgd: LocalSGD, shards: Sequence[np.ndarray]
 ) -> Callable[[Assignment], int]:
-    """Return a function that counts the local steps of an assignment. They are on the client's own data or on the partitions assigned to
-    it.
-    """
+    """Return a function that counts the local steps of an assignment, on the client's own data or its assigned partitions."""
 
     def steps(a: Assignment) -> int:
         if a.phase != algorithm.phases[0]:

@@ -1,4 +1,4 @@
-"""The worker in the processes of `--engine processes` and `--engine ray`. It loads the task and trains the jobs that it receives."""
+"""The worker of `--engine processes` and `--engine ray`, which loads the task in another process and trains the jobs that it receives."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ class TrainingWorker:
 
         `data` is None if this process reads the task's data itself.
         """
-        assert self.engine is not None  # the caller has called `load`
+        assert self.engine is not None
         try:
             if data is None:
                 if self._own_data is None:
@@ -75,10 +75,7 @@ class TrainingWorker:
             job = job._replace(state=_unpacked_state(job.state))
             result = self.engine.try_job(start, data, job, sgd, seed, update)
             return reason(result) if isinstance(result, Exception) else packed_result(result)
-        except (
-            Exception,
-            KeyboardInterrupt,
-        ) as error:  # the code of the task may raise any exception
+        except (Exception, KeyboardInterrupt) as error:  # from the code of the task
             return reason(client_error(error))
 
 
@@ -120,10 +117,9 @@ def _exit_with_parent(parent_pid: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PickledTensor:
-    """A wrapper of a tensor. Pickle stores the tensor as a NumPy array and restores it on the CPU.
+    """A tensor that is pickled as a NumPy array and unpickled as a tensor on the CPU.
 
-    Ray keeps NumPy arrays in its object store, which the processes of a machine share. Therefore, do not write to a tensor after
-    unpickling.
+    Ray keeps arrays in a store that processes share, so do not write to a tensor after unpickling.
     """
 
     tensor: Tensor
@@ -141,7 +137,7 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a copy of `job` that can be sent to another process: its tensors are wrapped, and the client's state is a byte string."""
+    """Return a copy of `job` for another process, with wrapped tensors and the client's state as a byte string."""
     return job._replace(
         buffers=_map_buffers(PickledTensor, job.buffers),
         traces=job.traces.map(pack_trace),
@@ -150,7 +146,7 @@ def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) ->
 
 
 def packed_result(result: JobResult) -> JobResult:
-    """Return a copy of `result` that can be sent to another process. Raises TaskError if the client's state cannot be packed."""
+    """Return a copy of `result` for another process. Raises TaskError if the client's state cannot be packed."""
     buffers = _map_buffers(PickledTensor, result.buffers)
     return result._replace(buffers=buffers, state=_packed_state(result.state))
 
@@ -163,7 +159,7 @@ def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -
 
 
 def unpacked_result(result: JobResult) -> JobResult:
-    """Unpack a result from another process. Its tensors are copied."""
+    """Unpack a result from another process, and copy its tensors."""
     buffers = _map_buffers(torch.clone, result.buffers)
     return result._replace(buffers=buffers, state=_unpacked_state(result.state))
 

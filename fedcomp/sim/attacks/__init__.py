@@ -21,7 +21,7 @@ _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Return a dict from the names of all attacks to their classes. Attacks of other packages (plugins) are included."""
+    """Return a dict from name to class of all attacks, including those of other packages."""
     return _ATTACKS.available()
 
 

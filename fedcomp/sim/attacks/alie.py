@@ -1,4 +1,4 @@
-"""The attack "a little is enough": shift the mean update so little that robust rules cannot tell it from the honest updates.
+"""The attack "a little is enough": shift the mean update so little that robust rules do not detect the shift.
 
 Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distributed learning. NeurIPS 2019, algorithm 3.
 
@@ -21,16 +21,13 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-MAX_PROBABILITY = (
-    1 - 1e-6
-)  # largest argument of Φ⁻¹; it is used if the attackers are a majority without honest clients
+# Largest argument of Φ⁻¹, used if the attackers need no honest clients for a majority.
+MAX_PROBABILITY = 1 - 1e-6
 
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    z: float | None = (
-        None  # shift in standard deviations; None: computed from the numbers of clients and attackers
-    )
+    z: float | None = None  # shift in standard deviations; None: use the formula
     shift: Literal["down", "up", "against"] = "down"
 
     name: ClassVar[str] = "alie"

@@ -4,8 +4,8 @@ An attack may replace the training data of its clients (method `data`), their up
 from answering (`silence_reason`). Random draws of an attack depend only on (seed, round, client), and an attack keeps no state from round
 to round. An attacked run therefore has the same result if it is interrupted or if its cohorts are split into several batches.
 
-A round may have several phases. `updates` is called again in a later phase if clients compute new updates there, such as votes on the
-ballots of other clients. `reply` is called in every phase of a round.
+A round may have several phases. `updates` is called again in a later phase if clients compute new updates there, such as votes on ballots.
+`reply` is called in every phase of a round.
 """
 
 import re
@@ -34,8 +34,8 @@ class UpdateContext:
 
     cohort_size: int
     n_byzantine: int  # number of clients of this attack in the cohort
-    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending
-    # One row for each honest client, before encoding. If the cohort has no honest clients: the trained updates of the attackers.
+    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending.
+    # Updates before encoding, a row for each honest client. If the cohort has no honest clients: the trained updates of the attackers.
     honest_updates: Tensor
 
 
@@ -45,7 +45,7 @@ class ReplyContext:
 
     codec: Codec
     seed: int  # seed with which an honest client would encode
-    codec_context: Context  # includes the layout of the model (the shapes of its tensors)
+    codec_context: Context  # includes the layout of the model
     generator: np.random.Generator
     algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value that has the client's signing key
 
@@ -64,18 +64,15 @@ class Attack:
     """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
     count: int = 0  # number of Byzantine clients; 0: as many as `clients` has ids
-    clients: str = (
-        ""  # ids of the Byzantine clients, such as 3/7/10-14; "": draw the clients from the seed
-    )
+    # Ids of the Byzantine clients, such as 3/7/10-14; "": draw the clients from the seed.
+    clients: str = ""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
-    limits: ClassVar[
-        Mapping[str, tuple[float, float]]
-    ] = {}  # lowest and highest value of each option
-    uses_honest_updates: ClassVar[bool] = (
-        False  # whether the method `updates` reads the honest clients' updates
-    )
+    # Lowest and highest value of each option.
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    # Whether the method `updates` reads the honest clients' updates.
+    uses_honest_updates: ClassVar[bool] = False
     # whether the strategy's allocation matrix (voters × data partitions) determines the attackers of each round
     uses_allocation: ClassVar[bool] = False
 
@@ -109,7 +106,6 @@ class Attack:
 
     @property
     def size(self) -> int:
-        """Number of Byzantine clients."""
         return self.count or len(self.named_clients)
 
     def data(self, data: Examples) -> Examples:

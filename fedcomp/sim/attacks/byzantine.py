@@ -26,21 +26,19 @@ MAX_LISTED = 8  # maximum number of client ids in the description of an attack
 
 @dataclass
 class AttackedCohort:
-    """The cohort (clients) of a round, the attackers in it, and the honest updates that are known so far."""
+    """The cohort of a round, its attackers, and the honest updates that are known so far."""
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
-    honest: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # maps a client to its update, if the update is finite
+    # Maps a client to its update, if the update is finite.
+    honest: dict[int, Tensor] = field(default_factory=dict)
 
     def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
-        """Return the ids of the honest clients, in ascending order, and their updates as rows of a matrix."""
+        """Return the ids of the honest clients, in ascending order, and a matrix of their updates."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
-        self.honest = dict(
-            zip(clients, stack, strict=True)
-        )  # rows of the stack replace the copied updates
+        # Rows of the stack replace the copied updates.
+        self.honest = dict(zip(clients, stack, strict=True))
         return clients, stack
 
 
@@ -52,9 +50,8 @@ class ByzantineClients(ClientHook):
 
     def __init__(self, attacks: Sequence[Attack] = (), clients: int = 0, seed: int = 0):
         self.attacks, self.clients, self.seed = attacks, clients, seed
-        self.fixed = _assign_clients(
-            attacks, clients, seed
-        )  # attackers that are the same in all rounds
+        # Attackers that are the same in all rounds.
+        self.fixed = _assign_clients(attacks, clients, seed)
         self.uses_honest_updates = any(attack.uses_honest_updates for attack in attacks)
         uses_allocation = any(attack.uses_allocation for attack in attacks)
         self.needs_whole_cohort = self.uses_honest_updates or uses_allocation
@@ -96,10 +93,9 @@ class ByzantineClients(ClientHook):
         return attackers.get(a.client)
 
     def generator(self, a: Assignment) -> np.random.Generator:
-        """Return the random generator of the assignment's client in the assignment's round."""
         return seeds.generator(self.seed, SEED_PURPOSE, a.round, a.client)
 
-    # The methods of ClientHook. A group of clients is identified by its attack; None is the group of the honest clients.
+    # Methods of ClientHook. A group of clients is identified by its attack, or None for the group of the honest clients.
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         rounds: dict[int, list[int]] = {}
@@ -168,10 +164,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attackers as a dict from client to attack.
-
-    The attackers are the clients that an attack names, or else `count` clients that are drawn from (seed, "attack").
-    """
+    """Return a dict from client to attack. The clients are those that an attack names, or else `count` clients drawn from the seed."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:

@@ -5,9 +5,9 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020.
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
 x is an attacker's update. Row i of the matrix G has ones at the data partitions (or the ballots of other clients) that voter i counts. The
-weight of a row is the number of its ones. Attackers that are chosen at random mostly have rows of small weight; attackers that know G take
-the heaviest rows. Row i of G belongs to the i-th client of the cohort in the order of the client ids. If the cohort has more clients than G
-has rows, rows repeat.
+weight of a row is the number of its ones. Random attackers mostly have rows of small weight; attackers that know G take the heaviest rows.
+Row i of G belongs to the i-th client of the cohort in the order of the client ids. If the cohort has more clients than G has rows, rows
+repeat.
 """
 
 from collections.abc import Sequence

@@ -45,7 +45,7 @@ def replace_wraps(
     key: ec.EllipticCurvePrivateKey,
     noise: Callable[[int], bytes],
 ) -> bytes:
-    """Replace the wrapped keys of a sealed ballot at `positions` by noise, and return the ballot with a new, valid signature.
+    """Return a sealed ballot with noise in place of its wrapped keys at `positions`, and with a valid signature.
 
     The function `noise(n)` returns n random bytes.
     """

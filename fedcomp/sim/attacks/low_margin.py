@@ -2,7 +2,7 @@
 
     S = Σ_i sign(x_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-x_i is the update of client i, and x is an attacker's update. The option `margin` sets b. By default, b is the number of attackers in the
+x_i is the update of client i, and x is an attacker's update. The option `margin` sets b, by default to the number of attackers in the
 cohort, whose votes can tie or reverse narrow majorities. A rule that excludes voters who often vote against clear majorities does not
 detect this attack.
 """
@@ -20,9 +20,8 @@ from .base import Attack, Generators, UpdateContext
 
 @dataclass(frozen=True)
 class LowMargin(Attack):
-    margin: int | None = (
-        None  # largest majority b to vote against, in votes; None: the number of attackers
-    )
+    # Largest majority b to vote against, in votes; None: the number of attackers.
+    margin: int | None = None
 
     name: ClassVar[str] = "low-margin"
     uses_honest_updates: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """Attacks that change the reports of clients: NaN and infinity, malformed frames, or no answer.
 
 A Byzantine client has the same memory (error feedback) as an honest client. The attack replaces the frame that the memory encoded, and
-computes the ticket (a digest) of the new frame. If the server accepts the new frame, it confirms this ticket. The memory does not know the
+computes the ticket (a digest) of the new frame. If the server accepts the new frame and confirms its ticket, the memory does not know this
 ticket and rolls back.
 """
 
@@ -139,7 +139,7 @@ def replace_floats(
     """Return `frame`, which `codec` encoded, with `value` in place of every float32.
 
     `doubled` is the frame of the doubled vector, in which every float32 is twice as large. If the codec writes no float32, the function
-    sets all bits after the header instead. They are read as NaN in every floating-point format.
+    sets all bits after the header instead, which means NaN in every floating-point format.
     """
     start = header_bytes(codec.id, codec.seeded)
     offsets = doubled_offsets(frame, doubled, start)

@@ -45,11 +45,11 @@ def _shortened(message: str) -> str:
 
 
 class BatchedEngine:
-    """Engine that runs local SGD for a stack of clients. It trains at most `at_once` clients together; 0 means no limit.
+    """Engine that runs local SGD for a stack of at most `at_once` clients; 0 means no limit.
 
-    Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. It
-    uses only the frozen parameters and the buffers of `model`, and frees the memory of large trainable parameters. If the device runs out
-    of memory, the engine trains half as many clients together from then on. It calls `warn` when memory runs out for the first time.
+    Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. Only
+    the frozen parameters and the buffers of `model` are used, and the memory of large trainable parameters is freed. If the device runs out
+    of memory, the engine trains half as many clients together from then on. `warn` is called when memory runs out for the first time.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class BatchedEngine:
         `plans` has the positions of each client's batches in `data`. `traces` has the momentum and similar vectors of each client, or is
         empty. `augmentations` has the result of plan_augmentation for each client, or is empty.
 
-        Return the updates, float32 [clients, parameters], and each client's training loss, float32 [clients]. The training loss is the mean
-        over a client's steps of the loss before the step. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
-        device's memory is too small for one client.
+        Return the updates, float32 [clients, parameters], and the training losses, float32 [clients]. A training loss is the mean over the
+        client's steps of the loss before the step. Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's
+        memory is too small for one client.
         """
         self.model.train()
         m, n = len(plans), self.layout.numel
@@ -136,8 +136,6 @@ class BatchedEngine:
         clients: Sequence[int],
         sizes: Sequence[int],
     ) -> list[Batch]:
-        """Return the batches of each step, stacked over `clients`."""
-
         def split(rows: list[np.ndarray]) -> Sequence[Tensor]:
             return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)
 
@@ -216,7 +214,7 @@ class BatchedEngine:
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the compiled kernels of softmax regression train these batches. They need no memory in addition to the updates."""
+        """Return whether the compiled kernels of softmax regression, which need little memory, train these batches."""
         return (
             self.regression is not None
             and not has_traces
@@ -226,7 +224,7 @@ class BatchedEngine:
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
     ) -> tuple[Tensors, Tensor]:
-        """Return the clipped gradients of a batch and the losses. The first dimension of every tensor is the client."""
+        """Return the clipped gradients of a batch and the losses, with a row for each client."""
         (positions, augmentation), autocast = batch, sgd.precision != "float32"
         inputs, targets = _gather(data.single_input, positions), _gather(data.targets, positions)
         if augmentation is not None and self.task.augment is not None:
@@ -246,7 +244,6 @@ class BatchedEngine:
         return _clipped(gradients, sgd.clip) if sgd.clip else gradients, losses
 
     def _rounded(self, start: Tensor) -> Tensor:
-        """Return `start`, rounded to the precision of each parameter of the model."""
         rounded = start.clone() if self.low_precision else start
         for name, view in self.layout.views(rounded).items():
             if name in self.low_precision:
@@ -255,9 +252,7 @@ class BatchedEngine:
 
 
 class BatchedJobs(Engine):
-    """An engine that trains the jobs of a round together. If training fails, it trains each client alone, so that only faulty clients
-    fail.
-    """
+    """Engine that trains clients together. If training fails, each client is trained alone, so that only faulty clients fail."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device
@@ -299,12 +294,11 @@ class BatchedJobs(Engine):
 
 
 def _gather(examples: Tensor, positions: Tensor) -> Tensor:
-    """Return the examples at `positions` [clients, batch size], as a tensor [clients, batch size, ...]."""
     return examples.index_select(0, positions.flatten()).view(*positions.shape, *examples.shape[1:])
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Clip the norm of each client's gradients over all tensors to `limit`. The first dimension of the tensors is the client."""
+    """Clip the norm of each client's gradients, over all tensors [clients, ...], to `limit`."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)

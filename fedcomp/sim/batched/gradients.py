@@ -1,8 +1,8 @@
-"""Functions that compute the gradients of a stack of client models: layer by layer for nn.Sequential, by torch.func.vmap for other models.
+"""The gradients of a stack of client models: layer by layer for nn.Sequential, by torch.func.vmap for other models.
 
 For nn.Sequential, the examples of all clients are concatenated in one dimension, client after client. Most layers process each example
-separately, so only layers with parameters need a version for a stack of clients. In shapes, m is the number of clients and b the number of
-examples of each client.
+separately, so only layers with parameters need a version for a stack of clients. In shapes, m is the number of clients and b is the batch
+size.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,14 @@ from ...tasks.base import Task
 from ...training.cpu_convolutions import flat_layers, has_hooks
 from ...training.local_sgd import Tensors
 
-Parameters = dict[
-    str, Tensor
-]  # maps the name of a parameter to its values for all clients, [m, *shape]
+# Maps the name of a parameter to its values for all clients, [m, *shape].
+Parameters = dict[str, Tensor]
 # Function of (parameters, inputs, targets) that returns the gradients and the losses of all clients.
 Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Tensors, Tensor]]
 # Function of (parameters of the layer, number of clients m, inputs [m·b, ...]) that returns the outputs of the layer.
 LayerFunction = Callable[[Parameters, int, Tensor], Tensor]
 
-LAYERED, MAPPED = "layered", "mapped"  # methods to compute the gradients of a stack
+LAYERED, MAPPED = "layered", "mapped"
 IGNORED = -100  # the target value that cross_entropy ignores
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
@@ -48,7 +47,7 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 
 
 def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
-    """Return a function that computes the gradients of a stack of nn.Sequential models, or of single layers, with torch.autograd.
+    """Return a function that computes the gradients of a stack of nn.Sequential models layer by layer.
 
     Return None for other models, for layers that `batched_layer` does not support, and for parameters that are not float32.
     """
@@ -59,7 +58,7 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return None
     names = {p: name for name, p in model.named_parameters()}
-    # For each layer: a dict from the name of a parameter within the layer to its name within the model and the parameter.
+    # For each layer: a dict from names within the layer to names within the model and parameters.
     own_names = [{key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers]
 
     def gradients(
@@ -99,9 +98,8 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
     target = targets.where(counted, 0).unsqueeze(-1)
-    weight = counted / counted.sum(1, keepdim=True).clamp(
-        min=1
-    )  # weight of each target in the mean loss
+    # Weight of each target in the mean loss.
+    weight = counted / counted.sum(1, keepdim=True).clamp(min=1)
     weight = weight.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)
     losses = -(logs.gather(-1, target) * weight).sum((1, 2)) / counted.any(1)
@@ -137,7 +135,7 @@ def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     """A linear layer of m clients: inputs [m, b, in], weights [m, out, in], biases [m, out], outputs [m, b, out].
 
-    The gradient of the weights is contiguous, which halves the time of a training step. With autograd, it would not be contiguous.
+    Unlike with autograd, the gradient of the weights is contiguous, which halves the time of a training step.
     """
 
     @staticmethod

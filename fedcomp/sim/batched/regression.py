@@ -38,7 +38,7 @@ class Regression:
         flattens = [
             type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1) for m in layers[:-1]
         ]
-        shape = layer.weight.shape  # layer.out_features may be wrong, since torch does not update it when the weight is replaced
+        shape = layer.weight.shape  # layer.out_features may be wrong if the weight was replaced
         if flattens not in ([], [True]) or any(
             p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()
         ):
@@ -64,10 +64,9 @@ class Regression:
         )
 
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
-        """Take an SGD step for each batch and client. The rows of `stack` are the clients' parameters, which change in place.
+        """Take an SGD step for each batch and client, and update the clients' parameters (rows of `stack`) in place.
 
-        `positions` has the positions of each batch in `data`, [clients, batch size]. Return each client's loss before a step, averaged over
-        its steps.
+        `positions` has the positions of each batch in `data`, [clients, batch size]. Return each client's mean loss before a step.
         """
         losses = regression.descend(
             stack,
