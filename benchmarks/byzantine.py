@@ -37,7 +37,7 @@ RULES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "ce
 STRATEGIES = ("mean", "vote", "election", "bernoulli", *RULES, "median+mix")
 ATTACKS = ("inverted", "rescaled", "random-sign", "constant", "gaussian", "infinity", "label-flip", "alie", "ipm", "mimic", "low-margin",
            "code-aware")  # fmt: skip
-PANELS_PER_ROW = 4  # in the picture
+PANELS_PER_ROW = 4
 # Strategies with the allocation matrix that the attack `code-aware` needs.
 CODED = ("election", "bernoulli")
 

@@ -8,7 +8,7 @@ by the bytes of the run, in both directions, with headers, missed broadcasts and
 multiplies its steps by 1/(1 − 0.9) = 10 in the long run. The uncompressed run is therefore repeated with several server learning rates; the
 best accuracy is the reference. On MNIST, the table has a row for each sketch size. The result is the largest compression whose mean
 accuracy is within two percentage points of the reference. On CIFAR-10, the runs have 32 rounds with 4 of 10 clients, IID data and client
-momentum. These 32 rounds are too short to converge, so the program prints the accuracy over the rounds. Set OMP_NUM_THREADS to the number
+momentum. The CIFAR-10 runs are too short to converge, so the program prints the accuracy over the rounds. Set OMP_NUM_THREADS to the number
 of free cores; with more threads, the runs are slow.
 """
 

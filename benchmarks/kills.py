@@ -2,10 +2,10 @@
 
     python benchmarks/kills.py [--kills 100] [--seed 1]
 
-The deployment runs on loopback with TLS and keys. Its processes are a server, a relay with three clients, and a fourth client that is
+The deployment runs on loopback with TLS and keys. The processes are a server, a relay with three clients, and a fourth client that is
 connected directly to the server. Every round needs every client. Each kill sends SIGKILL to one of the six processes and starts this
 process again; the server is started with --resume. Half of the kills wait for the end of a round; the others can also hit processes that
-are starting. Then an undisturbed run trains the same number of rounds.
+are starting. After the last kill, an undisturbed run trains the same number of rounds.
 
 The exit status is 0 for equal models, 1 for different models, and 2 if a process failed without being killed.
 """

@@ -30,8 +30,7 @@ def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, flo
         real_scores = model.discriminator(real)
         fake_scores = model.discriminator(fake.detach())
         [slope] = torch.autograd.grad(real_scores.sum(), real, create_graph=True)
-        # The R1 penalty (Mescheder et al. 2018) stabilizes training.
-        penalty = slope.square().sum(1).mean()
+        penalty = slope.square().sum(1).mean()  # R1 penalty (Mescheder 2018) stabilizes training
         d_optimizer.zero_grad()
         (F.softplus(-real_scores).mean() + F.softplus(fake_scores).mean() + penalty).backward()
         d_optimizer.step()
@@ -56,6 +55,4 @@ task = fedcomp.Task("gan", GAN, points(2000), points(10), train_fn=train, evalua
 if __name__ == "__main__":
     run = fedcomp.simulate(task, uplink="topk:density=20%", downlink="identity", **OPTIONS)
     first, last = run.metrics["loss"][[0, -1]]
-    print(
-        f"generated points: mean distance {first:.2f} → {last:.2f}, radius {run.metrics['radius'][-1]:.2f}"
-    )
+    print(f"mean distance {first:.2f} → {last:.2f}, radius {run.metrics['radius'][-1]:.2f}")

@@ -3,8 +3,7 @@
     pip install transformers peft
     python examples/lora.py
 
-`adapted(freeze_a=True)` trains only the matrix B of each adapter (FFA-LoRA, Sun et al. 2024). With `freeze_a=True`, averaging the adapters
-is exact, and clients send half as many parameters.
+`adapted(freeze_a=True)` trains only the matrices B (FFA-LoRA, Sun et al. 2024), so averaging is exact and clients send half as much.
 """
 
 import copy
@@ -22,8 +21,7 @@ CONFIG = LlamaConfig(vocab_size=WORDS, num_attention_heads=4, **SIZES)
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-# Sequences of numbers that increase by `step`.
-def texts(count: int, step: int, seed: int) -> fedcomp.Data:
+def texts(count: int, step: int, seed: int) -> fedcomp.Data:  # numbers that increase by `step`
     first = torch.randint(WORDS, (count, 1), generator=torch.Generator().manual_seed(seed))
     words = (first + step * torch.arange(LENGTH)) % WORDS
     return fedcomp.Data({"input_ids": words, "labels": words}, words)

@@ -52,9 +52,7 @@ def main() -> None:
 
     model = run.model()  # a Network with the weights of the last run
     prediction = model(torch.tensor(images[:1], dtype=torch.float32)).argmax().item()
-    print(
-        f"test image 1: label {labels[0]}, prediction {prediction}; the run is in the folder {run.folder}"
-    )
+    print(f"test image 1: label {labels[0]}, predicted {prediction}; the run is in {run.folder}")
 
 
 if __name__ == "__main__":

@@ -51,9 +51,7 @@ def main() -> None:
     with torch.no_grad():
         first = run.model()(torch.tensor(inputs[test[:1]], dtype=torch.float32)).item()
     first = first * scale + progression[train].mean()
-    print(
-        f"disease progression of the first test patient: {progression[test[0]]:.0f} measured, {first:.0f} predicted"
-    )
+    print(f"first test patient: {progression[test[0]]:.0f} measured, {first:.0f} predicted")
 
 
 if __name__ == "__main__":

@@ -64,9 +64,9 @@ REPRODUCTION = Reproduction(
     "uplink bytes of the method, with headers. All methods use the learning rate 0.1, which is the best of 0.01, 0.03 and "
     "0.1 for each method at 1,000 steps.",
     full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 4 clients with equal IID shares of the "
-    "data take part in every round. They train with batches of 32 examples, momentum 0.9 and momentum factor masking, and "
-    "send 1/100 of the coordinates. Claim 1 is tested after 40,000 steps, and claim 2 after 80,000 steps. A ratio is the "
-    "uplink bytes of plain SGD, which sends after every step, divided by those of the method.",
+    "data take part in every round. Clients train with batches of 32 examples, momentum 0.9 and momentum factor masking, "
+    "and send 1/100 of the coordinates. Claim 1 is tested after 40,000 steps, and claim 2 after 80,000 steps. A ratio is "
+    "the uplink bytes of plain SGD, which sends after every step, divided by those of the method.",
     small=Experiment(
         {
             "task": "mnist-logreg",

@@ -1,8 +1,8 @@
 """Build a release from a clean checkout and test it. Run `python scripts/release.py`, then run it again with --tag.
 
-The script checks that the working tree is clean and that CHANGELOG.md has a heading with the version and a date. It builds sdist and wheel
-into dist/, installs the wheel into an empty environment, and simulates two rounds there. With `--tag`, it tags the commit. The script
-pushes and uploads nothing.
+The script checks that the working tree is clean and that CHANGELOG.md has a heading with the version and a date. The script builds sdist
+and wheel into dist/, installs the wheel into an empty environment, and simulates two rounds there. With `--tag`, it tags the commit. The
+script pushes and uploads nothing.
 """
 
 import argparse

@@ -38,7 +38,7 @@ class ClientStore:
         self, make_memory: Callable[[], Memory], version: str, placement: Placement = IN_MEMORY
     ):
         self.make_memory, self.version, self.placement = make_memory, version, placement
-        self.states: dict[int, ClientState] = {}  # states in memory, least recently used first
+        self.states: dict[int, ClientState] = {}  # states in memory, least recently used first.
         # Clients whose state in memory changed since the last checkpoint.
         self.changed: set[int] = set()
         self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory.

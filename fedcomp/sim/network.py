@@ -33,7 +33,7 @@ from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
-CHUNK = 1024  # number of periods for which a client's absences are drawn at once
+CHUNK = 1024  # number of periods for which a client's absences are drawn at once.
 # Smallest value of `stretch`; a server waits this long for a client to reconnect.
 MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option

@@ -206,9 +206,7 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return the time at which a client starts an assignment that was sent at `asked_s`. Both times are in seconds since the exchange
-        began.
-        """
+        """Return when a client starts an assignment that was sent at `asked_s`, in seconds since the exchange began."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)

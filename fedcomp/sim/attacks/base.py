@@ -63,7 +63,7 @@ class ReplyContext:
 class Attack:
     """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
-    count: int = 0  # number of Byzantine clients; 0: as many as `clients` has ids
+    count: int = 0  # number of Byzantine clients; 0: as many as `clients` has ids.
     # Ids of the Byzantine clients, such as 3/7/10-14; "": draw the clients from the seed.
     clients: str = ""
 
