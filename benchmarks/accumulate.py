@@ -1,16 +1,16 @@
-"""Time to add a thousand sparse frames on a server, against the time to add a thousand dense vectors.
+"""Time to add 1,000 sparse frames (encoded updates) on a server, compared with the time to add 1,000 dense vectors.
 
     python benchmarks/accumulate.py [--numel 1000000] [--frames 1000]
 
-`accumulate` checks, decodes and adds one frame. `open_batch` checks, decodes and adds the frames of a cohort together, as a round does. The
-dense vectors are added by torch, and are already in memory. Times are medians of interleaved repeats.
+`accumulate` checks, decodes and adds one frame. `open_batch` checks and decodes 100 frames together, as the server does in a round. PyTorch
+adds the dense vectors, which are already in memory. Times are medians; the methods are timed in turn.
 """
 
 import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 import torch  # noqa: E402
 from timing import medians  # noqa: E402
@@ -19,7 +19,7 @@ from fedcomp import codec  # noqa: E402
 from fedcomp.codecs.update import add_all  # noqa: E402
 
 DENSITIES = ("1/1000", "1/400", "1/100")
-COHORT = 100  # frames that are decoded together
+COHORT = 100  # number of frames that `open_batch` decodes together
 DISTINCT = 250  # number of distinct frames; each is added several times
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     times = medians(functions, args.repeats)
     dense_s = times["dense", "add_"].wall_s
     print(
-        f"{args.frames:,} frames of n = {args.numel:,}; {torch.get_num_threads()} threads; medians of {args.repeats}\n"
+        f"{args.frames:,} frames of {args.numel:,} elements; {torch.get_num_threads()} threads; medians of {args.repeats} repeats\n"
     )
     print(f"{'':34}{'':12}{'frame':>10}{'ms':>10}{'ns/nonzero':>15}{'× dense':>10}")
     for (name, method), (median_s, _) in times.items():

@@ -1,14 +1,15 @@
-"""Accuracy against the number of Byzantine clients, for every strategy and attack.
+"""Accuracy by number of Byzantine clients, for every strategy and attack.
 
     FEDCOMP_DATA=... python benchmarks/byzantine.py [--task digits mnist-logreg] [--clients 9 15] [--byzantine 0 1 2 3 4] [--attack ...]
                                                 [--strategy ...] [--rounds N] [--seeds N] [--picture byzantine.svg]
 
-All clients take part in every round. `mean` is federated averaging with dense updates in both directions. `vote` is signSGD with majority
-vote. `election` is the strategy of this name with form=data and the deterministic code for the given number of Byzantine clients.
-`bernoulli` is the same strategy with the Bernoulli code of redundancy 3. The robust rules get dense updates and know the number of
-Byzantine clients. "–" marks combinations that a strategy refuses. Votes have their own learning rate, which was chosen without Byzantine
-clients. The last table shows the maximum loss of accuracy over all attacks, in points, against the same strategy without Byzantine clients.
-The deterministic code of `election` guarantees a loss of 0.
+All clients take part in every round. The strategy `mean` is uncompressed federated averaging. `vote` is signSGD with majority vote.
+`election` is a majority vote in which several clients train on each data partition (`election:form=data`); its deterministic code tolerates
+the given number of Byzantine clients. `bernoulli` is `election` with a random (Bernoulli) code, which assigns each partition to 3 clients
+on average. The robust rules, such as `median` and `krum`, get uncompressed updates and know the number of Byzantine clients. "–" marks
+combinations that a strategy refuses. The voting strategies have their own learning rate, which was chosen without Byzantine clients. The
+last table shows the percentage points of accuracy that each strategy loses to the worst attack. The deterministic code of `election`
+guarantees a loss of 0.
 """
 
 import argparse
@@ -27,19 +28,22 @@ UNCOMPRESSED = {
     "memory": "none",
     "downlink_memory": "none",
 }
-VOTE_RATES = {"digits": 0.01, "mnist-logreg": 0.002}  # learning rates of votes
-AVERAGE_RATES = {"digits": 0.5, "mnist-logreg": 0.2}  # learning rates of all other strategies
+# Learning rates of the voting strategies, by task.
+VOTE_RATES = {"digits": 0.01, "mnist-logreg": 0.002}
+# Learning rates of all other strategies, by task.
+AVERAGE_RATES = {"digits": 0.5, "mnist-logreg": 0.2}
 ROUNDS = {"digits": 40, "mnist-logreg": 60}
 RULES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping")
 STRATEGIES = ("mean", "vote", "election", "bernoulli", *RULES, "median+mix")
 ATTACKS = ("inverted", "rescaled", "random-sign", "constant", "gaussian", "infinity", "label-flip", "alie", "ipm", "mimic", "low-margin",
            "code-aware")  # fmt: skip
-PANELS_PER_ROW = 4  # in the picture
-CODED = ("election", "bernoulli")  # strategies with an allocation matrix, which `code-aware` needs
+PANELS_PER_ROW = 4
+# Strategies with the allocation matrix that the attack `code-aware` needs.
+CODED = ("election", "bernoulli")
 
 
 def options(name: str, byzantine: int) -> dict[str, object]:
-    """Return the options of a run whose strategy expects this many Byzantine clients."""
+    """Return the options of a run whose strategy tolerates `byzantine` Byzantine clients."""
     expected = max(1, byzantine)
     if name == "mean":
         return {"strategy": "average", **UNCOMPRESSED}
@@ -56,7 +60,7 @@ def options(name: str, byzantine: int) -> dict[str, object]:
 def accuracy(
     task: str, clients: int, name: str, attack: str, byzantine: int, rounds: int, seeds: range
 ) -> float | None:
-    """Return the accuracy after the last round, a mean over seeds; None if the strategy rejects the options."""
+    """Return the accuracy after the last round, averaged over seeds, or None if the strategy rejects the options."""
     lr = (VOTE_RATES if name in ("vote", *CODED) else AVERAGE_RATES)[task]
     config = RunConfig(task=task, clients=clients, participation=1.0, rounds=rounds, local_steps=1, lr=lr, eval_every=rounds,
                        checkpoint_every=rounds, partition="iid", attack=f"{attack}:{byzantine}" if byzantine else None)  # fmt: skip
@@ -78,7 +82,7 @@ def percent(accuracy: float | None) -> str:
     return f"{'–':>8}" if accuracy is None else f"{100 * accuracy:7.1f}%"
 
 
-# (attack, strategy) → accuracies, by number of Byzantine clients
+# maps (attack, strategy) to the accuracy for each number of Byzantine clients
 Table = dict[tuple[str, str], list[float | None]]
 
 
@@ -105,7 +109,7 @@ def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> T
         table[attack, name] = row
         print(f"{attack:16}{name:18}" + "".join(map(percent, row)), flush=True)
     print(
-        f"\nmaximum loss of accuracy over these attacks, in points, by number of Byzantine clients\n{'':34}"
+        f"\nmaximum loss of accuracy over these attacks, in percentage points, by number of Byzantine clients\n{'':34}"
         + "".join(f"{byzantine:>8}" for byzantine in counts)
     )
     for name in args.strategy:
@@ -126,7 +130,7 @@ def measure(task: str, clients: int, args: argparse.Namespace, rounds: int) -> T
 
 
 def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
-    """Draw a panel for each table and attack, with a line for each strategy. Lines differ in style and marker, not only in colour."""
+    """Plot accuracy by number of Byzantine clients, with a panel for each attack and a line for each strategy."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -205,7 +209,9 @@ def main() -> None:
     parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--picture", help="draw the tables into this file, such as byzantine.svg")
+    parser.add_argument(
+        "--picture", help="plot the accuracies into this image file, such as byzantine.svg"
+    )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     tables = {}

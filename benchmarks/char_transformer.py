@@ -1,15 +1,15 @@
-"""SparseLoCo against DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps per round.
+"""SparseLoCo compared with DiLoCo: a causal transformer on the characters of Shakespeare, 4 clients, 30 AdamW steps per round.
 
     FEDCOMP_DATA=DIR python benchmarks/char_transformer.py [--rounds 8] [--seeds 3] [--outer-lr 7]
         [--pretraining 300] [--minutes 8] [--out runs/char-transformer]
 
 Sarfi, Thérien, Lidin, Belilovsky: Communication efficient LLM pre-training with SparseLoCo. arXiv:2508.15706, 2025. Douillard et al.:
 DiLoCo. arXiv:2311.08105, 2023. The text is cut into windows of 80 characters (fedcomp/tasks/shakespeare.py), which are divided at random
-among the clients. For each seed, both methods start from the same pre-trained weights, as in the DiLoCo paper, and have the same batches.
-With `--pretraining 0` they start from random weights. SparseLoCo has no momentum. Its default outer learning rate is 7, the effective rate
-0.7 / (1 − 0.9) of DiLoCo over many rounds; the SparseLoCo paper uses 1, in long runs. The program prints the loss on part of the test
-windows after pre-training and after each round, and the bytes that a client sends. After `--minutes`, a run stops at a checkpoint, and the
-next call continues it. Finished runs are not repeated.
+among the clients. For each seed, SparseLoCo and DiLoCo start from the same pre-trained weights, as in the DiLoCo paper, and have the same
+batches. With `--pretraining 0`, both methods start from random weights. SparseLoCo has no outer momentum. The default outer learning rate 7
+of SparseLoCo is the effective rate 0.7 / (1 − 0.9) of DiLoCo with momentum 0.9. The program prints the loss on part of the test windows
+after pre-training and after each round, and the bytes that a client sends. After `--minutes` minutes, the program stops at a checkpoint;
+started again, it continues there.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import fedcomp
 from fedcomp.config import data_folder
 from fedcomp.tasks import shakespeare
 
-TEST_WINDOWS = 256  # approximate number of windows that are evaluated
+TEST_WINDOWS = 256  # approximate number of test windows in an evaluation
 OPTIONS = {
     "clients": 4,
     "participation": 1.0,
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class CharacterTransformer(nn.Module):
-    """A transformer with 5,423,233 parameters: characters, int64 [B, t] → scores of the character that follows each, [B, t, 97]."""
+    """A transformer with 5,423,233 parameters, from characters [B, t] to logits of the next characters [B, t, 97]."""
 
     def __init__(self, width: int = 272, layers: int = 6, heads: int = 8):
         super().__init__()
@@ -89,14 +89,14 @@ class CharacterTransformer(nn.Module):
 
 
 def windows(split: str) -> tuple[Tensor, Tensor]:
-    """Return the windows of a split and their targets."""
+    """Return the windows of text in a split ("train" or "test"), and the next characters as their targets."""
     data = shakespeare.Text(data_folder(None)).read(split)
     step = max(1, len(data) // TEST_WINDOWS) if split == "test" else 1
     return data.inputs[::step], data.targets[::step]
 
 
 def pretrained(file: Path, steps: int) -> CharacterTransformer:
-    """Return a model that was trained on the training windows, with its weights in `file`."""
+    """Return a pre-trained model, loaded from `file`. If `file` does not exist, train the model and save it first."""
     torch.manual_seed(0)
     model = CharacterTransformer()
     if not file.exists():
@@ -124,7 +124,7 @@ def test_loss(model: nn.Module) -> float:
 def trained(
     task: fedcomp.Task, out: Path, rounds: int, stop: float, options: dict[str, object]
 ) -> fedcomp.Run:
-    """Continue the run in a folder round by round, up to `rounds` or until the time `stop`, and return it."""
+    """Start or continue the run in the folder `out`, up to `rounds` rounds or the time `stop`."""
     done = len(fedcomp.load(out).records) if out.exists() else 0
     while done < rounds and time.monotonic() < stop:
         begin, done = time.monotonic(), done + 1
@@ -171,8 +171,10 @@ def main() -> None:
         file = args.out / f"pretrained-{args.pretraining}.safetensors"
         begin, loss = time.monotonic(), test_loss(pretrained(file, args.pretraining))
         start = {"init": str(file)}
-        print(f"pre-trained in {time.monotonic() - begin:.0f} s: loss {loss:.3f}", flush=True)
-    print(f"{sum(p.numel() for p in CharacterTransformer().parameters()):,} parameters")
+        print(f"pre-trained in {time.monotonic() - begin:.0f} s: test loss {loss:.3f}", flush=True)
+    print(
+        f"the model has {sum(p.numel() for p in CharacterTransformer().parameters()):,} parameters"
+    )
     runs: dict[tuple[str, int], fedcomp.Run] = {}
     for seed in range(args.seeds):
         for name, options in METHODS.items():
@@ -182,10 +184,12 @@ def main() -> None:
                 print(f"stopped after {args.minutes:g} minutes; run again to continue")
                 return
     for seed in range(args.seeds):
-        print(f"seed {seed}: loss by round")
+        print(f"seed {seed}: test loss after each round")
         for name in METHODS:
             print(f"  {name:<12}" + "".join(f"{loss:7.3f}" for loss in losses(runs[name, seed])))
-    print("mean over seeds: loss after the last round, bytes that a client sends in a round")
+    print(
+        "mean over seeds: test loss after the last round, and bytes that a client sends in a round"
+    )
     for name in METHODS:
         last = statistics.mean(losses(runs[name, seed])[-1] for seed in range(args.seeds))
         sent = runs[name, 0].metrics["uplink_bytes"].sum() / args.rounds / OPTIONS["clients"]

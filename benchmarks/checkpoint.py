@@ -1,4 +1,4 @@
-"""Time of a checkpoint of 20 clients with 865,482 parameters, against a plain write of the same bytes.
+"""Time to write a checkpoint with the state of 20 clients and a model of 865,482 parameters, compared with a plain write of the same bytes.
 
 python benchmarks/checkpoint.py [--numel 865482] [--cohort 20] [--repeats 15] [--folder .]
 """
@@ -21,7 +21,9 @@ def main() -> None:
     parser.add_argument("--numel", type=int, default=865_482)
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--folder", default=".", help="folder on the disk to measure")
+    parser.add_argument(
+        "--folder", default=".", help="folder on the disk whose write time is measured"
+    )
     args = parser.parse_args()
     rows = {f"client/{i}.residual": torch.randn(args.numel) for i in range(args.cohort)}
     rows |= {"weights": torch.randn(args.numel), "downlink.residual": torch.randn(args.numel)}
@@ -48,7 +50,7 @@ def main() -> None:
         checkpoint.close()
     flushed = statistics.median(timings["plain write, flushed"][1:])
     print(
-        f"{len(rows)} vectors of {args.numel:,} elements, {4 * args.numel * len(rows) / 1e6:.1f} MB; medians of {args.repeats}\n"
+        f"{len(rows)} vectors of {args.numel:,} elements, {4 * args.numel * len(rows) / 1e6:.1f} MB; medians of {args.repeats} repeats\n"
     )
     for name, seconds in timings.items():
         median = statistics.median(seconds[1:])
@@ -58,7 +60,6 @@ def main() -> None:
 
 
 def plain_write_s(path: Path, rows: dict[str, torch.Tensor], flush: bool) -> float:
-    """Return the seconds of writing the rows to one file."""
     begin = time.perf_counter()
     with open(path, "wb") as file:
         for row in rows.values():

@@ -3,12 +3,12 @@
     FEDCOMP_DATA=... python benchmarks/choosing.py [--task mnist-logreg] [--clients 100] [--rounds 50] [--participation 0.2] [--seeds 2]
                                                    [--partition iid dirichlet:0.1] [--numel 1_000_000]
 
-In the first table, only the uplink is compressed, except with the strategy `vote`, which also sends signs to clients. Rows differ in the
-codec, the memory of the clients and, if a row names one, the strategy. In the second table, all clients send `stc:density=1/100`, and rows
-differ in the downlink codec and the server's memory. Bytes are means per client and round, headers included; downlink bytes include
-broadcasts that a client missed. Accuracy is the mean over seeds after the last round. All rows have the same learning rate, except `vote`,
-whose steps are signs. Encoding time is the median over nine frames of standard normal values, in processor time, which depends little on
-other load.
+In the first table, only the uplink is compressed, except with the strategy `vote`, which also sends signs to clients. Rows of this table
+differ in the uplink codec, in the memory of the clients (such as error feedback) and in the strategy. In the second table, all clients send
+`stc:density=1/100`, and rows differ in the downlink codec and the server's memory. Bytes are means per client and round, headers included.
+Downlink bytes include broadcasts that a client missed and received later. Accuracy is the mean over seeds after the last round. All rows
+have the same learning rate, except `vote`, which needs smaller steps. Encoding time is the median processor time over nine frames of
+standard normal values.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from fedcomp.callbacks import Summary
 from fedcomp.cli import bench_codecs
 from fedcomp.sim import simulate
 
-# Learning rate of votes on mnist-logreg, chosen in advance (benchmarks/byzantine.py)
+# learning rate of the strategy `vote` on mnist-logreg, the same as in benchmarks/byzantine.py
 VOTE_LR = 0.002
 
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec, the memory around it, and the strategy that decodes it."""
+    """A codec, the memory that wraps it (such as error feedback), and the strategy that decodes its frames."""
 
     codec: str
     memory: str = "residual"
@@ -93,12 +93,11 @@ def run(config: RunConfig, seeds: int) -> list[Summary]:
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
             summaries.append(simulate(replace(config, seed=seed, out=f"{folder}/run")))
-        gc.collect()  # free the data of the run, which is large
+        gc.collect()  # free the data of the finished run, which is large
     return summaries
 
 
 def encode_ms(spec: str, vector: bench_codecs.Vector) -> float:
-    """Return the median processor time of encoding, of all threads together."""
     chosen, times_ms = codec(spec), []
     for _ in range(10):
         start = time.process_time()
@@ -117,14 +116,13 @@ def print_head(cells: list[str]) -> None:
 
 
 def accuracies(results: list[list[Summary]]) -> list[str]:
-    """Return the mean accuracy over seeds, for each partition."""
     return [
         f"{100 * statistics.mean(summary.accuracy for summary in runs):.1f} %" for runs in results
     ]
 
 
 def per_client(results: list[list[Summary]], link: str) -> list[str]:
-    """Return the bytes per client and round, and the compression ratio, over all runs."""
+    """Return the bytes per client and round on a link, and the compression ratio, over all runs."""
     runs = [summary for summaries in results for summary in summaries]
     sent, dense = (
         sum(getattr(summary, f"{prefix}{link}_bytes") for summary in runs)
@@ -148,15 +146,15 @@ def main() -> None:
         "--numel",
         type=int,
         default=1_000_000,
-        help="number of elements of the vector for the encoding time",
+        help="number of elements of the vector whose encoding is timed",
     )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     base = RunConfig(task=args.task, clients=args.clients, rounds=args.rounds, participation=args.participation,
                      eval_every=args.rounds, checkpoint_every=args.rounds)  # fmt: skip
     print(
-        f"{args.task}, {args.clients} clients, {args.participation:.0%} a round, {args.rounds} rounds of {base.local_steps} steps of "
-        f"{base.batch_size}, learning rate {base.lr:g}; {args.seeds} seeds, load {os.getloadavg()[0]:.1f}\n"
+        f"{args.task}, {args.clients} clients, {args.participation:.0%} per round, {args.rounds} rounds of {base.local_steps} steps with "
+        f"batches of {base.batch_size}, learning rate {base.lr:g}; {args.seeds} seeds, load {os.getloadavg()[0]:.1f}\n"
     )
 
     vector = bench_codecs.normal(args.numel)

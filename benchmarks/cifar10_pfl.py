@@ -2,14 +2,15 @@
 
     FEDCOMP_DATA=... python benchmarks/cifar10_pfl.py [--rounds 1500] [--rivals FOLDER] [--no-dropout] [--dense]
 
-The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml: the data set `cifar10_iid`, the model `simple_cnn`
-(1,626,442 parameters, dropout; rival_models.py), local rate 0.1, one pass over a user's 50 images in batches of 10, central SGD at rate 1,
-users with equal weights, evaluation on the test set every 10 rounds, 1,500 rounds. Images are standardised per channel.
+The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml. The data set is `cifar10_iid`, and the model is
+`simple_cnn` (1,626,442 parameters, with dropout; rival_models.py). Each user trains one epoch on its 50 images, in batches of 10, at
+learning rate 0.1. The server averages users with equal weights and steps at rate 1. The model is evaluated every 10 rounds. Images are
+standardised per channel.
 
-On a CUDA device the benchmark runs 1,500 rounds, on a CPU 20. fedcomp runs whole rounds, with STC at 1/100 in both directions, residuals
-and a checkpoint every 100 rounds; --dense sends float32 updates, as pfl does. pfl runs if it was installed by
-`rivals.py --rivals FOLDER --install`. --no-dropout removes the dropout layers from both models. On a GPU, fedcomp trains clients one by one
-if the model has dropout, else in batches.
+The benchmark runs 1,500 rounds on a CUDA device, and 20 on a CPU. fedcomp runs whole rounds, with STC at 1/100 in both directions, error
+feedback and a checkpoint every 100 rounds; with --dense, it sends float32 updates, as pfl does. pfl runs if it was installed with
+`rivals.py --rivals FOLDER --install`. --no-dropout removes the dropout layers from the models of fedcomp and pfl. On a GPU, fedcomp trains
+clients one by one if the model has dropout, and in batches of clients otherwise.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np  # noqa: E402
@@ -44,7 +45,7 @@ plain = dataclasses.replace(built_in, name="cifar10-plain-cnn", model=cifar10_pl
 
 
 class Rounds(Callback):
-    """Callback that records the seconds of each round, the records and the last accuracy."""
+    """Callback that keeps the duration and the record of each round, and the last accuracy."""
 
     def __init__(self, log_every: int):
         self.log_every, self.seconds, self.records, self.engine, self.accuracy = (
@@ -122,7 +123,7 @@ def pfl_row(rounds: int, device: str, args: argparse.Namespace) -> dict[str, obj
     python = Path(args.rivals or "") / "pfl" / "bin" / "python"
     if not args.rivals or not python.exists():
         print(
-            "pfl is not run: install it with rivals.py --rivals FOLDER --install, and give the folder as --rivals",
+            "pfl is skipped: install it with rivals.py --rivals FOLDER --install, and pass --rivals FOLDER",
             file=sys.stderr,
         )
         return None
@@ -174,16 +175,22 @@ def pfl_row(rounds: int, device: str, args: argparse.Namespace) -> dict[str, obj
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--rounds", type=int, help="default: 1,500 on a GPU, 20 on a CPU")
+    options.add_argument(
+        "--rounds", type=int, help="number of rounds; default: 1,500 on a GPU, 20 on a CPU"
+    )
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--engine", default="auto")
     options.add_argument(
-        "--precision", default="float32", help="precision of fedcomp: float32 or bfloat16"
+        "--precision",
+        default="float32",
+        help="precision of training in fedcomp: float32 or bfloat16",
     )
-    options.add_argument("--dense", action="store_true", help="float32 updates in both directions")
+    options.add_argument(
+        "--dense", action="store_true", help="send float32 updates in both directions"
+    )
     options.add_argument("--no-dropout", action="store_true")
     options.add_argument("--rivals", metavar="FOLDER", help="folder in which pfl is installed")
-    options.add_argument("--json", metavar="FILE", help="file for the results as JSON")
+    options.add_argument("--json", metavar="FILE", help="write the results to this JSON file")
     args = options.parse_args()
     rounds = args.rounds or (1500 if args.device.startswith("cuda") else 20)
     found = {
@@ -192,8 +199,8 @@ def main() -> None:
     }
     found = {name: row for name, row in found.items() if row}
     print(
-        f"CIFAR-10, {USERS} users, {COHORT} a round, {STEPS} steps of {BATCH}; {rounds} rounds on {found['fedcomp']['device']}, "
-        f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
+        f"CIFAR-10, {USERS} users, {COHORT} per round, {STEPS} steps with batches of {BATCH}; {rounds} rounds on "
+        f"{found['fedcomp']['device']}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
     )
     for name, row in found.items():
         median = statistics.median(row["seconds"][1:] or row["seconds"])
@@ -207,7 +214,9 @@ def main() -> None:
             f"{COHORT / median:9.0f} client updates/s   accuracy {row['accuracy'] or 0:.3f}{ratio}   {row.get('engine', '')}"
         )
     sent = found["fedcomp"]
-    print(f"fedcomp's uplink: {sent['uplink_bytes']:,} bytes of {sent['dense_uplink_bytes']:,}")
+    print(
+        f"fedcomp's uplink: {sent['uplink_bytes']:,} bytes, instead of {sent['dense_uplink_bytes']:,} in float32"
+    )
     if args.json:
         Path(args.json).write_text(json.dumps(found))
 

@@ -1,14 +1,15 @@
-"""Probability that the coded vote of an election is correct, by code, attack, and placement of the Byzantine voters.
+"""Probability that a coded majority vote (strategy `election`) is correct, by code, attack, and placement of the Byzantine voters.
 
     python benchmarks/codes.py [--voters 15] [--byzantine 6] [--redundancy 3] [--matrices 30]
 
-Model: in a coordinate, the sign of each partition is correct with probability q, independently of the other partitions. An honest voter
-votes like the majority of its partitions; ties are decided by independent fair coins. A Byzantine voter inverts its vote (`inverted`) or
-always votes for the wrong sign (`wrong`). A tie in the tally is correct with probability 1/2. Byzantine voters have random rows of the
-matrix (`random`, the mean over all placements) or the rows with the most partitions (`heaviest`).
+A vote is about the sign of one coordinate. In each data partition, the sign is correct with probability q, independently of other
+partitions. An honest voter votes like the majority of its partitions; a fair coin decides ties. A Byzantine voter inverts its vote (attack
+`inverted`) or always votes for the wrong sign (`wrong`). A tie between the votes is correct with probability 1/2. Row i of the allocation
+matrix marks the partitions of voter i. Byzantine voters have random rows (placement `random`, averaged over all placements) or the rows
+with the most partitions (`heaviest`).
 
-The results are exact for up to 15 voters, and have a standard error of 0.2 % for more voters. For the Bernoulli code, the table shows the
-mean and the standard deviation over random matrices.
+The probabilities are exact for up to 15 voters, and have a standard error of 0.2 % for more voters. For the Bernoulli code, the table shows
+the mean and the standard deviation over random matrices.
 """
 
 import argparse
@@ -20,19 +21,18 @@ from fedcomp.strategies import allocation_matrix
 
 LEVELS = (0.55, 0.70, 0.85)
 ATTACKS, PLACEMENTS = ("inverted", "wrong"), ("random", "heaviest")
-# Largest number of voters for which all patterns of correct partitions are evaluated.
+# Largest number of voters n for which all 2^n patterns of correct and wrong partitions are evaluated.
 MAX_EXACT_VOTERS = 15
-SAMPLES = 1 << 16  # number of random patterns for more voters
+SAMPLES = 1 << 16  # number of random patterns if there are more voters than MAX_EXACT_VOTERS
 
 
 def uncoded(n: int, q: float, f: int, attack: str) -> float:
-    """Return the probability that a vote without a code is correct, for any n."""
     wrong = binomial(f, 1 - q if attack == "inverted" else 0.0)
     return float(np.convolve(binomial(n - f, q), wrong) @ won(np.arange(n + 1), n))
 
 
 def coded(G: np.ndarray, q: float, f: int, placement: str, attack: str) -> float:
-    """Return the probability that the result of a coded vote is correct. `G` [n, n] is the allocation matrix of the code."""
+    """Return the probability that the result of a coded vote is correct. `G`, of shape [n, n], is the allocation matrix of the code."""
     n = len(G)
     signs, weights = patterns(n, q)
     votes = np.sign((2 * signs.astype(np.float32) - 1) @ G.T.astype(np.float32))
@@ -45,7 +45,7 @@ def coded(G: np.ndarray, q: float, f: int, placement: str, attack: str) -> float
 
 
 def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return patterns of correct partitions, bool [patterns, n], and their probabilities: all patterns, or a random sample of them."""
+    """Return patterns of n correct or wrong partitions, bool [patterns, n], and their probabilities: all patterns, or a random sample."""
     if n > MAX_EXACT_VOTERS:
         return np.random.default_rng(0).random((SAMPLES, n)) < q, np.full(SAMPLES, 1 / SAMPLES)
     signs = (np.arange(1 << n)[:, None] >> np.arange(n) & 1).astype(bool)
@@ -54,9 +54,10 @@ def patterns(n: int, q: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fixed_rows(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndarray:
-    """Return the probability of a correct tally for each pattern, [patterns]. `byzantine` are the rows with Byzantine voters.
+    """Return the probability that the majority of votes is correct, for each pattern of correct partitions.
 
-    `votes` [patterns, n] are the honest votes by row: 1 = correct, -1 = wrong, 0 = decided by a coin.
+    `byzantine` lists the rows of the Byzantine voters. `votes` [patterns, n] has the honest vote of each row: 1 is correct, -1 is wrong,
+    and 0 is decided by a coin.
     """
     n = votes.shape[1]
     votes = votes.copy()
@@ -66,12 +67,12 @@ def fixed_rows(votes: np.ndarray, byzantine: np.ndarray, attack: str) -> np.ndar
 
 
 def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
-    """Return the probability of a correct tally for each pattern, [patterns], as the mean over all placements of f Byzantine voters.
+    """Return the probability that the majority of votes is correct, averaged over all placements of f Byzantine voters.
 
-    `votes` are as in `fixed_rows`.
+    The argument `votes` is the same as in `fixed_rows`.
     """
     n = votes.shape[1]
-    # Probability of a correct tally, by the number of rows that vote correctly without an attack.
+    # Probability that the majority is correct under the attack, by the number of rows whose honest vote is correct.
     after = np.zeros(n + 1)
     for right in range(n + 1):
         for held in range(max(0, f + right - n), min(f, right) + 1):
@@ -82,9 +83,10 @@ def any_rows(votes: np.ndarray, f: int, attack: str) -> np.ndarray:
 
 
 def chances(after: np.ndarray) -> np.ndarray:
-    """Return the probability of a correct tally by (number of correct votes, number of votes that coins decide), [n + 1, n + 1].
+    """Return the probability that the majority is correct, by number of correct votes (rows) and number of votes that a coin decides
+    (columns).
 
-    `after` [n + 1] is this probability by the number of correct votes after the coins are tossed.
+    `after` has this probability by number of correct votes after the coins are tossed.
     """
     n = len(after) - 1
     found = np.zeros((n + 1, n + 1))
@@ -96,12 +98,14 @@ def chances(after: np.ndarray) -> np.ndarray:
 
 
 def won(right: np.ndarray | int, n: int) -> np.ndarray:
-    """Return the probability that the tally is correct if `right` of n votes are correct: 1 for a majority, 1/2 for a tie, else 0."""
+    """Return the probability that the result of n votes is correct if `right` of them are correct: 1 for a majority, 1/2 for a tie, else
+    0.
+    """
     return (np.sign(2 * np.asarray(right) - n) + 1) / 2
 
 
 def binomial(count: int, p: float) -> np.ndarray:
-    """Return the probabilities of k = 0..count successes in `count` trials that each succeed with probability p."""
+    """Return the probabilities of 0 to `count` successes in `count` trials that each succeed with probability p."""
     found = np.ones(1)
     for _ in range(count):
         found = np.convolve(found, (1 - p, p))
@@ -124,7 +128,10 @@ def main() -> None:
     parser.add_argument("--voters", type=int, default=15)
     parser.add_argument("--byzantine", type=int, default=6)
     parser.add_argument(
-        "--redundancy", type=float, default=3.0, help="redundancy of the Bernoulli code"
+        "--redundancy",
+        type=float,
+        default=3.0,
+        help="mean number of voters per partition in the Bernoulli code",
     )
     parser.add_argument("--matrices", type=int, default=30, help="number of Bernoulli matrices")
     options = parser.parse_args()
@@ -133,8 +140,8 @@ def main() -> None:
         allocation_matrix("bernoulli", n, f, redundancy, seed) for seed in range(options.matrices)
     ]
     print(
-        f"P(correct vote), n = {n}, f = {f}; Bernoulli matrices: {options.matrices}, "
-        f"redundancy {redundancy:g}, actual mean {np.mean([G.sum() / n for G in bernoulli]):.2f}\n"
+        f"probability of a correct vote, {n} voters, {f} Byzantine; Bernoulli matrices: {options.matrices}, "
+        f"redundancy {redundancy:g}, actual mean redundancy {np.mean([G.sum() / n for G in bernoulli]):.2f}\n"
     )
     line("probability of a correct sign in a partition", [f"{q:.2f}" for q in LEVELS])
     for attack in ATTACKS:

@@ -1,10 +1,10 @@
-"""Time and memory of one step of sparse compression with a residual, on this CPU.
+"""Time and memory to compress one update with a sparse codec and error feedback, on this CPU.
 
     python benchmarks/compress.py --numel 25_000_000 --density 1/400
 
-`copy` is a copy into existing memory. `torch` is the usual implementation of STC (add, abs, topk, where), without a frame. The other rows
-are a proposal of a memory with a codec, which encodes a frame, and its commit. Times are medians of interleaved repeats. `extra memory` is
-the growth of the peak memory, in a separate process.
+The row `copy` copies a vector into existing memory. The row `torch` is the usual PyTorch implementation of STC (add, abs, topk, where); it
+does not encode its result into bytes. The other rows encode an update with fedcomp (`propose`) and store the new residual (`commit`). Times
+are medians; the rows are timed in turn. The column `extra memory` is the growth of the peak memory, measured in a separate process.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def copy(e: Tensor, x: Tensor, k: int) -> Tensor:
 
 
 def torch_stc(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return positions, signs, their mean magnitude, and the new residual."""
+    """Return the k largest elements as positions, signs and their mean magnitude, and the new residual."""
     a = e + x
     magnitudes, positions = torch.topk(a.abs(), k)
     signs, mu = a[positions].sign(), magnitudes.mean()
@@ -37,7 +37,7 @@ def torch_stc(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def propose_and_commit(name: str, e: Tensor, x: Tensor, k: int) -> bytes:
-    """Return the frame of the update x with the residual e, and write the new residual into `e`."""
+    """Encode the update `x` plus the residual `e`, return the bytes, and write the new residual into `e`."""
     client_memory = memory("residual", codec(f"{name}:density={k}/{x.numel()}"), x.numel())
     client_memory.load_state_dict({"residual": e}, copy=False)
     frame = client_memory.propose(x)
@@ -64,14 +64,13 @@ def seconds(numel: int, k: int, repeats: int) -> dict[str, float]:
 
 
 def peak_bytes() -> int:
-    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
 
 
 def extra_memory(name: str, numel: int, k: int) -> int:
-    """Return the bytes that a function adds to the peak of a new process with the two vectors."""
+    """Return how many bytes a function adds to the peak memory of a new process that holds the update and the residual."""
     command = [
         sys.executable,
         __file__,
@@ -97,32 +96,32 @@ def peak_growth_bytes(name: str, numel: int, k: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--numel", type=int, default=25_000_000, help="number of elements of the vector"
+        "--numel", type=int, default=25_000_000, help="number of elements of the update"
     )
     parser.add_argument(
         "--density",
         type=Fraction,
         default=Fraction(1, 400),
-        help="fraction of the elements that is sent",
+        help="fraction of the elements that are sent",
     )
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument(
         "--memory-of",
         choices=FUNCTIONS,
-        help="print only the bytes that this function adds to the peak memory",
+        help="print only the bytes that one of the functions adds to the peak memory",
     )
     options = parser.parse_args()
     k = max(1, int(options.density * options.numel + Fraction(1, 2)))
     if options.memory_of:
         print(peak_growth_bytes(options.memory_of, options.numel, k))
         return
-    # This is measured first, since a child process inherits its parent's peak on Linux.
+    # Memory is measured before time, since a child process inherits its parent's peak memory on Linux.
     memory = {
         name: extra_memory(name, options.numel, k) / (4 * options.numel) for name in FUNCTIONS
     }
     times = seconds(options.numel, k, options.repeats)
     print(
-        f"n = {options.numel:,}   k = {k:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
+        f"n = {options.numel:,}   k = {k:,}   threads = {torch.get_num_threads()}   medians of {options.repeats} repeats\n"
     )
     print(f"{'':10}{'ms':>9}{'copies':>9}{'torch/this':>12}{'extra memory':>15}")
     for name, time_s in times.items():

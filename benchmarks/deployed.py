@@ -2,14 +2,14 @@
 
     python benchmarks/deployed.py [--clients 10 50 200] [--rounds 20]                    seconds and bytes per exchange
     python benchmarks/deployed.py --parameters 11M --uplink identity --downlink identity   the same with a large model
-    python benchmarks/deployed.py --idle 300                                             bytes per second of waiting clients
+    python benchmarks/deployed.py --idle 300                                             bytes per second that waiting clients cause
     python benchmarks/deployed.py --memory [--clients 50] [--rounds 300]                 memory of the server over the rounds
     python benchmarks/deployed.py --relay [--clients 200]                                seconds and bytes with a relay
     python benchmarks/deployed.py --connected 10000                                      memory of a server for each connected client
-    python benchmarks/deployed.py --client-memory [--parameters 11M]                     memory of a client above its training step
+    python benchmarks/deployed.py --client-memory [--parameters 11M]                     memory of a client in addition to its training step
 
-The training step is very small, so that the benchmark measures everything else. --secure uses TLS and enrolled keys. Each table ends with
-the load of the machine; results are not reliable if other processes cause load.
+The training step is very small, so that the benchmark measures everything but training. --secure uses TLS and enrolled keys. Each table
+ends with the load average of the machine; results are not reliable if other processes cause load.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
 }
-# Largest number of clients in a process; each has a connection and an open state file
+# largest number of clients in a process; each client has a connection and an open state file
 MAX_HOSTED = 5000
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 WIDE_TASK = """\
@@ -52,7 +52,7 @@ def data(examples, seed):
 
 task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data({examples}, 1), test=lambda: data(20, 2))
 """
-# The training step of a client, without a deployment.
+# Program that runs only the training step of a client, without a server.
 STEP = """\
 import statistics, sys, time, torch
 from fedcomp import RunConfig
@@ -99,12 +99,12 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--client-memory", action="store_true")
-    parser.add_argument("--relay", action="store_true", help="with a relay in front of the server")
+    parser.add_argument("--relay", action="store_true", help="connect the clients through a relay")
     parser.add_argument(
         "--connected",
         type=int,
         metavar="N",
-        help="measure a server with N connected clients, in cohorts of 200",
+        help="measure a server with N connected clients, 200 of which take part in each round",
     )
     args = parser.parse_args()
     if args.connected:
@@ -118,12 +118,12 @@ def main() -> None:
     else:
         exchanges(args)
     print(
-        f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores"
+        f"load averages of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores"
     )
 
 
 class Federation:
-    """A server and its clients, in a folder. `end` stops them."""
+    """A server process and the processes of its clients, which share a folder. The method `end` stops all processes."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Federation:
             "server", [*FEDCOMP, "server", "start", *shape, *output, *security]
         )
         while "0 of " not in (folder / "server.txt").read_text() and self.check_server():
-            time.sleep(0.1)  # an earlier connection attempt would send additional bytes
+            time.sleep(0.1)  # clients that connect too early would retry and send additional bytes
         self.initial_mb = resident_mb(self.server.pid)
         if args.relay:
             self.start_relay(args.secure)
@@ -203,7 +203,6 @@ class Federation:
         return process
 
     def start_clients(self, args: argparse.Namespace, clients: int) -> None:
-        """Start the clients in processes of at most MAX_HOSTED."""
         port = self.relay_port if args.relay else self.port
         connection = ["--server", f"127.0.0.1:{port}", "--task", self.task]
         (self.folder / "enrolments").mkdir()
@@ -234,13 +233,13 @@ class Federation:
             time.sleep(0.1)
 
     def check_server(self) -> bool:
-        """Return whether the server still runs. Exits if it failed."""
+        """Return whether the server still runs, or exit with its output if it failed."""
         if self.server.poll():
             raise SystemExit((self.folder / "server.txt").read_text())
         return self.server.poll() is None
 
     def check(self) -> bool:
-        """Return whether the server still runs. Exits if it or the clients failed."""
+        """Return whether the server still runs, or exit with the output of a server or client that failed."""
         for name, process in self.hosts.items():
             if process.poll():
                 raise SystemExit((self.folder / f"{name}.txt").read_text())
@@ -284,7 +283,7 @@ def exchanges(args: argparse.Namespace) -> None:
     rounds = args.rounds or 20
     print(
         f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'training s':>11} {'beyond s':>9} {'frames B':>12} "
-        f"{'beyond B':>9} {'joining B':>10} {'rejected':>9}   per round; bytes per exchange and per joining client",
+        f"{'beyond B':>9} {'joining B':>10} {'rejected':>9}   times per round; bytes per exchange and per joining client",
         flush=True,
     )
     for clients in args.clients or [10, 50, 200]:
@@ -315,7 +314,7 @@ def wire_bytes(record: dict) -> int:
 
 
 def step_seconds(task: str) -> float:
-    """Return the seconds of a client's training in a round, in a process of its own before the clients begin."""
+    """Return the training time of a client in a round, measured in a separate process."""
     command = [sys.executable, "-c", STEP, task]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -324,7 +323,7 @@ def step_seconds(task: str) -> float:
 
 
 def idle(args: argparse.Namespace) -> None:
-    """Print the bytes of clients while the server waits for one more client."""
+    """Print the bytes per second of connected clients while the server waits for another client."""
     clients = (args.clients or [10])[0]
     with federation(args, clients + 1, 1, started_clients=clients) as on:
         await_clients(on, clients)
@@ -340,7 +339,6 @@ def idle(args: argparse.Namespace) -> None:
 
 
 def connected(args: argparse.Namespace) -> None:
-    """Print the memory of a server with many connected clients, of which 200 take part in each round."""
     clients, rounds = args.connected, args.rounds or 5
     args.parameters = args.parameters or "10k"
     with federation(args, clients, rounds, cohort=min(200, clients)) as on:
@@ -353,8 +351,8 @@ def connected(args: argparse.Namespace) -> None:
             time.sleep(0.1)
         seconds = [record["seconds"] for record in on.records()[1:]]
     print(
-        f"{clients:,} clients joined in {joined_s:.0f} s; the server had {on.initial_mb:.0f} MB before, {joined_mb:.0f} MB then and "
-        f"{max_mb:.0f} MB at most: {(max_mb - on.initial_mb) / clients * 1e3:.0f} kB per client; "
+        f"{clients:,} clients joined in {joined_s:.0f} s; the server's memory was {on.initial_mb:.0f} MB before, {joined_mb:.0f} MB "
+        f"afterwards and {max_mb:.0f} MB at most: {(max_mb - on.initial_mb) / clients * 1e3:.0f} kB per client; "
         f"a round of {min(200, clients)} took {statistics.median(seconds):.2f} s"
     )
 
@@ -369,7 +367,7 @@ def await_clients(on: Federation, clients: int) -> None:
 def server_memory(args: argparse.Namespace) -> None:
     clients, rounds = (args.clients or [50])[0], args.rounds or 300
     steps, next_at = max(1, rounds // 12), 1
-    print(f"{'round':>6} {'server MB':>10}   resident, {clients} clients", flush=True)
+    print(f"{'round':>6} {'server MB':>10}   resident memory, {clients} clients", flush=True)
     seen: list[tuple[int, float]] = []
     with federation(args, clients, rounds) as on:
         while on.check():
@@ -388,7 +386,10 @@ def server_memory(args: argparse.Namespace) -> None:
 
 
 def client_memory(args: argparse.Namespace) -> None:
-    """Print the growth of a client's memory with the model, beyond that of a training step. Libraries and data cancel out."""
+    """Print how a client's memory grows with the model, in addition to the growth of a training step.
+
+    Comparing two model sizes cancels out the memory of libraries and data.
+    """
     rounds = args.rounds or 5
     large = args.parameters or "11M"
     sizes = [f"{parameters(large) // 10}", large]
@@ -396,10 +397,11 @@ def client_memory(args: argparse.Namespace) -> None:
     step = {size: step_memory(size) for size in sizes}
     grown_mb = (parameters(sizes[1]) - parameters(sizes[0])) * 4 / 1e6
     print(
-        f"models of {' and '.join(sizes)} parameters; resident MB at rest and at most; vectors: growth beyond that of the step"
+        f"models of {' and '.join(sizes)} parameters; resident memory in MB, minimum and maximum; vectors: growth in model sizes, "
+        "minus that of the training step"
     )
     print(
-        f"{'clients':>13} {'at rest':>17} {'at most':>17} {'vectors at rest':>16} {'vectors at most':>16}"
+        f"{'clients':>13} {'minimum':>17} {'maximum':>17} {'vectors minimum':>16} {'vectors maximum':>16}"
     )
     row = "{:>13} {:8.0f} {:8.0f} {:8.0f} {:8.0f}".format
     print(row("step alone", *(step[size][which] for which in (0, 1) for size in sizes)))
@@ -426,7 +428,7 @@ def client_memory(args: argparse.Namespace) -> None:
 
 
 def step_memory(size: str) -> tuple[float, float]:
-    """Return the resident MB of a process that only trains: before the training, and the maximum."""
+    """Return the memory of a process that only trains, in MB: after training, and the maximum."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", STEP, wide_task(Path(folder), size)]
         step = subprocess.Popen(
@@ -439,7 +441,7 @@ def step_memory(size: str) -> tuple[float, float]:
 
 
 def host_memory(args: argparse.Namespace, clients: int, rounds: int) -> tuple[float, float]:
-    """Return the resident MB of a process with clients in its last round: the minimum between rounds, and the maximum."""
+    """Return the minimum and the maximum memory of the client process during the last round, in MB."""
     with federation(args, clients, rounds) as on:
         last: list[tuple[float, float]] = []
         (host,) = on.hosts.values()
@@ -464,7 +466,7 @@ def resident_mb(process: int, what: str = "VmRSS") -> float:
             / 1e6
         )
     except (OSError, TypeError):
-        return 0.0  # the process has ended
+        return 0.0  # the process has already ended
 
 
 def wide_task(folder: Path, count: str, examples: int = 2000) -> str:

@@ -1,15 +1,15 @@
-"""The largest compression of FetchSGD that costs at most two points of accuracy, and accuracy by bytes against STC and dense models.
+"""The largest compression at which FetchSGD loses at most two percentage points of accuracy, and a comparison with STC.
 
     FEDCOMP_DATA=... python benchmarks/fetchsgd.py [--task mnist-logreg mnist-cnn cifar10-vgg11s] [--rounds N] [--clients N] [--seeds N]
                                                    [--first-seed N]
 
-Clients have two classes each, and 10 % of them take part in a round. Compression is the ratio of the bytes of an uncompressed run
-(`identity` in both directions) to those of a run. It counts all frames in both directions, with headers, missed broadcasts and first
-downloads. FetchSGD has momentum ρ on the server, which multiplies its steps by 1/(1 − ρ) in the long run, here by 10. The uncompressed run
-therefore has several server learning rates; the rate with the best accuracy is the reference. On MNIST, each size of the sketch is one row,
-and the result is the largest compression with a mean accuracy within two points of the reference. On CIFAR-10, there are 32 rounds with 4
-of 10 clients, IID data and client momentum. These runs are too short to converge, so their curves are shown. Set OMP_NUM_THREADS to the
-number of free cores, since more threads are slow.
+Clients have two classes each, and 10 % of them take part in a round. The compression of a run is the bytes of an uncompressed run divided
+by the bytes of the run, in both directions, with headers, missed broadcasts and first downloads. FetchSGD has server momentum 0.9, which
+multiplies its steps by 1/(1 − 0.9) = 10 in the long run. The uncompressed run is therefore repeated with several server learning rates; the
+best accuracy is the reference. On MNIST, the table has a row for each sketch size. The result is the largest compression whose mean
+accuracy is within two percentage points of the reference. On CIFAR-10, the runs have 32 rounds with 4 of 10 clients, IID data and client
+momentum. The CIFAR-10 runs are too short to converge, so the program prints the accuracy over the rounds. Set OMP_NUM_THREADS to the number
+of free cores; with more threads, the runs are slow.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from fedcomp import RunConfig
 from fedcomp.callbacks import Callback, RoundRecord
 from fedcomp.sim import simulate
 
-POINTS = 0.02  # largest loss of accuracy, 0..1
+POINTS = 0.02  # largest accepted loss of accuracy, as a fraction: two percentage points
 SERVER_RATES = (0.5, 1.0, 2.0, 3.0, 10.0)  # server learning rates of uncompressed runs
-Choice = dict[str, str | float]  # options of a run, by name
+Choice = dict[str, str | float]  # maps the names of options of a run to their values
 IDENTITY: Choice = {
     "uplink": "identity",
     "downlink": "identity",
@@ -34,7 +34,11 @@ IDENTITY: Choice = {
 
 
 def sized(ratio: float, density: str, momentum: float = 0.9) -> Choice:
-    """Return options of FetchSGD. `ratio`: bytes of the float32 model divided by those of a sketch. `density`: of the server's update."""
+    """Return the options of a run with FetchSGD.
+
+    `ratio` is the size of the float32 model divided by that of a sketch. `density` is the fraction of coordinates in the server's
+    update.
+    """
     return {
         "strategy": f"fetchsgd:momentum={momentum:g},density={density}",
         "uplink": f"sketch:rows=3,ratio={ratio:g},cells=int8",
@@ -47,12 +51,12 @@ def stc(density: str) -> Choice:
 
 @dataclass(frozen=True)
 class Setting:
-    """A task and the options that are compared on it."""
+    """The settings of one task: its base configuration, and the compression options to compare."""
 
     run: RunConfig
     sizes: tuple[Choice, ...]
     steps: tuple[float, ...] = SERVER_RATES
-    curve: bool = False  # print the accuracy over the rounds, not only the last one
+    curve: bool = False  # print the accuracy over the rounds, not only after the last round
 
 
 COMMON = RunConfig(partition="classes:2", participation=0.1, batch_size=20)
@@ -67,7 +71,7 @@ SETTINGS = {
     "mnist-cnn": Setting(
         replace(COMMON, task="mnist-cnn", clients=100, rounds=100, local_steps=5, lr=0.05),
         tuple(sized(*size) for size in ((8, "1/100"), (16, "1/200"), (24, "1/300"), (32, "1/400"))),
-        steps=(0.5, 1.0, 2.0),  # runs with larger rates do not learn
+        steps=(0.5, 1.0, 2.0),  # with larger server learning rates, the model does not learn
     ),
     "cifar10-vgg11s": Setting(
         replace(
@@ -99,7 +103,7 @@ class Watch(Callback):
         return self.records[-1].accuracy
 
     def sent(self, name: str = "", until: int | None = None) -> int:
-        """Return the bytes sent up to round `until` on the link `name`, "uplink" or "downlink", or on both links if it is ""."""
+        """Return the bytes sent up to round `until` on the link `name` ("uplink" or "downlink"), or on both links if `name` is empty."""
         links = [name] if name else ["uplink", "downlink"]
         return sum(
             getattr(record, f"{link}_bytes") for record in self.records[:until] for link in links
@@ -126,7 +130,7 @@ def accuracy(watches: list[Watch]) -> float:
 
 def measure(name: str, setting: Setting, seeds: range) -> None:
     c = setting.run
-    steps = f"{c.local_steps} steps of {c.batch_size} at lr {c.lr:g}"
+    steps = f"{c.local_steps} steps with batches of {c.batch_size} at learning rate {c.lr:g}"
     print(
         f"{name}: {c.clients} clients, {c.rounds} rounds of {steps}, seeds {', '.join(map(str, seeds))}\n",
         flush=True,
@@ -153,7 +157,8 @@ def measure(name: str, setting: Setting, seeds: range) -> None:
         if choice not in uncompressed and accuracy(mine) >= accuracy(dense) - POINTS:
             best = max(best, (total, f"{total:.1f}× by {choice_text(choice)}"))
     print(
-        f"\nlargest compression within {100 * POINTS:g} points of the reference, {100 * accuracy(dense):.2f} %: {best[1]}\n",
+        f"\nlargest compression within {100 * POINTS:g} percentage points of the reference accuracy "
+        f"{100 * accuracy(dense):.2f} %: {best[1]}\n",
         flush=True,
     )
 

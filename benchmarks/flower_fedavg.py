@@ -1,11 +1,11 @@
-"""Bytes at the server's port: a compressed run against Flower's FedAvg, with the same task, rounds and clients.
+"""Bytes at the server's port: a compressed run of fedcomp compared with Flower's FedAvg, with the same task, rounds and clients.
 
     python benchmarks/flower_fedavg.py [--numel 1000000] [--rounds 10] [--clients 10] [--participation 0.5] [--density 1/400] [--mod]
 
-The runs follow one another: FedAvg, with Flower's strategy, SuperLink and SuperNodes; with --mod, FedAvg with `Compressed` and
-`compression_mod`, also on Flower's SuperLink and SuperNodes; and fedcomp with STC in both directions, with its server in this process and
-each client in a process. Flower's bytes are counted by a TCP proxy in front of the SuperLink, and fedcomp's bytes by the kernel. Both
-include headers, polls, heartbeats, missed broadcasts, joining and leaving.
+The first run is FedAvg with Flower's strategy, SuperLink and SuperNodes. With --mod, the second run adds fedcomp's `Compressed` and
+`compression_mod` to this Flower App. The last run is fedcomp with STC in both directions; its server runs in this process, and each client
+in its own process. A TCP proxy in front of the SuperLink counts Flower's bytes, and the kernel counts fedcomp's bytes. The bytes include
+headers, polls, heartbeats, missed broadcasts, joining and leaving.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import flower_fedavg_app as app  # noqa: E402, by the command line and as a task file
+import flower_fedavg_app as app  # noqa: E402, imported from the command line and from a task file
 
 from fedcomp import Data, RunConfig, Task
 from fedcomp.callbacks import Callback
@@ -78,7 +78,7 @@ class Result:
     sent: int  # bytes sent from the server's port
     accuracy: float
     seconds: float
-    rounds: str = ""  # text about the cost of rounds after the first
+    rounds: str = ""  # text: bytes per exchange in the rounds after the first
 
     @property
     def total_bytes(self) -> int:
@@ -86,7 +86,7 @@ class Result:
 
 
 class Proxy:
-    """A context manager that forwards TCP connections to a port of this machine and counts their bytes."""
+    """Context manager that forwards TCP connections to a port of this machine and counts their bytes."""
 
     def __init__(self, to: int):
         self.to, self.received, self.sent = to, 0, 0
@@ -122,7 +122,7 @@ class Proxy:
 
 @contextmanager
 def processes(environment: dict[str, str], folder: Path) -> Iterator:
-    """Yield a function start(*command), which starts a process. At the end of the block, all started processes are ended."""
+    """Yield a function start(*command) that starts a process. On exit, all started processes are terminated."""
     started = []
 
     def start(*words: str) -> subprocess.Popen:
@@ -148,7 +148,7 @@ def processes(environment: dict[str, str], folder: Path) -> Iterator:
 
 
 def flower(folder: Path, options: argparse.Namespace, density: str) -> Result:
-    """Run FedAvg with Flower's SuperLink and SuperNodes; compressed if `density` is not empty."""
+    """Run FedAvg with Flower's SuperLink and SuperNodes, with compressed messages if `density` is not empty."""
     folder.mkdir()
     (folder / "app").mkdir()
     (folder / "app" / "pyproject.toml").write_text(BUNDLE)
@@ -218,10 +218,9 @@ def flower(folder: Path, options: argparse.Namespace, density: str) -> Result:
 
 
 def fedcomp_run(folder: Path, options: argparse.Namespace) -> Result:
-    """Run a fedcomp server in this process, and each client in its own process."""
     folder.mkdir()
     codec, this = f"stc:density={options.density}", f"{Path(__file__).resolve()}:task"
-    config = RunConfig(  # with the same training as in the app
+    config = RunConfig(  # same training as in flower_fedavg_app.py
         task=this,
         clients=options.clients,
         rounds=options.rounds,
@@ -278,7 +277,7 @@ def fedcomp_run(folder: Path, options: argparse.Namespace) -> Result:
 
 
 def overhead_text(records: list[dict]) -> str:
-    """Return the bytes per exchange in addition to the frames, as text."""
+    """Return the bytes per exchange (download and upload of a client) in addition to the frames, as text."""
     frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
     port = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records)
     exchanges = sum(record["accepted"] for record in records)
@@ -329,9 +328,11 @@ def main() -> None:
     parser.add_argument("--participation", type=float, default=0.5)
     parser.add_argument("--density", default="1/400")
     parser.add_argument(
-        "--mod", action="store_true", help="also run FedAvg with Compressed and compression_mod"
+        "--mod",
+        action="store_true",
+        help="also run Flower's FedAvg with fedcomp's Compressed and compression_mod",
     )
-    parser.add_argument("--folder", type=Path, help="folder for the output of the processes")
+    parser.add_argument("--folder", type=Path, help="folder for the log files of the processes")
     options = parser.parse_args()
     os.environ["BENCH_NUMEL"] = str(options.numel)
     with tempfile.TemporaryDirectory() as scratch:
@@ -342,7 +343,7 @@ def main() -> None:
         results.append(fedcomp_run(folder / "fedcomp", options))
     numel = sum(p.numel() for p in app.network().parameters())
     print(
-        f"{numel:,} weights, {options.clients} clients, {options.rounds} rounds, participation {options.participation:g}, "
+        f"{numel:,} parameters, {options.clients} clients, {options.rounds} rounds, participation {options.participation:g}, "
         f"load average {os.getloadavg()[0]:.1f}\n"
     )
     print(
@@ -355,7 +356,7 @@ def main() -> None:
             f"{r.name:38}{r.exchanges:>10}{frames:>13}{r.received:>13,}{r.sent:>13,}{r.total_bytes:>13,}{ratio:>7.1f}×"
             f"{r.accuracy:>10.4f}{r.seconds:>9.0f}"
         )
-    print(f"\nfedcomp, from round 2 on, without joining and leaving: {results[-1].rounds}")
+    print(f"\nfedcomp without the first round, in which clients join: {results[-1].rounds}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Flower App of flower_fedavg.py: ten clouds of points, and a network of configurable size."""
+"""The Flower App of flower_fedavg.py: a network of configurable size classifies ten clouds of random points."""
 
 import json
 import os

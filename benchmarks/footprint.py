@@ -2,9 +2,9 @@
 
     python benchmarks/footprint.py [--repeats 11]
 
-Times are medians of interleaved repeats. Sizes are those of fedcomp and of the distributions that it requires without extras, with their
-dependencies. torch is listed separately, since its CPU and CUDA builds differ by gigabytes. Memory is the resident memory of a client that
-has a model of 7,850 parameters and is connected over loopback, against that of a process that has only imported torch.
+Times are medians; the commands are timed in turn. The installed size includes fedcomp and the packages that it requires without extras.
+torch is listed separately, since its CPU and CUDA builds differ by gigabytes. The memory is that of a client with a model of 7,850
+parameters, compared with a process that has only imported torch.
 """
 
 import argparse
@@ -61,7 +61,9 @@ def print_times(repeats: int) -> None:
     python_s = statistics.median(seconds["python -c pass"])
     for name, values in seconds.items():
         median = statistics.median(values)
-        beyond = f", {(median - python_s) * 1e3:.0f} more than Python" if median > python_s else ""
+        beyond = (
+            f", {(median - python_s) * 1e3:.0f} ms more than Python" if median > python_s else ""
+        )
         print(f"{name:28}{median * 1e3:8.0f} ms{beyond}")
 
 
@@ -78,7 +80,6 @@ def print_sizes() -> None:
 
 
 def required(name: str) -> set[str]:
-    """Return the distributions that a distribution requires without extras, directly and indirectly."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -112,7 +113,7 @@ def print_memory() -> None:
 
 @contextmanager
 def started(command: tuple[str, ...], folder: str, until: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command and wait for a text in its output; end it when the block ends."""
+    """Context manager that starts a command, waits for the text `until` in its output, and terminates the command on exit."""
     with tempfile.NamedTemporaryFile(dir=folder) as output:
         process = subprocess.Popen(
             command, cwd=folder, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT
@@ -123,7 +124,7 @@ def started(command: tuple[str, ...], folder: str, until: str) -> Iterator[subpr
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError(f"{' '.join(command)} did not print '{until}':\n{text}")
                 time.sleep(0.1)
-            time.sleep(1)  # until the process is idle
+            time.sleep(1)  # wait until the process is idle
             yield process
         finally:
             process.terminate()

@@ -1,11 +1,12 @@
-"""Frame sizes against the entropy of their content.
+"""Sizes of encoded frames, compared with the entropy of their content.
 
     python benchmarks/frame_sizes.py [--numel 1000000]
 
-`bound` is the entropy of k uniformly distributed positions, log2 C(n, k) bits, plus that of the values: one sign bit each and μ for `stc`,
-float32 values for `topk`, and μ for `sbc`. The positions of a model's update are not uniform. Two more tables therefore have vectors with
-the shapes of `cifar10-vgg11s` and normal values whose scale differs between tensors, by fan-in or at random. `by tensor` is the entropy if
-the number of positions in each tensor is known; the codec does not know it.
+The column `bound` is the entropy of k of n uniformly distributed positions, log2 C(n, k) bits, plus that of the values. The values are
+signs and the common magnitude μ for `stc`, float32 values for `topk`, and μ for `sbc`. The positions of a model's update are not uniform.
+In two more tables, the vectors therefore have the tensor shapes of `cifar10-vgg11s` and normal values, whose scale differs between tensors,
+by fan-in or at random. The column `by tensor` is the entropy if the number of positions in each tensor is known; the codec does not know
+these numbers.
 """
 
 import argparse
@@ -23,7 +24,7 @@ DENSITIES = (25, 100, 400, 1000)
 
 
 def binomial_bits(numel: int, k: int) -> float:
-    """Return log2 C(n, k)."""
+    """Return log2 C(numel, k)."""
     return (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2)
 
 
@@ -32,7 +33,7 @@ def bound_bytes(name: str, numel: int, k: int) -> float:
 
 
 def by_tensor_bytes(name: str, layout: Layout, positions: np.ndarray) -> float:
-    """Return the bound for positions that are uniformly distributed within each tensor."""
+    """Return the entropy in bytes of a frame whose positions are uniformly distributed within each tensor."""
     counts = np.histogram(positions, [0, *(e.span.stop for e in layout)])[0].tolist()
     return (
         sum(map(binomial_bits, (e.numel for e in layout), counts))
@@ -41,12 +42,12 @@ def by_tensor_bytes(name: str, layout: Layout, positions: np.ndarray) -> float:
 
 
 def layered(layout: Layout, how: str) -> Tensor:
-    """Return normal values, scaled by 1/sqrt(fan-in) of each layer, or by a random factor from 1/4 to 2 for each tensor."""
+    """Return a vector of normal values, in which each tensor is scaled by 1/sqrt(fan-in) or by a random factor from 1/4 to 2."""
     draw = torch.Generator().manual_seed(0)
     x, fan_in = torch.randn(layout.numel, generator=draw), 1
     for entry in layout:
         random_factor = 2 ** (3 * float(torch.rand((), generator=draw)) - 2)
-        # A bias has the fan-in of the matrix before it
+        # A bias has the fan-in of the weight before it.
         fan_in = math.prod(entry.shape[1:]) if len(entry.shape) > 1 else fan_in
         x[entry.span] *= random_factor if how == "at random" else fan_in**-0.5
     return x
@@ -72,13 +73,13 @@ def main() -> None:
     parser.add_argument("--numel", type=int, default=1_000_000)
     numel = parser.parse_args().numel
     head = f"{'codec':24}{'k':>8}{'frame':>12}{'bound':>14}{'above bound':>13}{'to float32':>12}"
-    print(f"n = {numel:,}, normal values\n\n{head}   within 1 % + 24 bytes")
+    print(f"n = {numel:,}, normal values\n\n{head}   frame within 1 % + 24 bytes of the bound")
     for name in EXTRA_BITS:
         print_sizes(name, torch.randn(numel, generator=torch.Generator().manual_seed(0)), None)
     layout = Layout.of(network())
     for how in ("by fan-in", "at random"):
         print(
-            f"\nn = {layout.numel:,}, the shapes of cifar10-vgg11s, normal values scaled {how}\n\n{head}{'by tensor':>14}"
+            f"\nn = {layout.numel:,}, the tensor shapes of cifar10-vgg11s, normal values scaled {how}\n\n{head}{'by tensor':>14}"
         )
         for name in EXTRA_BITS:
             print_sizes(name, layered(layout, how), layout)

@@ -1,16 +1,21 @@
-"""Local SGD of many clients on a GPU: agreement of the engines with serial training, speed, and memory.
+"""Local SGD of many clients on a GPU: speed, memory, and whether batched training returns the same updates as serial training.
 
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
-Neither Flower nor data sets are needed: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
-bfloat16, the benchmark runs the serial engine, the batched engine, and one model on one big batch of the same examples, whose speed is the
-limit. It prints client updates per second; the fraction of the device's arithmetic (the floating point operations per second of clients'
-steps, as counted by torch, divided by those of a large matrix product in the same precision); the peak bytes per additional client; and the
-largest relative distance of an update from that of the serial engine. By torch's default, float32 convolutions of
-cuDNN may use TF32, with 10 bits of mantissa.
+The benchmark needs neither Flower nor data sets: examples are random, with the shapes of MNIST and CIFAR-10. For each model, in float32 and
+bfloat16, the benchmark runs the serial engine (clients one by one), the batched engine (many clients at once), and one model on one big
+batch of the same examples, whose speed is an upper limit. The benchmark prints:
 
-The benchmark then tests the compression of a stack and its synchronizations with the device, exhausted memory, and several devices. The
-exit status is 1 if a result does not agree. On a CPU (--device cpu), the sizes are small.
+- client updates per second;
+- the floating point operations per second of training (counted by torch), as a percentage of those of a large matrix product;
+- the peak memory per additional client;
+- the largest relative distance of an update from that of the serial engine.
+
+By torch's default, float32 convolutions of cuDNN may use TF32, with 10 bits of mantissa.
+
+The benchmark then times the compression of a stack of updates, counts how often the host waits for the device, and tests training with too
+little memory and on several devices. The exit status is 1 if an update does not agree with serial training. On a CPU (--device cpu), the
+sizes are small.
 """
 
 import argparse
@@ -38,15 +43,16 @@ from fedcomp.training.engine import Job, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD, plan_batches
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-# Maximum distance relative to the norm of an update. If max-pooling selects another pixel, the difference is larger than rounding.
+# Maximum relative distance of an update from serial training, if rounding makes max-pooling select another pixel.
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}
-MEDIAN_TOLERANCE = 1e-3  # in float32: max-pooling selects another pixel only for a few clients
+# In float32, max-pooling selects another pixel only for a few clients.
+MEDIAN_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], nn.Module]
-    examples: str  # a key of IMAGES, or "rows"
+    examples: str  # kind of the examples: a key of IMAGES, or "rows"
     sgd: LocalSGD
 
 
@@ -73,10 +79,10 @@ class Row:
     precision: str
     at_once: int
     updates_per_s: float
-    arithmetic: float  # fraction of the device's peak of floating point operations
-    bytes_a_client: int  # peak bytes per additional client; 0 on a CPU
-    distance: float  # maximum relative distance from the serial engine's update
-    typical: float  # median of these distances over the clients
+    arithmetic: float  # fraction of the device's peak floating point operations per second
+    bytes_a_client: int  # peak memory per additional client; 0 on a CPU
+    distance: float  # maximum over clients of the relative distance from the serial engine's update
+    typical: float  # median over clients of the relative distance from the serial engine's update
 
 
 def examples(kind: str, count: int) -> Data:
@@ -95,7 +101,6 @@ def synchronise(device: torch.device) -> None:
 def seconds(
     run: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 3
 ) -> float:
-    """Return the median seconds of `repeats` calls."""
     times = []
     for _ in range(warm_up + repeats):
         synchronise(device)
@@ -107,14 +112,13 @@ def seconds(
 
 
 def peak_per_s(device: torch.device, precision: str) -> float:
-    """Return the floating point operations per second of a large matrix product."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     return 2 * n**3 / seconds(lambda: a @ b, device, 10)
 
 
 class Bench:
-    """One model and its clients."""
+    """The measurements of one model that many clients train."""
 
     def __init__(self, name: str, clients: int, device: torch.device, repeats: int):
         self.name, self.case, self.device, self.repeats = name, CASES[name], device, repeats
@@ -122,7 +126,7 @@ class Bench:
         self.task = Task(name, self.case.make, lambda: data, lambda: data)
         self.data = Data(data.inputs.to(device), data.targets.to(device))
         model = initial_model(self.task, 0)
-        # With zero weights, the first step would be the same for all clients.
+        # With this model's zero weights, the first step would be the same for all clients.
         if name == "mnist-logreg":
             nn.init.normal_(model.weight, std=0.05)
         self.model, self.layout = model, Layout.of(model)
@@ -146,7 +150,7 @@ class Bench:
         return train(), seconds(train, self.device, 1, 1)
 
     def one_batch(self, sgd: LocalSGD) -> float:
-        """Return the seconds of one model that trains on the examples of all clients in each step, the lower limit for batched clients."""
+        """Return the seconds to train one model on the examples of all clients, a lower limit for the batched engine."""
         engine = SerialEngine(self.task, self.fresh(), self.layout, self.device)
         together = [np.concatenate(step) for step in zip(*self.plans, strict=True)]
         return seconds(
@@ -154,9 +158,8 @@ class Bench:
         )
 
     def operations(self) -> int:
-        """Return the floating point operations of one client's steps, forward and backward."""
         engine = BatchedEngine(self.task, self.fresh(), self.layout, self.device)
-        # The first call also compares the gradients with those of the model.
+        # The first call of the engine also verifies its gradients, which is not counted.
         engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
         with FlopCounterMode(display=False) as counter:
             engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
@@ -251,13 +254,13 @@ def show(row: Row) -> None:
     speed = f"{row.updates_per_s:11.1f} updates/s{100 * row.arithmetic:7.2f} %"
     print(
         f"{row.model:18}{row.method:24}{row.precision:10}{row.at_once:6} at once{speed}"
-        f"{row.bytes_a_client / 1e6:10.2f} MB per client   distance {row.distance:.1e}, median {row.typical:.1e}",
+        f"{row.bytes_a_client / 1e6:10.2f} MB per client   distance from serial {row.distance:.1e}, median {row.typical:.1e}",
         flush=True,
     )
 
 
 def compression(device: torch.device, clients: int) -> dict[str, float]:
-    """Return the milliseconds of proposals and commits of a stack, and how often the host waits for the device."""
+    """Return the milliseconds to compress a stack of updates and store the residuals, and how often the host waits for the device."""
     n, stc = (
         (1_663_370, codec("stc:density=1/400"))
         if device.type == "cuda"
@@ -284,7 +287,6 @@ def compression(device: torch.device, clients: int) -> dict[str, float]:
 
 
 def waits(work: Callable[[], None]) -> int:
-    """Return how often the host waits for the device."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -296,7 +298,6 @@ def waits(work: Callable[[], None]) -> int:
 
 
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
-    """Return the peak memory of `run`, minus the memory that was allocated before."""
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
@@ -304,7 +305,7 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def memory_runs_out(device: torch.device) -> bool:
-    """Return whether clients are trained in smaller batches, with the same updates, if memory runs out."""
+    """Return whether the batched engine trains fewer clients at once, with the same updates, if memory runs out."""
     bench, messages = Bench("mnist-cnn", 64, device, 1), []
     engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=messages.append)
     expected = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
@@ -326,7 +327,7 @@ def memory_runs_out(device: torch.device) -> bool:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     distance = ((found - expected).norm(dim=1) / expected.norm(dim=1)).max()
     print(
-        f"memory for about 20 of 64 clients: {messages}; {engine.at_once} at once in the end, relative distance {distance:.1e}"
+        f"with memory for about 20 of 64 clients: {messages}; {engine.at_once} clients at once in the end, relative distance {distance:.1e}"
     )
     return (
         len(messages) == 1 and 0 < engine.at_once < 64 and float(distance) < TOLERANCES["float32"]
@@ -334,7 +335,7 @@ def memory_runs_out(device: torch.device) -> bool:
 
 
 def agrees_on_several_devices(device: torch.device, clients: int) -> bool:
-    """Return whether several devices return the updates of one. On one GPU, two engines share it."""
+    """Return whether training on several devices (or by two engines on one GPU) returns the same updates as on one device."""
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     gpus = [torch.device("cuda", i) for i in range(count)] if count > 1 else [device] * 2
     bench = Bench("mnist-cnn", clients, gpus[0], 3)
@@ -365,11 +366,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--models", help="default: all of " + ", ".join(CASES) + "; on a CPU without " + HEAVY
+        "--models",
+        help="models to train, separated by commas; default: "
+        + ", ".join(CASES)
+        + "; on a CPU, without "
+        + HEAVY,
     )
-    parser.add_argument("--clients", type=int, default=0, help="0 = 100 on a GPU, 4 on a CPU")
-    parser.add_argument("--repeats", type=int, default=0, help="0 = 5 on a GPU, 1 on a CPU")
-    parser.add_argument("--json", help="file for the results as JSON")
+    parser.add_argument(
+        "--clients",
+        type=int,
+        default=0,
+        help="number of clients; default: 100 on a GPU, 4 on a CPU",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=0, help="number of repeats; default: 5 on a GPU, 1 on a CPU"
+    )
+    parser.add_argument("--json", help="write the results to this JSON file")
     args = parser.parse_args()
     device = torch.device(args.device)
     cuda = device.type == "cuda"
@@ -377,11 +389,11 @@ def main() -> None:
     name = (
         torch.cuda.get_device_name(device)
         if cuda
-        else f"{torch.get_num_threads()} threads of a CPU"
+        else f"{torch.get_num_threads()} threads on a CPU"
     )
     peaks = {precision: peak_per_s(device, precision) for precision in TOLERANCES}
     print(
-        f"{name}, torch {torch.__version__}, {clients} clients, medians of {repeats}; a large matrix product reaches "
+        f"{name}, torch {torch.__version__}, {clients} clients, medians of {repeats} repeats; a large matrix product reaches "
         + ", ".join(
             f"{peak / 1e12:.2f} TFLOP/s in {precision}" for precision, peak in peaks.items()
         ),
@@ -423,7 +435,7 @@ def main() -> None:
         }
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(found, file)
-    print(f"{len(rows) - len(wrong)} of {len(rows)} agree; {checks}")
+    print(f"{len(rows) - len(wrong)} of {len(rows)} rows agree with serial training; {checks}")
     for row in wrong:
         print("DIFFERENT:", end=" ")
         show(row)

@@ -1,13 +1,13 @@
-"""A deployment whose processes are killed at random times. Its model must have the same bytes as the model of an undisturbed run.
+"""Test that a deployment whose processes are killed at random times trains the same model, byte for byte, as an undisturbed run.
 
     python benchmarks/kills.py [--kills 100] [--seed 1]
 
-The deployment runs on loopback with TLS and keys. It has a server, a relay with three clients, and a fourth client that is connected to the
-server. Every round needs every client. A kill sends SIGKILL to one of the six processes, which is then started again at once, a server with
---resume. Half of the kills come after a round was completed; the others can also come while processes start. Then an undisturbed run
-repeats the rounds from the beginning.
+The deployment runs on loopback with TLS and keys. The processes are a server, a relay with three clients, and a fourth client that is
+connected directly to the server. Every round needs every client. Each kill sends SIGKILL to one of the six processes and starts this
+process again; the server is started with --resume. Half of the kills wait for the end of a round; the others can also hit processes that
+are starting. After the last kill, an undisturbed run trains the same number of rounds.
 
-Exit status: 0 for equal models, 1 for different models, 2 if a process failed without a kill.
+The exit status is 0 for equal models, 1 for different models, and 2 if a process failed without being killed.
 """
 
 import argparse
@@ -31,13 +31,13 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
 }
-CLIENTS, RELAYED = 4, 3  # the first three are behind the relay
-NO_END = 1_000_000  # rounds of the disturbed run, which is stopped after the last kill
+CLIENTS, RELAYED = 4, 3  # the first three clients connect to the relay
+NO_END = 1_000_000  # requested rounds of the disturbed run; it is stopped soon after the last kill
 LAST_ROUNDS = 5  # rounds without kills at the end of the disturbed run
 MAX_WAIT_S = 6.0  # longest time to wait for a completed round before a kill
-MAX_PAUSE_S = 2.0  # longest pause before a kill
-STUCK_S = 180.0  # longest time without a completed round
-# A step takes two milliseconds, so that many kills hit training.
+MAX_PAUSE_S = 2.0  # longest random pause before a kill
+STUCK_S = 180.0  # the test fails if no round is completed for this time.
+# A training step takes two milliseconds, so that many kills hit a client that is training.
 TASK = """\
 import time
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 class Deployment:
-    """A run in a folder of its own. Its processes are started by name."""
+    """A run with its own folder and the processes "server", "relay" and "client 0" to "client 3"."""
 
     def __init__(self, folder: Path, name: str):
         self.folder, self.name = folder, name
@@ -104,7 +104,7 @@ class Deployment:
         self.rounds, self.rejected, self.seconds, self.model = 0, 0, 0.0, ""
 
     def survive(self, kills: int, draws: random.Random) -> Counter[str]:
-        """Run with this many kills, and a few rounds without. Return the number of kills by kind of process."""
+        """Run while killing `kills` processes, then LAST_ROUNDS rounds without kills. Return the number of kills by kind of process."""
         began, killed = time.monotonic(), Counter()
         names = ["server", "relay", *(f"client {i}" for i in range(CLIENTS))]
         for name in names:
@@ -119,14 +119,14 @@ class Deployment:
             killed[name.split()[0]] += 1
             self.start(name)
         self.wait_for_rounds(1, STUCK_S)
-        # Not counted as a kill: the server starts again with the number of its last round.
+        # Restart the server with the number of its last round, which is not counted as a kill.
         self.kill("server")
         self.finish(self.done + LAST_ROUNDS)
         self.seconds = time.monotonic() - began
         return killed
 
     def finish(self, rounds: int) -> None:
-        """Run up to this round without kills."""
+        """Run without kills until `rounds` rounds are completed."""
         began, self.rounds_wanted = time.monotonic(), rounds
         for name in ["server", "relay", *(f"client {i}" for i in range(CLIENTS))]:
             if name not in self.processes:
@@ -145,12 +145,11 @@ class Deployment:
 
     @property
     def done(self) -> int:
-        """The number of completed rounds."""
         path = self.run / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def wait_for_rounds(self, rounds: int, timeout_s: float) -> None:
-        """Wait until more rounds are completed, the server has ended, or for this time."""
+        """Wait until `rounds` more rounds are completed, the server has exited, or `timeout_s` seconds have passed."""
         wanted, deadline = self.done + rounds, time.monotonic() + timeout_s
         while self.done < wanted and self.processes["server"].poll() is None:
             for name in self.processes:
@@ -162,7 +161,7 @@ class Deployment:
             time.sleep(0.02)
 
     def check(self, name: str) -> None:
-        """Exit if a process ended by itself with an error."""
+        """Exit with status 2 if the process `name` failed without being killed."""
         if self.processes[name].poll():
             self.fail(name, f"ended with status {self.processes[name].returncode}")
 
@@ -193,7 +192,6 @@ class Deployment:
         return self.folder / self.name / f"{name}.txt"
 
     def command(self, name: str) -> list[str]:
-        """Return the command line of a process, without `fedcomp`."""
         kind, _, number = name.partition(" ")
         port, task = str(self.port), "slow_task.py:task"
         if kind == "server":

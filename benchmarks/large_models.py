@@ -1,4 +1,4 @@
-"""Time of whole rounds of larger models, against a lean PyTorch loop that trains the same clients.
+"""Time of whole rounds of larger models, compared with a lean PyTorch loop that only trains the same clients.
 
     FEDCOMP_DATA=... python benchmarks/large_models.py [--rows embedding …] [--rounds 5]
 
@@ -9,15 +9,15 @@
     transformer                 nn.TransformerEncoder with 8 layers of width 1,024, 101 M parameters; 4 clients, 2 steps of 4 sequences of
                                 32 vectors
 
-Rounds and loops alternate in one process, and the times are medians. STC sends 1/400 of the coordinates, and `identity` all of them. Both
-directions use the same codec. Rounds between the first and the last are not evaluated. The examples of `embedding` and `transformer` are
-random.
+Whole rounds and lean loops alternate in one process, and the times are medians. STC sends 1/400 of the coordinates, and `identity` sends
+all of them. Uplink and downlink use the same codec. Rounds between the first and the last are not evaluated. The models `embedding` and
+`transformer` train on random examples.
 """
 
 import argparse
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 import torch
 from rival_models import cifar10_plain_cnn
@@ -34,7 +34,7 @@ WIDTH, LAYERS, VECTORS = 1024, 8, 32
 
 
 class Bag(nn.Module):
-    """The mean of 16 embedded words, and an MLP: inputs [B, 16] of word numbers, 10,323,978 parameters."""
+    """An MLP on the mean embedding of 16 words [B, 16], with 10,323,978 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Bag(nn.Module):
 
 
 class Encoder(nn.Module):
-    """nn.TransformerEncoder and a linear classifier: inputs [B, 32, 1024], 100,790,282 parameters."""
+    """An nn.TransformerEncoder and a linear classifier on inputs [B, 32, 1024], with 100,790,282 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,6 @@ class Encoder(nn.Module):
 
 
 def random_data(inputs: Tensor) -> Data:
-    """Return the inputs with random labels of 10 classes."""
     return Data(inputs, torch.randint(10, inputs.shape[:1]))
 
 

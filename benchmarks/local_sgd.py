@@ -1,11 +1,11 @@
-"""Client updates per second of local SGD: two loops over PyTorch modules, and the engines.
+"""Client updates per second of local SGD, in two plain PyTorch loops and in fedcomp's engines.
 
     python benchmarks/local_sgd.py [--task mnist-logreg] [--clients 200] [--repeats 15] [--threads 2]
     python benchmarks/local_sgd.py --task mnist-cnn --clients 20
 
-Each client trains 5 steps with batches of 20, on MNIST if FEDCOMP_DATA is set, else on random examples. For every client, the usual loop
-copies the model and shuffles with a DataLoader. The lean loop reuses one model and indexes tensors in memory. The lean loop and the engines
-have the same batches and return the same updates, up to the rounding of bfloat16. Times are medians of interleaved repeats. The table also
+Each client trains 5 steps with batches of 20, on MNIST if FEDCOMP_DATA is set, and on random examples otherwise. For every client, the
+usual loop copies the model and shuffles with a DataLoader. The lean loop reuses one model and indexes tensors in memory. The lean loop and
+the engines have the same batches and return the same updates, up to rounding. Times are medians; the rows are timed in turn. The table also
 has the processor time per client, summed over all threads and processes, which depends less on other load.
 """
 
@@ -53,7 +53,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def processor_seconds(processes: list[int]) -> float:
-    """Return the processor time in seconds that this process and `processes`, a list of process ids, have used so far."""
+    """Return the processor time that this process and `processes` (a list of process ids) have used so far, in seconds."""
     ticks = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in processes
     ]
@@ -101,7 +101,7 @@ def main() -> None:
             serial.train(start, data, batches, sgd, client=client_id).update
             for client_id, batches in enumerate(plans)
         ],
-        f"batched engine, {at_once} at once": lambda: batched.train(start, data, plans, sgd)[0],
+        f"batched engine, {at_once} clients": lambda: batched.train(start, data, plans, sgd)[0],
         f"{args.threads} processes": lambda: workers.train(start, data, jobs, sgd, seed=0)[0],
         f"serial engine, {LOW_PRECISION}": lambda: [
             serial.train(start, data, b, low_precision, client=client_id).update
@@ -118,7 +118,7 @@ def main() -> None:
         difference = (torch.stack(list(functions[name]())) - expected).norm(dim=1) / expected.norm(
             dim=1
         )
-        # In max-pooling, rounding can decide between two nearly equal values, so the updates of a few clients differ more.
+        # Rounding can make max-pooling select another of two nearly equal pixels, so the updates of a few clients differ more.
         assert (
             difference.median() < (0.2 if LOW_PRECISION in name else 1e-4)
             and difference.max() < 0.3
@@ -134,8 +134,9 @@ def main() -> None:
             processor_s[name].append(processor_seconds(processes) - before)
     workers.close()
     print(
-        f"{task.name}, {source}, {args.clients} clients, {sgd.steps} steps of {sgd.batch_size}, {torch.get_num_threads()} threads, "
-        f"torch {torch.__version__}; planning the batches takes {1e3 * min(seconds(plan) for _ in range(3)):.1f} ms more"
+        f"{task.name}, {source}, {args.clients} clients, {sgd.steps} steps with batches of {sgd.batch_size}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}; "
+        f"planning the batches takes {1e3 * min(seconds(plan) for _ in range(3)):.1f} ms more"
     )
     usual, lean = (statistics.median(times[name]) for name in ("usual loop", "lean loop"))
     for name, wall_s in times.items():

@@ -1,13 +1,13 @@
-"""Averaged LoRA adapters of 20 clients: loss, and bytes in both directions, with compressed and with dense adapters.
+"""Federated averaging of LoRA adapters: loss and bytes of 20 clients, with compressed and with dense messages.
 
     FEDCOMP_DATA=... python benchmarks/lora.py [--seeds 1 2] [--rounds N] [--uplink CODEC] [--downlink CODEC] [--freeze-a]
 
-A small Llama model for characters is trained on one half of the roles in the Shakespeare text. Then 20 clients, each with whole roles of
-the other half, train LoRA adapters with AdamW. Only the adapters are sent. Each seed runs twice with the same options and batches: with
-`identity` in both directions, and with `stc` and residuals in both directions. The loss is measured on test windows of the second half,
-before training and after the last round. `--freeze-a` trains only the matrix B of each adapter (FFA-LoRA, Sun et al. 2024).
+A small character-level Llama model is pre-trained on the speech of one half of the roles in Shakespeare's plays. After pre-training, 20
+clients, each with some roles of the other half, train and send LoRA adapters. Each seed runs twice with the same batches: once
+uncompressed, and once with `stc` and error feedback in both directions. The loss is measured on test windows of the second half of the
+roles, before training and after the last round. `--freeze-a` trains only the matrix B of each adapter (FFA-LoRA, Sun et al. 2024).
 
-If transformers cannot be imported because torchvision belongs to another build of torch, uninstall torchvision.
+If `import transformers` fails because torchvision belongs to another build of torch, uninstall torchvision.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from fedcomp.runs import Run
 from fedcomp.tasks.shakespeare import UNKNOWN, WINDOW, Text
 
 CLIENTS, BATCH, STEPS = 20, 8, 2
-BASE = "LORA_BASE"  # environment variable: folder of the base model, for worker processes
+BASE = "LORA_BASE"  # environment variable that tells worker processes the folder of the base model
 CONFIG = LlamaConfig(
     vocab_size=UNKNOWN + 1,
     hidden_size=64,
@@ -38,10 +38,12 @@ LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAU
 
 
 def windows(folder: Path | None, split: str, half: int) -> fedcomp.Data:
-    """Return windows of text by the roles of one half, 0 or 1. The targets equal the inputs, since the model shifts them itself."""
+    """Return the text windows of one half of the roles (0 or 1). The targets equal the inputs, since the model itself shifts the
+    targets.
+    """
     whole = Text(folder)
     data, roles = whole.read(split), whole.read("train").groups
-    ordered = dict.fromkeys(roles)  # roles in the order of their first speech
+    ordered = dict.fromkeys(roles)
     first = set(
         np.array(list(ordered))[np.cumsum([np.sum(roles == r) for r in ordered]) <= len(roles) // 2]
     )
@@ -51,7 +53,6 @@ def windows(folder: Path | None, split: str, half: int) -> fedcomp.Data:
 
 
 def pretrain(folder: Path | None, steps: int) -> LlamaForCausalLM:
-    """Return a model that was trained on the first half of the text."""
     torch.manual_seed(0)
     model, data = LlamaForCausalLM(CONFIG), windows(folder, "train", half=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -87,7 +88,6 @@ def ffa(folder: Path | None) -> fedcomp.Task:
 
 
 def test_loss(model: LlamaForCausalLM, folder: Path | None) -> float:
-    """Return the loss of a model on the test windows of the second half of the text."""
     test = windows(folder, "test", half=1)
     with torch.no_grad():
         losses = [model(**b.inputs).loss.item() * len(b) for b in test.batches(250)]
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--downlink", default="stc:density=1/25")
     parser.add_argument("--pretraining", type=int, default=1500, metavar="STEPS")
     parser.add_argument(
-        "--base", type=Path, help="folder of the model to adapt; default: pre-train a model"
+        "--base", type=Path, help="folder of the pre-trained base model; default: pre-train one"
     )
     parser.add_argument(
         "--freeze-a", action="store_true", help="train only the matrix B of each adapter"
@@ -148,7 +148,7 @@ def main() -> None:
         ]
     adapters, whole = runs[0][1][0].parameters, base.num_parameters()
     print(
-        f"{adapters:,} parameters in adapters, {whole:,} in the model; loss before training {before:.4f}"
+        f"{adapters:,} parameters in the adapters, {whole:,} in the model; test loss before training {before:.4f}"
     )
     print(
         f"{'seed':>4} {'':10} {'loss':>8} {'above':>7} {'gain':>6} {'bytes up':>13} {'down':>13} {'adapters':>9} {'model':>8}"

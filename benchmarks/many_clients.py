@@ -1,13 +1,13 @@
-"""Time of a round, memory and disk space with many clients; during the run, more and more clients get a residual.
+"""Time of a round, memory and disk space with many clients; each participant stores a residual (error feedback).
 
     python benchmarks/many_clients.py [--clients 10000] [--parameters 1M] [--participation 1%] [--rounds 50] [--residuals file]
     python benchmarks/many_clients.py --growth [--rounds 1000]       memory of the process over many rounds of a small model
 
-The small model is large enough to use the compiled loops from the first round on, since loading them increases the memory. Training is one
-step with two examples, so that the benchmark measures everything else. Files are written below --folder and removed at the end. The disk of
---folder needs 4 bytes per parameter for each client that takes part at least once, and for one more cohort. The page cache is memory of the
-operating system; its column shows how much of the checkpoint is in it. The last line has the load of the machine; results are not reliable
-if other processes cause load.
+With --growth, the model is just large enough to use the compiled loops from the first round on, since loading these loops takes memory.
+Training is one step with two examples, so that the benchmark measures everything but training. Files are written below --folder and removed
+at the end. The disk of --folder needs 4 bytes per parameter for each client that takes part at least once, and for the clients of one more
+round. The column `page cache` is the part of the checkpoint that the operating system holds in memory. The last line has the load average
+of the machine; results are not reliable if other processes cause load.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--uplink", default="stc:density=1/100")
     parser.add_argument("--checkpoint-every", default="auto")
     parser.add_argument(
-        "--folder", default=tempfile.gettempdir(), help="folder on the disk to measure"
+        "--folder", default=tempfile.gettempdir(), help="folder on the disk that stores the run"
     )
     parser.add_argument("--growth", action="store_true")
     args = parser.parse_args()
@@ -90,24 +90,26 @@ def main() -> None:
         )
         simulate(config, Meter(Path(folder, "run"), rounds))
     print(
-        f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores"
+        f"load averages of the machine: {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores"
     )
 
 
 class Meter(Callback):
-    """Callback that measures this process after rounds and prints a line for each tenth of the run."""
+    """Callback that prints the time, memory and disk space of this process for each tenth of the run."""
 
     def __init__(self, run: Path, rounds: int):
         self.run, self.tenth = run, max(1, rounds // 10)
-        self.clients = 0  # number of clients that took part so far, counted once per round
-        self.ended_s = [time.perf_counter()]  # time of the start and of the end of each round
-        self.saving_s = 0.0  # time of checkpoints in this tenth of the run
-        self.resident: dict[int, float] = {}  # anonymous memory in MB, by round
+        self.clients = 0  # sum of the cohort sizes so far.
+        # Time at which the run started, then the time at which each round ended.
+        self.ended_s = [time.perf_counter()]
+        self.saving_s = 0.0  # seconds spent on checkpoints in the current tenth of the run.
+        # Maps a round to the anonymous memory of the process after it, in MB.
+        self.resident: dict[int, float] = {}
 
     def on_run_start(self, header: Header) -> None:
         print(
-            f"{header.clients:,} clients of {header.parameters:,} parameters, {header.cohort:,} a round; memory {header.memory}; "
-            f"residuals {header.residuals or 'in memory'}; {shutil.disk_usage(self.run).free / 1e9:.0f} GB of disk free\n"
+            f"{header.clients:,} clients of {header.parameters:,} parameters, {header.cohort:,} clients per round; memory {header.memory}; "
+            f"residuals {header.residuals or 'in memory'}; {shutil.disk_usage(self.run).free / 1e9:.0f} GB of free disk space\n"
         )
         print(
             "rounds     clients so far   round (ms)   of it checkpoint   in memory (MB)   page cache (MB)   disk (MB)",
@@ -122,7 +124,7 @@ class Meter(Callback):
         self.saving_s += seconds
 
     def on_round_end(self, record: RoundRecord) -> None:
-        """Print a line after each tenth. Durations run from the end of one round to the end of the next, so they include checkpoints."""
+        """Print a line after each tenth of the run. The time of a round includes its checkpoint."""
         self.clients += record.cohort
         self.ended_s.append(time.perf_counter())
         if (round := record.round) % self.tenth:
@@ -137,17 +139,16 @@ class Meter(Callback):
             f"{self.resident[round]:17.0f}{sum(map(_cached, files)):18.0f}{written_mb:12.0f}",
             flush=True,
         )
-        self.ended_s[-1] = time.perf_counter()  # the next round begins after the measurements above
+        self.ended_s[-1] = time.perf_counter()  # exclude the time of the measurements above
 
     def on_run_end(self, summary, out: str) -> None:
         first, last = min(self.resident), max(self.resident)
         print(
-            f"\nmemory after round {last:,}: {self.resident[last] / self.resident[first]:.3f} × that after round {first:,}"
+            f"\nthe memory after round {last:,} is {self.resident[last] / self.resident[first]:.3f} times that after round {first:,}"
         )
 
 
 def _resident() -> float:
-    """Return the anonymous memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return (
         next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
@@ -157,10 +158,9 @@ def _resident() -> float:
 
 
 def _cached(path: Path) -> float:
-    """Return the MB of a file that are in the page cache."""
     libc, size, cached = ctypes.CDLL(None), path.stat().st_size, 0
     with open(path, "r+b") as file:
-        # The file is mapped in parts, since a file larger than the memory cannot be mapped as a whole.
+        # Map the file in parts, since it may be larger than the memory.
         for first in range(0, size, MAPPED_BYTES):
             length = min(MAPPED_BYTES, size - first)
             with mmap.mmap(file.fileno(), length, mmap.MAP_PRIVATE, offset=first) as mapped:

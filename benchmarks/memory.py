@@ -1,11 +1,11 @@
-"""Peak memory of simulations, servers and clients, as a number of vectors of the model's size in addition to the model.
+"""Peak memory of simulations, servers and clients in addition to the model, as a multiple of the model's size.
 
     python benchmarks/memory.py [--cases sim-stc server-1 …] [--parameters 11M]
 
 Each case runs with a model of the given size and with a model of a tenth of this size. The difference of the peaks divided by the
-difference of the model sizes is the number of vectors, one of which is the model; libraries and data cancel out. A third run looks for the
-holders of memory near the peak: attributes of fedcomp's objects with tensors or byte strings of at least half the model's size. Memory
-without a holder is that of temporary values, or was freed but not returned to the system.
+difference of the model sizes is the number of vectors, one of which is the model; libraries and data cancel out. A third run lists
+attributes of fedcomp's objects that hold tensors or byte strings of at least half the model's size near the peak. Memory that no attribute
+holds belongs to temporary values, or was freed but not returned to the operating system.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from deployed import ENVIRONMENT, ROOT, free_port, parameters, resident_mb, wide
 ROUNDS = 4
 SAMPLE_S = 0.002
 STC = "stc:density=1/400"
-# Name → what runs, number of clients, codec of both directions.
+# Maps a case to the measured process, the number of clients, and the codec of both directions.
 CASES = {
     "sim-stc": ("sim", 4, STC),
     "sim-dense": ("sim", 4, "identity"),
@@ -50,7 +50,7 @@ def main() -> None:
     large = parameters(given.parameters)
     small = large // 10
     print(
-        f"{'case':>13} {'clients':>8} {'peak MB':>8} {'vectors above':>14}   holders near the peak"
+        f"{'case':>13} {'clients':>8} {'peak MB':>8} {'vectors above':>14}   large attributes near the peak"
     )
     for case in given.cases:
         (least_mb, _), (peak_mb, _), (_, holders) = (
@@ -65,9 +65,9 @@ def main() -> None:
 
 
 def run(case: str, count: int, look: bool = False) -> tuple[float, str]:
-    """Return the peak of a case in MB with a model of about `count` parameters, and the holders near the peak if `look` is set.
+    """Return the peak memory of a case in MB with a model of about `count` parameters and, if `look` is set, the attributes that hold it.
 
-    The search for holders delays the release of memory.
+    The search for attributes delays the release of memory.
     """
     kind, clients, codec = CASES[case]
     with tempfile.TemporaryDirectory() as name:
@@ -109,13 +109,13 @@ def peak(folder: Path, name: str, process: subprocess.Popen) -> tuple[float, str
     return tuple(json.loads((folder / "peak.json").read_text()))
 
 
-# In the measured process.
+# The functions below run in the measured process.
 
 
 def watch(count: int) -> None:
-    """Run fedcomp with the arguments of this process, and write its peak to peak.json when it ends.
+    """Run fedcomp with the arguments of this process, and write its peak memory to peak.json when it exits.
 
-    `count` is the number of parameters of the model, whose holders are then searched near the peak. 0 means no search.
+    If `count`, the number of parameters of the model, is not 0, the attributes that hold large values near the peak are written too.
     """
     vector_mb, found, ended = 4 * count / 1e6, [0.0, ""], threading.Event()
 
@@ -156,7 +156,7 @@ def holders(least_bytes: int) -> str:
 
 
 def large(value: object, least_bytes: int) -> object:
-    """Return a key that identifies the memory of a tensor or byte string of at least `least_bytes`; None for other values."""
+    """Return a key that identifies the memory of a tensor or byte string of at least `least_bytes` bytes, or None for other values."""
     if isinstance(value, bytes):
         return id(value) if len(value) >= least_bytes else None
     if not hasattr(value, "untyped_storage"):

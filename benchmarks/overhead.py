@@ -1,10 +1,10 @@
-"""Time of a round without training: milliseconds by part with 200 clients per round, and the effect of more idle clients.
+"""Time of a round with almost no training: milliseconds of each part with 200 clients per round, and the effect of more idle clients.
 
     python benchmarks/overhead.py [--cohort 200] [--rounds 30] [--populations 200 2000 20000] [--clock cpu] [--profile]
 
 Training is one step of a model with 42 parameters on one example. Rounds are complete, except that they are not evaluated: they have
-messages in both directions, residuals, STC frames, checks, the sum, a compressed broadcast and a checkpoint. Runs with different numbers of
-clients are interleaved, and the table has medians over the rounds of all repeats. --clock cpu measures the processor time of the main
+messages in both directions, error feedback, STC frames, checks, an average, a compressed broadcast and a checkpoint. Runs with different
+numbers of clients alternate, and the table has medians over the rounds of all repeats. --clock cpu measures the processor time of the main
 thread, which excludes waiting for the disk. --profile prints the functions in which an additional run spends the most time.
 """
 
@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -29,7 +29,7 @@ from fedcomp.profiling import Recorder, recording  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
-EXAMPLES = 20_000  # one example for each of the largest number of clients
+EXAMPLES = 20_000  # one example for each client of the largest default population
 
 
 def clouds(examples: int) -> Data:
@@ -116,7 +116,7 @@ def main() -> None:
 
     parts = list(runs[args.populations[0]][0].parts)
     print(
-        f"{args.cohort} clients per round, medians of {args.repeats} × {args.rounds} rounds, ms by the {args.clock} clock; "
+        f"{args.cohort} clients per round, medians over {args.repeats} × {args.rounds} rounds in milliseconds of {args.clock} time; "
         f"load {os.getloadavg()[0]:.1f}"
     )
     print(
@@ -129,7 +129,7 @@ def main() -> None:
             + "".join(f"{median(clients, part):13.1f}" for part in parts)
             + f"{beyond:9.1f}"
         )
-    print("beyond: time of a round without aggregation, including training")
+    print("beyond: time of a round minus its aggregation")
     if args.profile:
         with cProfile.Profile() as profile:
             run(args.populations[-1], args.cohort, args.rounds, args.clock)

@@ -2,9 +2,9 @@
 
     python benchmarks/quantizers.py --numel 25_000_000
 
-`copy` is a copy into existing memory. Encoding includes the checks of the vector, the coding, and the frame with its checksum; decoding
-includes all checks of the frame and a new vector. Times are medians of interleaved repeats. `entropy` is the entropy of the levels, in bits
-per coordinate; for `natural`, it includes one bit for the sign.
+The row `copy` copies the vector into existing memory. Encoding includes checks of the vector, and the frame with its checksum; decoding
+includes all checks of the frame and a new vector. Times are medians; the rows are timed in turn. The column `entropy` is the entropy of the
+quantized values, in bits per coordinate; for the codec `natural`, one bit for the sign is included.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SPECS = (
 
 
 def entropy(c: Codec, y: Tensor) -> float:
-    """Return the entropy of the values of a decoded vector, in bits; for `natural`, that of the magnitudes plus a bit for the sign."""
+    """Return the entropy of a decoded vector, in bits per coordinate; for the codec `natural`, that of the magnitudes plus a sign bit."""
     values = y.abs() if c.name == "natural" else y
     counts = torch.unique(values, return_counts=True)[1].double()
     p = counts / counts.sum()
@@ -46,7 +46,9 @@ def main() -> None:
         "--specs", nargs="+", default=SPECS, help="spec strings of the codecs to measure"
     )
     parser.add_argument(
-        "--entropy", action="store_true", help="also print the entropy of the levels, which is slow"
+        "--entropy",
+        action="store_true",
+        help="also print the entropy of the quantized values, which is slow",
     )
     options = parser.parse_args()
     x = torch.randn(options.numel, generator=torch.Generator().manual_seed(0))
@@ -59,7 +61,7 @@ def main() -> None:
         functions[f"{spec} decode"] = lambda c=c, spec=spec: c.decode(frames[spec], numel=x.numel())
     copy, *rest = (times.wall_s for times in medians(functions, options.repeats).values())
     print(
-        f"n = {x.numel():,}   threads = {torch.get_num_threads()}   median of {options.repeats}   copy {copy * 1e3:.1f} ms\n"
+        f"n = {x.numel():,}   threads = {torch.get_num_threads()}   medians of {options.repeats} repeats   copy {copy * 1e3:.1f} ms\n"
     )
     print(f"{'':30}{'encode':^27}{'decode':^27}{'bits per':>12}")
     print(

@@ -3,9 +3,9 @@
     FEDCOMP_DATA=... python benchmarks/rival_flower_ray.py --task mnist-cnn --clients 200 --cohort 20 --rounds 6 [--cores 2]
     python benchmarks/rival_flower_ray.py WORKLOAD.npz --task mnist-cnn ...
 
-The program prints one line of JSON. The second command only needs flwr[simulation] and torch, not fedcomp. ServerApp and ClientApp are
-those of Flower's PyTorch tutorial, with FedAvg, a shuffling DataLoader over the client's examples, and torch.optim.SGD. For each of the
---cores, there is an actor with one core and one thread. Each actor reads the examples once, and rounds are not evaluated.
+The program prints one line of JSON. The second command only needs flwr[simulation] and torch, not fedcomp. The ServerApp and the ClientApp
+follow Flower's PyTorch tutorial, with FedAvg, a shuffling DataLoader over the client's examples, and torch.optim.SGD. Ray runs one actor
+with one thread on each of the --cores. Each actor reads the examples once, and rounds are not evaluated.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """FedAvg that records the time of rounds, from the selection of the cohort to the averaged model."""
+    """FedAvg that records the duration of each round, from the selection of the clients to the averaged model."""
 
     def configure_train(self, server_round, arrays, config, grid):
         self.began = time.perf_counter()
@@ -162,7 +162,7 @@ def main() -> None:
             workload = export(
                 Workload(args.task, args.clients, args.cohort, args.rounds), Path(folder)
             )
-        import rival_flower_ray as here  # under the name by which the actors import it, so that they cache the examples
+        import rival_flower_ray as here  # the name by which actors import this file, so that they cache the examples
 
         run_simulation(
             here.server_app(args, str(Path(workload).absolute()), accuracies),
@@ -175,7 +175,7 @@ def main() -> None:
         )
     if set(here.answered) != {args.cohort} or len(here.seconds) != args.rounds:
         sys.exit(
-            f"{here.answered} clients answered in {len(here.seconds)} rounds; expected {args.cohort} in each of {args.rounds}"
+            f"{here.answered} clients answered in {len(here.seconds)} rounds; expected {args.cohort} in each of {args.rounds} rounds"
         )
     rate = args.cohort / sorted(here.seconds[1:] or here.seconds)[len(here.seconds[1:]) // 2]
     print(

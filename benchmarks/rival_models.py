@@ -1,15 +1,15 @@
-"""Models of the workloads in rivals.py and cifar10_pfl.py. They need only torch, since other simulators run without fedcomp."""
+"""Models of the workloads in rivals.py and cifar10_pfl.py, without imports of fedcomp, since other simulators use them."""
 
 from torch import nn
 
 
 def logreg() -> nn.Module:
-    """mnist-logreg: inputs [B, 784], 7,850 parameters."""
+    """The model of the task mnist-logreg: inputs [B, 784], 7,850 parameters."""
     return nn.Linear(784, 10)
 
 
 def mnist_cnn() -> nn.Module:
-    """mnist-cnn: inputs [B, 1, 28, 28], 1,663,370 parameters."""
+    """The model of the task mnist-cnn: inputs [B, 1, 28, 28], 1,663,370 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),
@@ -25,7 +25,7 @@ def mnist_cnn() -> nn.Module:
 
 
 def mnist_small_cnn() -> nn.Module:
-    """mnist-small-cnn: inputs [B, 1, 28, 28], 28,938 parameters."""
+    """The model of the task mnist-small-cnn: inputs [B, 1, 28, 28], 28,938 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2),
         nn.ReLU(),
@@ -39,9 +39,10 @@ def mnist_small_cnn() -> nn.Module:
 
 
 def cifar10_cnn() -> nn.Module:
-    """The `simple_cnn` of pfl's published CIFAR-10 benchmark: inputs [B, 3, 32, 32], 1,626,442 parameters, with its two dropouts.
+    """Return `simple_cnn` of pfl's published CIFAR-10 benchmark: inputs [B, 3, 32, 32], 1,626,442 parameters, two dropout layers.
 
-    Two convolutions of 3x3 without padding (32 and 64 channels), one pooling, a hidden layer of 128; weights by Glorot & Bengio 2010.
+    The model has two 3x3 convolutions without padding (32 and 64 channels), a pooling layer and a hidden layer of 128 units, with weights
+    by Glorot & Bengio 2010.
     """
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3),
@@ -63,7 +64,7 @@ def cifar10_cnn() -> nn.Module:
 
 
 def cifar10_plain_cnn() -> nn.Module:
-    """cifar10_cnn without dropout, with the same names of weights."""
+    """Return cifar10_cnn without dropout; the names of the weights are the same."""
     return nn.Sequential(
         *(nn.Identity() if isinstance(module, nn.Dropout) else module for module in cifar10_cnn())
     )

@@ -3,9 +3,9 @@
     python benchmarks/rival_pfl.py WORKLOAD.npz --model mnist-cnn --rounds 10 --cohort 20
     torchrun --nproc-per-node 2 benchmarks/rival_pfl.py ...
 
-The program prints one line of JSON. It needs pfl (`rivals.py --install`), not fedcomp. As in pfl's benchmarks, it uses SimulatedBackend
-with FederatedAveraging and PyTorchModel, users' tensors in memory, central SGD at rate 1, and users with equal weights. torchrun starts
-several processes.
+The program prints one line of JSON, and needs pfl (`rivals.py --install`) but not fedcomp. As pfl's own benchmarks, the program uses
+SimulatedBackend with FederatedAveraging and PyTorchModel, keeps users' tensors in memory, and averages users with equal weights. torchrun
+starts several processes.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 
 class Stopwatch:
-    """A pfl callback that records the seconds of each round, including those of evaluations every `evaluate_every` rounds."""
+    """A pfl callback that records the duration of each round in seconds, including the evaluation after every `evaluate_every` rounds."""
 
     def __init__(self, test: tuple[torch.Tensor, torch.Tensor], evaluate_every: int):
         self.test, self.evaluate_every, self.seconds = test, evaluate_every, []
@@ -71,7 +71,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument(
         "workload",
-        help="inputs, targets, shards, test_inputs, test_targets and the initial weights, as .npz",
+        help=".npz file with inputs, targets, shards, test_inputs, test_targets and the initial weights",
     )
     options.add_argument("--model", choices=MODELS, required=True)
     options.add_argument("--rounds", type=int, default=10)

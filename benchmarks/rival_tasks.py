@@ -1,4 +1,4 @@
-"""Tasks of rivals.py that are not built in: a built-in data set with another model."""
+"""The tasks of rivals.py that fedcomp does not have: a built-in data set with another model."""
 
 import dataclasses
 

@@ -1,14 +1,15 @@
-"""Client updates per second of whole rounds of fedcomp, of other simulators and of simple loops, in interleaved processes.
+"""Client updates per second of fedcomp, of other simulators and of plain PyTorch loops.
 
     FEDCOMP_DATA=... python benchmarks/rivals.py [--workload mnist-cnn] [--repeats 5] [--threads 2] [--rivals FOLDER [--install]]
 
-The workloads are logistic regression on MNIST with 200 clients per round, and two convolutional networks on MNIST with 28,938 and 1,663,370
-parameters and 20 of 200 clients per round. Each client trains 5 steps with batches of 20. Every row is a separate process with the same
-data, shards, steps and threads; its first round is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions, residuals
-and checkpoints. The loops and vmap only train a cohort. `one big batch` trains one model on the same examples, and its speed is the limit.
-Accuracies are measured after the last round; fedcomp runs ten more rounds than the others, since its worker processes start in these. The
-other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and Flower's Ray engine (rival_flower_ray.py), if Ray is
-installed. pfl runs as one process with all threads, and as processes of torchrun with one thread each. Missing simulators are skipped.
+The workloads are logistic regression on MNIST with 200 clients per round, and two CNNs on MNIST with 28,938 and 1,663,370 parameters and 20
+of 200 clients per round. Each client trains 5 steps with batches of 20. Every row of the table is a separate process with the same data,
+shards, steps and threads. The first round of a process is not counted. fedcomp runs whole rounds with STC at 1/400 in both directions,
+error feedback and checkpoints. The loops and torch.func.vmap only train the clients of a round. `one big batch` trains one model on the
+same examples; its speed is an upper limit. Accuracies are measured after the last round. fedcomp runs ten additional rounds, in which its
+worker processes start. The other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and Flower's Ray engine
+(rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of torchrun with one thread each.
+Missing simulators are skipped.
 """
 
 import argparse
@@ -26,18 +27,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 HERE = Path(__file__).resolve().parent
 PFL = ("pfl==0.6.0", "torch==2.13.0")
 DENSITY = "stc:density=1/400"
-WARM_UP_ROUNDS = 10  # additional rounds of fedcomp, in which worker processes start
+WARM_UP_ROUNDS = 10  # additional rounds of fedcomp, during which its worker processes start
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A task, the number of clients, the clients per round, and the rounds of a process."""
-
     task: str
     clients: int
     cohort: int
@@ -48,7 +47,7 @@ class Workload:
 
     @property
     def spec(self) -> str:
-        """The value of --task."""
+        """The task as a value of fedcomp's option --task."""
         own = {"mnist-small-cnn": f"{HERE / 'rival_tasks.py'}:small_cnn"}
         return own.get(self.task, self.task)
 
@@ -64,11 +63,10 @@ WORKLOADS = {
 LOOPS = ("usual loop", "lean loop", "torch.func.vmap", "one big batch")
 
 
-# In the process of a row.
+# The functions below run in the process of a row.
 
 
 def run_loop(name: str, w: Workload) -> dict[str, object]:
-    """Return the seconds of each repetition of a loop that trains one cohort."""
     import numpy as np
     import torch
 
@@ -91,7 +89,7 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
 
 
 def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
-    """Return a loop as in torch.func's tutorial on model ensembles: a stack of models. `rows`: [clients, steps, batch]."""
+    """Return a loop that trains a stack of models as in torch.func's tutorial on ensembles. `rows`: examples [clients, steps, batch]."""
     import torch
     from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -115,7 +113,7 @@ def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
 
 
 def run_fedcomp(engine: str, precision: str, w: Workload) -> dict[str, object]:
-    """Return the seconds of each round with its checkpoint, after the engine has settled, except for the last round, which is evaluated."""
+    """Return the seconds of each round with its checkpoint, after all workers have started and without the evaluated last round."""
     from fedcomp import RunConfig
     from fedcomp.callbacks import Callback
     from fedcomp.sim.run import Simulation
@@ -180,14 +178,14 @@ def load(w: Workload):
 
 @dataclass(frozen=True)
 class Rival:
-    """A row of the table."""
+    """A row of the table, with the command that measures it."""
 
     name: str
     command: tuple[str, ...]
 
 
 def rivals(w: Workload, args: argparse.Namespace, folder: Path) -> list[Rival]:
-    """Return the rows that can run here. Missing simulators are named on standard error."""
+    """Return the rows that can run on this machine. Simulators that are not installed are named on standard error."""
 
     def own(name: str) -> Rival:
         return Rival(
@@ -247,7 +245,10 @@ def rivals(w: Workload, args: argparse.Namespace, folder: Path) -> list[Rival]:
             )
         )
     else:
-        print("pfl is not installed: give --rivals FOLDER --install", file=sys.stderr)
+        print(
+            "pfl is skipped, since it is not installed: pass --rivals FOLDER --install",
+            file=sys.stderr,
+        )
     ray = HERE / "rival_flower_ray.py"
     if importlib.util.find_spec("ray") and ray.exists():
         found.append(
@@ -276,7 +277,10 @@ def rivals(w: Workload, args: argparse.Namespace, folder: Path) -> list[Rival]:
             )
         )
     else:
-        print("Ray is not installed: pip install 'flwr[simulation]'", file=sys.stderr)
+        print(
+            "Flower's Ray engine is skipped, since Ray is not installed: pip install 'flwr[simulation]'",
+            file=sys.stderr,
+        )
     found += [own(name) for name in fedcomp_rows(w)]
     names = {rival.name for rival in found}
     return [
@@ -288,7 +292,7 @@ def rivals(w: Workload, args: argparse.Namespace, folder: Path) -> list[Rival]:
 
 
 def fedcomp_rows(w: Workload) -> list[str]:
-    """Return the names of fedcomp's rows, `fedcomp ENGINE [PRECISION]`: each engine, and bfloat16."""
+    """Return the names of fedcomp's rows, `fedcomp ENGINE [PRECISION]`."""
     from fedcomp import RunConfig
 
     options = {f.name: f.metadata for f in dataclasses.fields(RunConfig)}
@@ -298,7 +302,7 @@ def fedcomp_rows(w: Workload) -> list[str]:
 
 
 def export(w: Workload, folder: Path) -> Path:
-    """Write the workload as .npz, for processes without fedcomp. Return its path."""
+    """Write the workload to an .npz file for processes without fedcomp, and return the path of the file."""
     import numpy as np
 
     from fedcomp.tasks import initial_model
@@ -322,7 +326,7 @@ def export(w: Workload, folder: Path) -> Path:
 
 
 def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] | None:
-    """Return the result in the last line of the process; None if it failed, with a message on standard error."""
+    """Run the process of a row and return its result, or print a message and return None if the process fails."""
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
@@ -343,7 +347,6 @@ def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] 
 
 
 def install(folder: Path) -> None:
-    """Create an environment with pfl, whose dependencies conflict with those of fedcomp."""
     venv.create(folder / "pfl", with_pip=True)
     subprocess.run(
         [folder / "pfl" / "bin" / "python", "-m", "pip", "install", "--quiet", *PFL], check=True
@@ -365,7 +368,7 @@ def print_table(w: Workload, results_of: dict[str, list[dict]]) -> None:
         "Ray": rates.get("Flower's Ray engine"),
     }
     print(
-        f"\n{w.task}: {w.cohort} of {w.clients} clients a round, {w.steps} steps of {w.batch_size}"
+        f"\n{w.task}: {w.cohort} of {w.clients} clients per round, {w.steps} steps with batches of {w.batch_size}"
     )
     for name, results in results_of.items():
         ratios = "".join(
@@ -392,11 +395,13 @@ def main() -> None:
         "--workload",
         choices=WORKLOADS,
         action="append",
-        help="may be repeated; default: all",
+        help="workload to measure; may be repeated; default: all workloads",
     )
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument(
-        "--rounds", type=int, help="rounds of each process; default: 16, or 6 for mnist-cnn"
+        "--rounds",
+        type=int,
+        help="number of rounds in each process; default: 16, or 6 for mnist-cnn",
     )
     options.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options.add_argument(
@@ -407,13 +412,15 @@ def main() -> None:
         "--only",
         action="append",
         metavar="TEXT",
-        help="only this row, or rows whose names contain the text; may be repeated",
+        help="measure only the row of this name, or all rows whose names contain TEXT; may be repeated",
     )
     options.add_argument(
-        "--json", metavar="FILE", help="append the result of each process as a line of JSON"
+        "--json",
+        metavar="FILE",
+        help="append the result of each process to this file, as a line of JSON",
     )
     options.add_argument(
-        "--one", metavar="ROW", help="run a row in this process and print its times"
+        "--one", metavar="ROW", help="measure one row in this process and print its times"
     )
     args = options.parse_args()
     if args.one:

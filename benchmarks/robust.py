@@ -1,11 +1,11 @@
-"""Time of robust aggregation, against the same rules in torch on a dense stack of all updates; and memory in addition to the updates.
+"""Time and memory of robust aggregation rules, compared with the same rules in torch on a dense stack of all updates.
 
     python benchmarks/robust.py --clients 20 --numel 1M
 
-Updates are opened frames. `dense` updates are from the codec `identity`, and represent those of fp16 and qsgd; updates of the other codecs
-stay compressed. torch has the stack [m, n] in memory and computes only what the rule needs: a median, a sort and a mean, or distances by a
-product of matrices. Times are medians of interleaved repeats; a first repeat, which compiles, is not counted. Memory is the peak of Python
-and numpy during a call, without the updates and the result.
+fedcomp aggregates updates that were opened from frames. The columns `dense` are for the codec `identity`, and hold for other dense codecs,
+such as fp16 and qsgd. Updates of the other codecs stay compressed in memory. The torch implementation has the stack of all updates,
+[clients, elements], in memory. Times are medians; the rules are timed in turn, and the first repeat, which compiles, is not counted. Memory
+is the peak that Python and numpy allocate during a call, without the updates and the result.
 """
 
 import argparse
@@ -34,7 +34,6 @@ RULES = (
 
 
 def baselines(stack: torch.Tensor, byzantine: int) -> dict[str, Callable[[], object]]:
-    """Return implementations on a dense stack, by the names of the rules."""
     m = len(stack)
 
     def distances() -> torch.Tensor:
@@ -64,14 +63,13 @@ def opened_updates(stack: torch.Tensor, uplink: str) -> list[AcceptedUpdate]:
 def aggregation(
     text: str, uplink: str, answers: list[AcceptedUpdate], out: torch.Tensor
 ) -> Callable[[], object]:
-    """Return a function that aggregates the updates of round 1 by a rule."""
+    """Return a function that aggregates the updates of one round by the rule `text`."""
     rule = strategy(text, StrategyConfig(uplink=uplink, memory="none"), Layout.flat(out.numel()))
     updates = RoundUpdates(1, {"train": answers}, torch.zeros_like(out))
     return lambda: rule.aggregate(updates, out.zero_())
 
 
 def peak_bytes(function: Callable[[], object]) -> float:
-    """Return the peak memory of Python and numpy during a call."""
     tracemalloc.start()
     try:
         function()
@@ -94,7 +92,8 @@ def main() -> None:
     torch_times = medians(baselines(stack, f), options.repeats)
     torch_s = {name: times.wall_s for name, times in torch_times.items()}
     print(
-        f"{m} clients, n = {n:,}, {f} Byzantine clients, {torch.get_num_threads()} threads; a dense stack is {stack.nbytes / 1e6:,.0f} MB\n"
+        f"{m} clients, {f} of them Byzantine, {n:,} parameters, {torch.get_num_threads()} threads; "
+        f"the dense stack has {stack.nbytes / 1e6:,.0f} MB\n"
     )
     print(
         f"{'':28}{'torch':>9}"

@@ -1,10 +1,11 @@
-"""Time, bits and error of the quantization of rotated vectors, on this CPU.
+"""Time, size and error of codecs that rotate a vector before they quantize it, on this CPU.
 
     python benchmarks/rotations.py --numel 25_000_000
 
-`copy` is a copy into existing memory. `rotation` computes the rotated vector and discards it. Encoding returns a frame; decoding adds a
-frame to an existing vector. Times are medians of interleaved repeats. `copies` is the time as a multiple of the copy in the same run. `CPU`
-is the time of all threads together. `bits` is per coordinate. NMSE is ‖x − C(x)‖²/‖x‖², for normal values.
+The row `copy` copies the vector into existing memory. The row `rotation` computes the rotated vector and discards it. Encoding returns a
+frame; decoding adds a frame to an existing vector. Times are medians; the rows are timed in turn. The column `copies` is the time as a
+multiple of the copy. `CPU` is the processor time of all threads together. `bits` is the frame size in bits per coordinate. NMSE is the
+squared error ‖x − C(x)‖²/‖x‖² of the decoded vector C(x) for normal values x.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def main() -> None:
         functions[f"{spec} decode"] = partial(codec(spec).accumulate, frames[spec], out)
     times = medians(functions, options.repeats)
     print(
-        f"n = {options.numel:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
+        f"n = {options.numel:,}   threads = {torch.get_num_threads()}   medians of {options.repeats} repeats\n"
     )
     print(
         f"{'':22}{'ms':>9}{'M values/s':>12}{'copies':>8}{'CPU ms':>9}{'copies':>8}{'bits':>9}{'NMSE':>9}"

@@ -1,10 +1,10 @@
-"""Client updates per second of whole rounds, against loops over PyTorch modules that only train.
+"""Client updates per second of whole rounds, compared with PyTorch loops that only train.
 
     FEDCOMP_DATA=... python benchmarks/round.py [--rounds 40]
 
 The workload is logistic regression on MNIST with 200 clients per round, which train 5 steps with batches of 20. The loops of local_sgd.py
-only train, with torch.optim.SGD, and return updates. A whole round trains, adds residuals, encodes STC frames at 1/400, checks and averages
-the updates, compresses the broadcast, and writes a checkpoint. Rounds and loops are interleaved in one process.
+only train with torch.optim.SGD and return the updates. A whole round trains, adds residuals, encodes STC frames at 1/400, checks and
+averages the updates, compresses the broadcast, and writes a checkpoint. Whole rounds and loops alternate in one process.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 from local_sgd import examples, seconds  # noqa: E402
 
@@ -34,7 +34,7 @@ CLIENTS = 200
 
 
 class Interleaved(Callback):
-    """Callback that runs the loops after every round and records all times."""
+    """Callback that runs the PyTorch loops after every round, and records the times of rounds and loops."""
 
     def __init__(self, loops: dict[str, Callable[[], object]]) -> None:
         self.loops, self.loop_s, self.round_s = loops, {name: [] for name in loops}, []
@@ -57,7 +57,7 @@ def main() -> None:
     task = load("mnist-logreg", data_folder(None))
     name, data = examples(task)
     if name != "MNIST":
-        raise SystemExit("set FEDCOMP_DATA to the folder with mnist/")
+        raise SystemExit("MNIST is missing: set FEDCOMP_DATA to the folder that contains mnist/")
     config = RunConfig(
         task="mnist-logreg",
         clients=CLIENTS,
@@ -83,7 +83,7 @@ def main() -> None:
     medians = {name: statistics.median(taken[1:]) for name, taken in watch.loop_s.items()}
     medians["whole round with STC"] = statistics.median(watch.round_s[1:-1])
     print(
-        f"{CLIENTS} clients × {sgd.steps} steps of {sgd.batch_size}; medians of {rounds - 2} interleaved rounds\n"
+        f"{CLIENTS} clients × {sgd.steps} steps with batches of {sgd.batch_size}; medians over {rounds - 2} rounds\n"
     )
     for name, median in medians.items():
         ratios = f"{medians['usual loop'] / median:8.2f} × the usual loop{medians['lean loop'] / median:8.2f} × the lean loop"

@@ -1,23 +1,23 @@
-"""Traffic of s2 through relays, against forwarded frames of topk with the same values; and the fraction of tables that can be decoded.
+"""Traffic of the codec s2, whose frames relays can add, compared with topk frames that relays forward; and how often s2 can be decoded.
 
     python benchmarks/s2.py [--seeds 100] [--task digits]
 
-The largest 1 % of the values of every vector are sent. The vectors are updates of local SGD after some rounds, whose supports overlap, or
-random vectors. The columns for sums over 8, 32 and 128 clients are:
+Every client sends the largest 1 % of its vector. The vectors are updates of local SGD after some rounds, whose nonzero positions overlap,
+or random vectors. The sum of s2 frames has values for the union of all positions. The columns for 8, 32 and 128 clients are:
 
-    topk each   the frame of topk of one client, with values in float32
-    all         the frames of topk of all clients together, as on a link that only forwards frames (all-gather)
-    s2 each     the frame of s2 of one client, whose table has room for the union
-    s2 sum      the sum of the frames of s2 of all clients
-    values      positions and values of the union in one frame of topk, as from a relay that decodes and adds frames
+    topk each   bytes of the topk frame of one client, with values in float32
+    all         bytes of the topk frames of all clients, as on a link that only forwards frames (all-gather)
+    s2 each     bytes of the s2 frame of one client, whose table has room for the union
+    s2 sum      bytes of the sum of the s2 frames of all clients
+    values      bytes of one topk frame with the union, as from a relay that decodes and adds frames
 
-The savings of s2 against forwarded frames of topk are:
+Three columns show the fraction of the bytes that s2 saves, compared with forwarded topk frames:
 
     top     on the link to the receiver of the sum
-    ring    for each of N receivers: all-reduce with 2(N − 1)/N of the sum of s2, against all-gather with N − 1 frames of topk
+    ring    for each of N receivers: all-reduce sends 2(N − 1)/N times the s2 sum, all-gather sends N − 1 topk frames
     tree    on all links from the clients through 8 relays to the server
 
-The paper claims savings of 81 % against all-gather. A single frame of s2 is always longer than one of topk.
+The paper claims that s2 saves 81 % compared with all-gather. A single s2 frame is always longer than a topk frame.
 """
 
 import argparse
@@ -42,7 +42,7 @@ TASKS = {
 
 
 def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
-    """Return the updates [clients, n] of clients with two classes each after some rounds."""
+    """Return the updates of clients with two classes each after `rounds` rounds, [clients, parameters]."""
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig(
             task=task,
@@ -70,7 +70,7 @@ def random_vectors(clients: int, numel: int) -> torch.Tensor:
 
 
 def traffic(name: str, x: torch.Tensor) -> None:
-    """Print a row for each type of values."""
+    """Print a row for each data type of s2's values."""
     clients, numel = x.shape
     topk = codec(f"topk:density={DENSITY}")
     kept = torch.stack([topk.decode(topk.encode(row), numel=numel) for row in x])
@@ -99,7 +99,7 @@ def traffic(name: str, x: torch.Tensor) -> None:
 
 
 def peeling_rates(keys: int, cells_a_key: float, seeds: int) -> None:
-    """Print the fractions of integer tables that peel and that are exact, and the maximum error of float32 tables."""
+    """Print how often all keys of an integer table are decoded, how often all values are exact, and the largest error of float32 tables."""
     peel = exact = 0
     off = []
     for seed in range(seeds):
@@ -117,11 +117,11 @@ def peeling_rates(keys: int, cells_a_key: float, seeds: int) -> None:
 
 
 def _float_error(where: peeling.KeyCells, values: np.ndarray) -> float:
-    """Return the largest error of values read from float32 cells, relative to the largest value. Errors propagate between keys."""
+    """Return the largest error of values decoded from float32 cells, relative to the largest value. Errors propagate between keys."""
     cells = np.zeros(where.size, np.float32)
     signs = np.where(where.negative, -1.0, 1.0)
     np.add.at(cells, where.cells, (signs * values[:, None]).astype(np.float32))
-    unit = 2.0**-40  # so far below the rounding of float32 that only the error of the cells remains
+    unit = 2.0**-40  # far below the rounding of float32, so that only the error of the cells counts
     decoded = (
         peeling.peel(where, np.rint(cells.astype(np.float64) / unit).astype(np.int64))[0] * unit
     )
@@ -133,7 +133,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--task", choices=TASKS, default="digits")
     options = parser.parse_args()
-    print(f"bytes at density {DENSITY:.0%}; union: size of the union of supports, divided by k")
+    print(
+        f"bytes at density {DENSITY:.0%}; union: number of positions in the union over clients, divided by k"
+    )
     print(
         f"{'updates':<14}{'n':>9}{'clients':>8}{'k':>7}{'union':>7}{'topk each':>10}{'all':>11}  {'s2':<6}{'s2 each':>10}{'s2 sum':>11}"
         f"{'top':>7}{'ring':>7}{'tree':>7}{'values':>10}{'missed':>8}{'error':>9}"
@@ -145,9 +147,9 @@ def main() -> None:
         traffic("random", random_vectors(clients, trained.shape[1]))
     for clients in CLIENTS:
         traffic("random", random_vectors(clients, 100_000))
-    print(f"top, ring, tree: savings against topk; the paper claims {CLAIMED_SAVING:.0%}")
+    print(f"top, ring, tree: bytes saved compared with topk; the paper claims {CLAIMED_SAVING:.0%}")
     print(
-        f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 error':>16}   of {options.seeds} seeds, 3 rows"
+        f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 error':>16}   of {options.seeds} seeds; tables with 3 rows"
     )
     for keys, cells_a_key in (
         (1000, 1.25),

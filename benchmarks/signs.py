@@ -1,9 +1,10 @@
-"""Time of codecs with one bit per coordinate on this CPU: encoding, decoding and accumulating, against a copy of the vector.
+"""Time to encode, decode and accumulate with codecs of one bit per coordinate on this CPU, compared with a copy of the vector.
 
     python benchmarks/signs.py --numel 100_000_000
 
-`copy` is a copy into existing memory, and `new copy` a copy into new memory. Codecs write or read whole frames, with checksum and checks.
-Decoding returns a new vector. Times are medians of interleaved repeats. `bits` is the size of the whole frame per coordinate.
+The row `copy` copies the vector into existing memory, and `new copy` into new memory. Codecs write or read whole frames, with checksum and
+checks. Decoding returns a new vector. Times are medians; the rows are timed in turn. `bits` is the size of the whole frame in bits per
+coordinate.
 """
 
 import argparse
@@ -20,7 +21,7 @@ CODECS = "sign", "efsign", "onebit"
 def functions_and_bits(
     numel: int, rows: int
 ) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
-    """Return the functions that are timed, and the bits per coordinate of each codec. `rows`: rows of the matrix for `onebit`."""
+    """Return the functions to time, and the bits per coordinate of each codec. `rows`: rows of the matrix that `onebit` encodes."""
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     out, layout = (
         torch.zeros(numel),
@@ -48,14 +49,17 @@ def main() -> None:
         "--numel", type=int, default=25_000_000, help="number of elements of the vector"
     )
     parser.add_argument(
-        "--rows", type=int, default=1000, help="number of rows of the matrix for onebit"
+        "--rows",
+        type=int,
+        default=1000,
+        help="number of rows of the matrix that the codec onebit encodes",
     )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     functions, bits = functions_and_bits(options.numel, options.rows)
     times = medians(functions, options.repeats)
     print(
-        f"n = {options.numel:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
+        f"n = {options.numel:,}   threads = {torch.get_num_threads()}   medians of {options.repeats} repeats\n"
     )
     print(f"{'':20}{'ms':>9}{'G values/s':>12}{'of a copy':>11}{'bits':>8}")
     for name, (time_s, _) in times.items():

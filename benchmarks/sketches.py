@@ -1,13 +1,13 @@
-"""Time of a Count Sketch on this CPU, against gather and scatter in torch.
+"""Time of a Count Sketch on this CPU, compared with implementations by gather and scatter in torch.
 
     python benchmarks/sketches.py --numel 11_000_000 --rows 5 --columns 500_000
 
-`hashed` computes hashes for each use, in int64, block by block: the bucket of coordinate i is (a·i + b) mod p mod c, and its sign is the
-lowest bit of a polynomial of degree 3 in i mod p, where p = 2³¹ − 1 and c is the number of columns. `tables` has all buckets (int64) and
-signs (float32) in memory. Their construction is not timed, and the results are compared with those of fedcomp. Sums use scatter_add_ or
-bincount. Reading gathers the cells, takes the median over the rows, and selects the k largest with topk. Times are medians of interleaved
-repeats. `copies` is the time as a multiple of a copy of the vector in the same run, and `ours` as a multiple of the time of fedcomp. `CPU`
-is the time of all threads together, which depends less on other load.
+The torch implementation `hashed` computes hashes for each use, block by block: the bucket of coordinate i is (a·i + b) mod p mod c, where p
+= 2³¹ − 1 and c is the number of columns, and the sign of i is the lowest bit of a polynomial of degree 3 in i mod p. The implementation
+`tables` has all buckets (int64) and signs (float32) in memory; their construction is not timed. Torch sketches with scatter_add_ or
+bincount. Torch reads a sketch by gathering the cells, a median over the rows, and topk. Times are medians; the rows are timed in turn. The
+column `copies` is the time as a multiple of a copy of the vector, and `ours` as a multiple of fedcomp's time. `CPU` is the processor time
+of all threads together.
 """
 
 import argparse
@@ -21,10 +21,10 @@ from fedcomp.codecs.sketch import SketchUpdate
 from fedcomp.kernels import count_sketch
 
 P = 2**31 - 1
-BLOCK = 1 << 20  # coordinates that are hashed together
+BLOCK = 1 << 20  # number of coordinates that are hashed together
 SEED = 1
 
-# Function of a row that yields coordinates, their buckets and their signs.
+# Function of a row of the sketch that yields slices of coordinates, their buckets and their signs.
 Placed = Callable[[int], Iterator[tuple[slice, Tensor, Tensor]]]
 
 
@@ -51,7 +51,7 @@ def hashed(numel: int, rows: int, columns: int) -> Placed:
 
 
 def tables(numel: int, rows: int, columns: int) -> tuple[Placed, int]:
-    """Return the buckets and signs of fedcomp, and their bytes."""
+    """Return fedcomp's buckets and signs as tables in memory, and the bytes of these tables."""
     buckets, signs = torch.empty(rows, numel, dtype=torch.int64), torch.empty(rows, numel)
     for start in range(0, numel, BLOCK):
         stop = min(start + BLOCK, numel)
@@ -83,7 +83,6 @@ def counted(x: Tensor, rows: int, columns: int, placed: Placed) -> Tensor:
 
 
 def gathered(cells: Tensor, numel: int, k: int, placed: Placed) -> tuple[Tensor, Tensor]:
-    """Return positions and values of the k largest estimates."""
     rows = torch.empty(len(cells), numel)
     for r in range(len(cells)):
         for span, buckets, signs in placed(r):
@@ -106,7 +105,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5)
     parser.add_argument("--columns", type=int, default=500_000)
     parser.add_argument(
-        "--largest", type=int, default=50_000, help="k, the number of estimates that are read"
+        "--largest",
+        type=int,
+        default=50_000,
+        help="number k of the largest estimates to read from the sketch",
     )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -142,7 +144,7 @@ def main() -> None:
     functions |= {("read", name): function for name, function in reading.items()}
     times = medians(functions, options.repeats)
     print(f"n = {n:,} into {options.rows} x {options.columns:,}, the {k:,} largest read   threads = {torch.get_num_threads()}"
-          f"   median of {options.repeats}   tables: {table_bytes / 1e6:,.0f} MB\n")  # fmt: skip
+          f"   medians of {options.repeats} repeats   tables: {table_bytes / 1e6:,.0f} MB\n")  # fmt: skip
     print(f"{'':30}{'ms':>9}{'copies':>9}{'ours':>8}{'CPU ms':>10}{'ours':>8}")
     for (operation, name), (time_s, cpu_s) in times.items():
         our_s, our_cpu_s = times.get((operation, "ours"), (time_s, cpu_s))

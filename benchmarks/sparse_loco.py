@@ -1,10 +1,10 @@
-"""Frames of SparseLoCo: 64 of every 4,096 coordinates with two-bit values, against 12-bit indices packed in torch.
+"""Size and time of SparseLoCo frames, with two-bit values of 64 of every 4,096 coordinates, compared with packed 12-bit indices in torch.
 
     python benchmarks/sparse_loco.py [--numel 10_000_000] [--repeats 5]
 
 The torch implementation selects with torch.topk, assigns each value to one of four bins by the standard deviation of its chunk, and packs a
-12-bit index and a 2-bit bin for each value. In both formats, the scales are the means of the bins; they are counted separately. Both must
-decode to the same tensor. The vectors have normal and heavy-tailed values. Times are the minimum of the repeats.
+12-bit index and a 2-bit bin for each value. In both formats, the scales are the mean values of the bins; the bytes of the scales are
+counted separately. The vectors have normal or heavy-tailed values. Times are minima over repeats.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SPEC = f"topk:density={K}/{SIZE},values=2bit@chunk={SIZE}"
 
 
 def encode(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return 12-bit indices and 2-bit bins, packed, and the means of the bins [chunks, 4] of a vector whose size is a multiple of 4,096."""
+    """Encode a vector as packed 12-bit indices, packed 2-bit bins, and the means of the bins [chunks, 4]."""
     chunks = x.view(-1, SIZE)
     index = chunks.abs().topk(K, dim=1).indices.sort(dim=1).values
     values = chunks.gather(1, index).double()
@@ -68,12 +68,14 @@ def main() -> None:
     for name, x in {"normal": normal, "heavy tails": normal**3}.items():
         frame, parts = c.encode(x), encode(x)
         y = c.decode(frame, numel=numel)
-        assert torch.equal(y, decode(*parts, numel)), "the two decode to different tensors"
+        assert torch.equal(y, decode(*parts, numel)), (
+            "fedcomp and torch decode to different tensors"
+        )
         values = numel // SIZE * K
         scales = 2 * int(sum(len(chunk.unique()) - 1 for chunk in y.view(-1, SIZE)))
         bits = 8 * (len(frame) - scales) / values
         other = 8 * (parts[0].numel() + parts[1].numel()) / values
-        print(f"{name}: bits per value, without scales")
+        print(f"{name}: bits per sent value, without the scales")
         print(f"  frame                      {bits:6.3f}   scales {8 * scales / values:5.3f}")
         print(
             f"  12-bit indices, torch      {other:6.3f}   scales {16 * parts[2].numel() / values:5.3f}"

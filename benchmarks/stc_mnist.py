@@ -1,10 +1,11 @@
-"""STC in the setting of its authors: accuracy and all bytes, over several seeds.
+"""Accuracy and bytes of STC in the setting of the STC paper, over several seeds.
 
     FEDCOMP_DATA=... python benchmarks/stc_mnist.py [--seeds 5] [--rounds 400]
 
-The task is logistic regression on MNIST with standardised pixels. 200 clients have two classes each, 10 % of them take part in a round, and
-each trains one step with a batch of 20 at learning rate 0.04. STC has p = 1/400 in both directions. The authors' code reports 87.5 %
-accuracy, and 30.0 bytes per frame; it computes the bytes by a formula, without headers, missed broadcasts and first downloads.
+The task is logistic regression on MNIST with standardised pixels. Each of 200 clients has two classes, 10 % of the clients take part in a
+round, and each of them trains one step with a batch of 20 at learning rate 0.04. STC sends 1/400 of the coordinates in both directions. The
+code of the paper's authors reports an accuracy of 87.5 % and 30.0 bytes per frame, by a formula without headers, missed broadcasts and
+first downloads.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from fedcomp.sim import simulate
 
 STC = "stc:density=1/400"
 PARAMETERS = 7850
-MEAN, RICE = 4, 1  # bytes of μ, and of the Rice parameter, in a frame
+MEAN, RICE = 4, 1  # bytes of the magnitude μ, and of the Rice parameter, in a frame
 
 
 @dataclass
@@ -90,12 +91,12 @@ def main() -> None:
     entropy = math.log2(math.comb(PARAMETERS, k)) + k
     expected = expected_rice_bits(k / PARAMETERS) + 1
 
-    print(f"{options.seeds} seeds, {options.rounds} rounds, {frames} frames up\n")
+    print(f"{options.seeds} seeds, {options.rounds} rounds, {frames} uplink frames\n")
     rows = [
         ("accuracy, STC both ways", accuracies(stc), "87.5 % by the authors' code"),
         ("accuracy, dense", accuracies(dense), "89.7 to 91.1 %"),
         ("", "", ""),
-        ("uplink, bytes a frame", "", ""),
+        ("uplink, bytes per frame", "", ""),
         ("  positions and signs", f"{payload / frames:6.2f}", f"entropy {entropy / 8:.2f}"),
         ("  mean magnitude", f"{MEAN:6.2f}", "not counted by the authors"),
         ("  header and Rice parameter", f"{header + RICE:6.2f}", "not counted by the authors"),
@@ -105,12 +106,12 @@ def main() -> None:
             f"{dense_bytes / uplink:.0f} times less than dense",
         ),
         (
-            "payload bits a nonzero",
+            "payload bits per nonzero",
             f"{8 * payload / nonzeros:6.2f}",
-            f"{expected:.2f} expected of Rice positions and a sign",
+            f"{expected:.2f} expected for Rice-coded positions and a sign",
         ),
         ("", "", ""),
-        ("downlink, bytes a client and round", "", ""),
+        ("downlink, bytes per client and round", "", ""),
         ("  the round's broadcast", f"{(downlink - catch_up - first) / frames:6.2f}", ""),
         ("  catching up", f"{catch_up / frames:6.2f}", "not counted by the authors"),
         ("  first downloads", f"{first / frames:6.2f}", "not counted by the authors"),
@@ -130,7 +131,7 @@ def main() -> None:
 
 
 def expected_rice_bits(p: float) -> float:
-    """Return the expected bits per position: b* + 1/(1 − (1−p)^(2^b*))."""
+    """Return the expected bits per position of a Rice code with the best parameter b at density p: b + 1/(1 − (1−p)^(2^b))."""
     golden = (math.sqrt(5) + 1) / 2
     b = max(0, 1 + math.floor(math.log2(math.log(golden - 1) / math.log(1 - p))))
     return b + 1 / (1 - (1 - p) ** 2**b)

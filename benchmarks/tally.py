@@ -1,17 +1,18 @@
-"""Time of counting packed one-bit votes on this CPU, against int8 tensors in torch.
+"""Time to count packed one-bit votes on this CPU, compared with votes as int8 tensors in torch.
 
     python benchmarks/tally.py [--numel 25000000] [--voters 15] [--threads 1]
 
-`int8 added up` adds the tensors one by one in int8 and takes the sign. `stack.sum(0)` is torch's sum of the stack [m, n], in int64 by
-default. `stack.sum(0, int8)` sums in int8, which is correct for up to 127 voters. None of the three decides ties, and the stack is already
-in memory. Times are medians of interleaved repeats. --processor-time shows processor time, which depends less on other load.
+The torch row `int8 added up` adds the votes one by one in int8 and takes the sign. `stack.sum(0)` is torch's sum over the stack of votes,
+[voters, elements], in int64 by default. `stack.sum(0, int8)` sums in int8, which is correct for up to 127 voters. The torch rows do not
+decide ties, and their stack is already in memory. Times are medians; the rows are timed in turn. --processor-time shows processor time,
+which depends less on other load.
 """
 
 import argparse
 import os
 from collections.abc import Callable
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as fedcomp/cli/main.py sets it
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in fedcomp/cli/main.py
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -25,7 +26,6 @@ WIDE_MARGIN = 5  # number of votes
 def functions_and_baselines(
     numel: int, voters: int
 ) -> tuple[dict[str, Callable[[], object]], list[str]]:
-    """Return the functions that are timed, and the names of the baselines."""
     rng = np.random.default_rng(0)
     flags = [rng.integers(0, 2, numel, dtype=np.int8) for _ in range(voters)]
     packed = [np.packbits(vote).tobytes() for vote in flags]
@@ -72,7 +72,7 @@ def main() -> None:
         for name, median in medians(functions, options.repeats).items()
     }
     print(
-        f"{options.voters} votes of n = {options.numel:,}   threads = {options.threads}   median of {options.repeats}"
+        f"{options.voters} votes of n = {options.numel:,}   threads = {options.threads}   medians of {options.repeats} repeats"
         f"{', processor time' * options.processor_time}\n"
     )
     print(f"{'':20}{'ms':>10}" + "".join(f"{f'of {name}':>24}" for name in baselines))

@@ -1,4 +1,4 @@
-"""Interleaved timing of functions, for the other benchmarks."""
+"""Timing for the other benchmarks: the compared functions are called in turn."""
 
 import statistics
 import time

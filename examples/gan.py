@@ -30,7 +30,7 @@ def train(model: GAN, data: Dataset, round: fedcomp.LocalRound) -> dict[str, flo
         real_scores = model.discriminator(real)
         fake_scores = model.discriminator(fake.detach())
         [slope] = torch.autograd.grad(real_scores.sum(), real, create_graph=True)
-        penalty = slope.square().sum(1).mean()  # R1 (Mescheder et al. 2018) stabilizes training
+        penalty = slope.square().sum(1).mean()  # R1 penalty (Mescheder 2018) stabilizes training
         d_optimizer.zero_grad()
         (F.softplus(-real_scores).mean() + F.softplus(fake_scores).mean() + penalty).backward()
         d_optimizer.step()

@@ -2,7 +2,8 @@
 
     python examples/image_classifier.py
 
-The running statistics of BatchNorm are not averaged. The server computes them from training examples before each evaluation.
+The running statistics of BatchNorm are not averaged over clients. The server computes these statistics from training examples before each
+evaluation.
 """
 
 from sklearn.datasets import load_digits

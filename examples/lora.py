@@ -1,9 +1,9 @@
-"""Adapt a causal language model with LoRA (Hu et al. 2022). Only the adapters are trained and sent.
+"""Adapt a causal language model with LoRA (Hu et al. 2022). Clients train and send only the adapters.
 
     pip install transformers peft
     python examples/lora.py
 
-`adapted(freeze_a=True)` trains the matrices B only (FFA-LoRA, Sun et al. 2024): averaging is exact, and half as many numbers are sent.
+`adapted(freeze_a=True)` trains only the matrices B (FFA-LoRA, Sun et al. 2024), so averaging is exact and clients send half as much.
 """
 
 import copy
@@ -21,7 +21,7 @@ CONFIG = LlamaConfig(vocab_size=WORDS, num_attention_heads=4, **SIZES)
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def texts(count: int, step: int, seed: int) -> fedcomp.Data:  # sequences of numbers, `step` apart
+def texts(count: int, step: int, seed: int) -> fedcomp.Data:  # numbers that increase by `step`
     first = torch.randint(WORDS, (count, 1), generator=torch.Generator().manual_seed(seed))
     words = (first + step * torch.arange(LENGTH)) % WORDS
     return fedcomp.Data({"input_ids": words, "labels": words}, words)
@@ -29,7 +29,7 @@ def texts(count: int, step: int, seed: int) -> fedcomp.Data:  # sequences of num
 
 @cache
 def pretrained() -> LlamaForCausalLM:
-    """Return a base model that continues sequences with step 1. In practice, load a pretrained model."""
+    """Return a base model that continues sequences such as 5, 6, 7. In your own program, load a pretrained model here."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

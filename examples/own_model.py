@@ -1,8 +1,8 @@
-"""A model and data of your own: a small convolutional network, with compressed uplink and downlink.
+"""Use your own model and data, here a small convolutional network on images, with compressed uplink and downlink.
 
     python examples/own_model.py
 
-Replace `Network`, and the arrays that are passed as `train` and `test`.
+Replace the class `Network` and the arrays for `train` and `test` by your own.
 """
 
 import torch
@@ -13,7 +13,7 @@ import fedcomp
 
 
 class Network(nn.Module):
-    """Images [B, 1, 8, 8] → scores [B, 10]."""
+    """A convolutional network from images [B, 1, 8, 8] to scores [B, 10]."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ def main() -> None:
 
     model = run.model()  # a Network with the weights of the last run
     prediction = model(torch.tensor(images[:1], dtype=torch.float32)).argmax().item()
-    print(f"test image 1: a {labels[0]}, predicted {prediction}; the run is in {run.folder}")
+    print(f"test image 1: label {labels[0]}, predicted {prediction}; the run is in {run.folder}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A regression: the loss and a metric of the task measure the model, instead of an accuracy.
+"""Train a regression model, which is evaluated by its loss and a metric of the task instead of an accuracy.
 
 python examples/regression.py
 """
@@ -51,7 +51,7 @@ def main() -> None:
     with torch.no_grad():
         first = run.model()(torch.tensor(inputs[test[:1]], dtype=torch.float32)).item()
     first = first * scale + progression[train].mean()
-    print(f"the first test patient: {progression[test[0]]:.0f} measured, {first:.0f} predicted")
+    print(f"first test patient: {progression[test[0]]:.0f} measured, {first:.0f} predicted")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train a Hugging Face text classifier with AdamW. Its batches are dicts, and it computes its own loss.
+"""Train a Hugging Face text classifier with AdamW. The batches of this model are dicts, and the model computes its own loss.
 
     pip install transformers datasets
     python examples/transformers_classifier.py
@@ -24,7 +24,7 @@ CONFIG = BertConfig(
 
 
 def sentences(count: int, seed: int) -> datasets.Dataset:
-    """Return sentences of random token ids, with labels that depend on the first token, and users."""
+    """Return sentences of random token ids, with labels that depend on the first token, and a column `user` that names the client."""
     words = torch.randint(1, WORDS, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
     columns = {
         "input_ids": words.tolist(),

@@ -1,4 +1,4 @@
-"""A model with two inputs: a table of numbers and an image, passed by keyword.
+"""Train a model with two inputs, an image and a table of numbers, which are passed by keyword.
 
 python examples/two_inputs.py
 """
@@ -11,7 +11,7 @@ import fedcomp
 
 
 class Network(nn.Module):
-    """image [B, 1, 8, 8], table [B, 2] → scores [B, 10]."""
+    """A network from images [B, 1, 8, 8] and tables of numbers [B, 2] to scores [B, 10]."""
 
     def __init__(self):
         super().__init__()

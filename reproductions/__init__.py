@@ -1,4 +1,4 @@
-"""Reproductions: claims of papers, and runs that test them. Each paper has one file."""
+"""Reproductions: claims of papers, and the runs that test these claims. Each reproduction has one file."""
 
 from fedcomp.errors import UserError, nearest
 
@@ -25,12 +25,12 @@ _REPRODUCTIONS: dict[str, Reproduction] = {
 
 
 def available_reproductions() -> dict[str, Reproduction]:
-    """Return all reproductions by name."""
+    """Return a dict of all reproductions by name."""
     return dict(_REPRODUCTIONS)
 
 
 def reproduction(name: str) -> Reproduction:
-    """Return a reproduction. Raises UserError for an unknown name."""
+    """Return the reproduction `name`. Raises UserError for an unknown name."""
     if name not in _REPRODUCTIONS:
         raise UserError(f"unknown reproduction '{name}'; {nearest(name, _REPRODUCTIONS)}")
     return _REPRODUCTIONS[name]

@@ -1,4 +1,4 @@
-"""The parts of a reproduction: claims of a paper, the runs that test them, and their results. Imports only the standard library."""
+"""The parts of a reproduction: claims of a paper, and runs that test the claims. This module imports only the standard library."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedcomp.runs import Run
 
-IN_WORDS = "in words"  # in place of the number, for a claim without a number
+IN_WORDS = "in words"  # stands in place of the paper's number if a claim has no number
 CAVEAT = "Processors round sums differently, so a close verdict can differ between machines."
-Options = Mapping[str, Any]  # options of a run, by field of RunConfig
-Choices = Sequence[Options]  # alternative options of a method; the best alternative is used
+Options = Mapping[str, Any]  # maps fields of RunConfig to the options of a run.
+# Alternative options of a method, such as learning rates; the best alternative is used.
+Choices = Sequence[Options]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of a comparison. The choice with the best accuracy at the first seed is also run with the other seeds."""
+    """A method of a comparison, with fixed options and alternative choices, such as learning rates.
+
+    The choice with the best accuracy at the first seed is also run with the other seeds.
+    """
 
     options: Options
     choices: Choices = ({},)
@@ -24,12 +28,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The runs of a reproduction, at the small or the full scale."""
+    """The runs of a reproduction, in the small or the full setting."""
 
     common: Options  # options of all runs
     methods: Mapping[
         str, Method
-    ]  # by name: lower case, digits and hyphens, since names are parts of folder names
+    ]  # names have lower-case letters, digits and hyphens, since they are parts of folder names
     seeds: int = 3
 
 
@@ -39,12 +43,12 @@ class MethodResult:
 
     runs: Sequence["Run"]
     choice: Options
-    # Accuracy at the first seed, by choice.
+    # maps each choice to its accuracy at the first seed
     tried: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracies of the last round, 0..1."""
+        """The accuracy after the last round of each run, from 0 to 1."""
         return [run.accuracy for run in self.runs]
 
     @property
@@ -57,7 +61,7 @@ class MethodResult:
         return statistics.stdev(self.accuracies) if len(self.runs) > 1 else 0.0
 
     def bytes(self, link: str) -> float:
-        """Return the bytes of a run, the mean over seeds. `link`: `uplink`, `downlink`, `dense_uplink` or `dense_downlink`."""
+        """Return the bytes of a run, averaged over seeds. `link` is `uplink`, `downlink`, `dense_uplink` or `dense_downlink`."""
         return statistics.mean(
             sum(getattr(record, f"{link}_bytes") for record in run.records) for run in self.runs
         )
@@ -67,20 +71,20 @@ class MethodResult:
         return f"{100 * self.accuracy:.1f} %{spread}"
 
 
-Results = Mapping[str, MethodResult]  # by method
+Results = Mapping[str, MethodResult]  # maps the name of a method to its result
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a claim."""
+    """The result of testing a claim."""
 
-    ours: str  # the measured values
+    ours: str  # the values that our runs measured
     holds: bool
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper. `judge` compares the claim with the results of runs, or with values that need no runs."""
+    """A claim of a paper. The function `judge` compares the claim with the results of runs, or with values that need no runs."""
 
     text: str
     source: str  # table, figure or section of the paper
@@ -95,39 +99,37 @@ class Reproduction:
     name: str
     title: str
     paper: str  # authors, title, venue and year
-    setting: str  # options of the small runs, and differences from the paper
-    full_setting: str  # options of the full runs, and differences from the paper
+    setting: str  # description of the small runs, and how they differ from the paper
+    full_setting: str  # description of the full runs, and how they differ from the paper
     small: Experiment
     full: Experiment
     claims: Sequence[Claim]
-    minutes: float  # minutes of one core, for the small runs
-    needs: str = ""  # folder of the data below --data; "" = data that comes with fedcomp
+    minutes: float  # processor time of the small runs
+    needs: str = ""  # folder of the data below --data; "" = the data come with fedcomp
 
     def experiment(self, full: bool) -> Experiment:
-        """Return the full or the small runs."""
         return self.full if full else self.small
 
 
 def lrs(*rates: float) -> tuple[Options, ...]:
-    """Return one choice of options for each learning rate."""
     return tuple({"lr": rate} for rate in rates)
 
 
 def points(difference: float) -> str:
-    """Return a difference of accuracies (0..1) as text in percentage points, with its sign."""
+    """Return a difference of accuracies (fractions) as text in percentage points, with its sign."""
     return f"{100 * difference:+.1f}"
 
 
 def differences(a: MethodResult, b: MethodResult) -> list[float]:
-    """Return the accuracy of a minus that of b, for each seed."""
+    """Return the accuracy of method `a` minus that of method `b`, for each seed."""
     return [x - y for x, y in zip(a.accuracies, b.accuracies, strict=True)]
 
 
 def more_accurate(a: MethodResult, b: MethodResult) -> bool:
-    """Return whether a is more accurate than b at every seed."""
+    """Return whether method `a` is more accurate than method `b` at every seed."""
     return min(differences(a, b)) > 0
 
 
 def within_margin(a: MethodResult, b: MethodResult, margin: float) -> bool:
-    """Return whether the mean accuracy of a is at most `margin` (0..1) below that of b."""
+    """Return whether the mean accuracy of method `a` is at most `margin` (a fraction) below that of method `b`."""
     return statistics.mean(differences(a, b)) >= -margin

@@ -1,4 +1,4 @@
-"""The command `fedcomp reproduce`: list the reproductions, or run one and print its verdict."""
+"""The command `fedcomp reproduce`, which lists the reproductions, or runs one and prints whether its claims hold."""
 
 import dataclasses
 import shutil
@@ -26,7 +26,10 @@ def run(
     device: str,
     write: bool,
 ) -> None:
-    """Run a reproduction, or list all if the name is None. The arguments are the options of `fedcomp reproduce`. Raises UserError."""
+    """Run the reproduction `name`, or list all reproductions if `name` is None. The arguments are the options of `fedcomp reproduce`.
+
+    Raises UserError.
+    """
     if name is None:
         for r in available_reproductions().values():
             print(
@@ -72,7 +75,7 @@ def run(
     print("\n" + _table(table.RUNS, table.run_rows(results), (30, 24, 16, 10, 10)))
     print(_table(table.COLUMNS, table.rows(judged), CELL_WIDTHS))
     print(
-        f"{time.wall_s / 60:.1f} minutes, {time.processor_s / 60:.1f} minutes of one core; runs in {folder}"
+        f"{time.wall_s / 60:.1f} minutes, {time.processor_s / 60:.1f} minutes of processor time; the runs are in {folder}"
     )
     if write:
         table.write(
@@ -89,7 +92,6 @@ def _wrap(text: str) -> str:
 
 
 def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]], widths: tuple[int, ...]) -> str:
-    """Return a table with wrapped cells."""
     drawn = []
     for line in (columns, *lines):
         cells = [

@@ -1,12 +1,13 @@
-"""Convex problems with two coordinates whose gradients have the signs (1, −1) or (−1, 1), so that sign steps do not change x₁ + x₂.
+"""Convex problems on which signSGD does not converge, since the gradients have the signs (1, −1) or (−1, 1) and steps keep x₁ + x₂.
 
 Similar problems are in Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019.
-ε = 1/2, steps start from (1, 1), and the minimum is 0 at (0, 0):
+The problems minimize a function f of two coordinates x₁ and x₂. Steps start from x = (1, 1), and the minimum is 0 at (0, 0). With ε = 1/2:
 
     kink           f(x) = ε·|x₁ + x₂| + |x₁ − x₂|;  steps use subgradients of f
     least squares  f(x) = (⟨a,x⟩² + ⟨b,x⟩²)/2, a = (1, −1) + ε(1, 1), b = (−1, 1) + ε(1, 1);  each step uses the gradient of one random term
 
-Step t has the learning rate γ/√t. Steps are encoded by the codec `sign` without a memory, or by `efsign` with the memory `residual`.
+Step t has the learning rate γ/√t. Steps are encoded by the codec `sign` without error feedback, or by `efsign` with error feedback (the
+memory `residual`).
 """
 
 from collections.abc import Callable
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 EPSILON, STEPS = 0.5, 500
-RATES = (0.03, 0.1, 0.3)  # values of γ; the best one is used for each codec
+RATES = (0.03, 0.1, 0.3)  # values of the learning rate γ; the best value is used for each codec
 SIGN, EFSIGN = ("sign", "none"), ("efsign", "residual")
-# f(x), and the gradient at x in step t.
+# The function f of x, and the function that returns the gradient at x in step t.
 Problem = tuple[Callable[["np.ndarray"], float], Callable[["np.ndarray", int], "np.ndarray"]]
 
 
@@ -57,7 +58,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {"kink": kink, "least squares": lea
 def last_value(
     problem: Problem, compression: tuple[str, str], rate: float, steps: int = STEPS
 ) -> float:
-    """Return f after `steps` steps from (1, 1). `compression`: specs of codec and memory."""
+    """Return the value of f after `steps` steps from (1, 1). `compression` names a codec and a memory."""
     import numpy as np
     import torch
 
@@ -71,7 +72,8 @@ def last_value(
     for t in range(steps):
         length = rate / (t + 1) ** 0.5
         g = torch.tensor(gradient(x, t), dtype=torch.float32)
-        weight = length if compression == SIGN else 1.0  # `sign` does not send a scale
+        # The codec `sign` sends no scale, so the weight scales its signs.
+        weight = length if compression == SIGN else 1.0
         frame = client_memory.propose(-g if compression == SIGN else -length * g, seed=t)
         client_memory.commit()
         sign_codec.accumulate(frame, into=step.zero_(), weight=weight)
@@ -80,5 +82,5 @@ def last_value(
 
 
 def best(problem: Problem, compression: tuple[str, str]) -> float:
-    """Return the lowest f after the last step, over the learning rates."""
+    """Return the value of f after the last step with the best learning rate."""
     return min(last_value(problem, compression, rate) for rate in RATES)

@@ -1,4 +1,4 @@
-"""Deep gradient compression: 0.1 % of the gradient after a warm-up of the density and the learning rate.
+"""Deep gradient compression (DGC): clients send 0.1 % of the gradient after a warm-up of the density and the learning rate.
 
 Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communication bandwidth for distributed training. ICLR 2018.
 """
@@ -26,11 +26,11 @@ PAPER = (
 )
 DENSE = {"uplink": "identity", "downlink": "identity", "downlink_memory": "none", "memory": "none"}
 DGC = DENSE | {"uplink": "topk:density=0.1%", "memory": "dgc:momentum=0.9"}
-SAME = 0.01  # largest difference in accuracy, 0..1, that counts as the same
+SAME = 0.01  # largest loss of accuracy (a fraction) at which the accuracy counts as the same
 
 
 def methods(short: int, long: int, warmup: int, *rates: float) -> dict[str, Method]:
-    """Return the methods: DGC with and without warm-up for `short` rounds, and DGC with warm-up and momentum SGD for `long` rounds."""
+    """Return the methods: DGC with and without warm-up for `short` rounds, DGC with warm-up and momentum SGD for `long` rounds."""
     warm = DGC | {"density_warmup": warmup, "lr_warmup": warmup}
     dense = DENSE | {"server_optimizer": "sgd:momentum=0.9"}
     return {
@@ -60,15 +60,17 @@ REPRODUCTION = Reproduction(
     name="dgc-warmup",
     title="deep gradient compression with and without a warm-up, and momentum SGD",
     paper=PAPER,
-    setting="Digits, 4 clients with equal shares, all in every round, one step of 16 examples in a round, momentum 0.9. Clients send "
-    "0.1 % of the coordinates, which are ten coordinates of this small model. In the 20 rounds of the warm-up, about an epoch, "
-    "the density falls from 25 % to 0.1 % and the learning rate grows. Claim 1 compares accuracies after 100 rounds, claim 2 "
-    "after 2,000. The paper trains for more epochs and warms up over four of them, on CIFAR-10, ImageNet and others. Each method "
-    "gets the best of three learning rates.",
-    full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, one step "
-    "of 32 examples in a round, momentum 0.9. Clients send 0.1 % of the coordinates. In the first four epochs the density "
-    "falls from 25 % and the learning rate grows. Claim 1 compares after 8,000 rounds and claim 2 after 64,000. Each method "
-    "gets the best of three learning rates.",
+    setting="The data are scikit-learn's digits. 4 clients with equal IID shares of the data take part in every round, and train "
+    "one step with a batch of 16 examples and momentum 0.9. Clients send 0.1 % of the coordinates, which are ten "
+    "coordinates of this small model. The warm-up takes 20 rounds, about an epoch, in which the density falls from 25 % to "
+    "0.1 % and the learning rate grows. Claim 1 compares accuracies after 100 rounds, and claim 2 after 2,000 rounds. The "
+    "paper trains for more epochs, four of which are the warm-up, on CIFAR-10, ImageNet and other data. Each method gets "
+    "the best of three learning rates.",
+    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 4 clients with equal IID shares of the "
+    "data take part in every round, and train one step with a batch of 32 examples and momentum 0.9. Clients send 0.1 % of "
+    "the coordinates. The warm-up takes four epochs, in which the density falls from 25 % to 0.1 % and the learning rate "
+    "grows. Claim 1 compares accuracies after 8,000 rounds, and claim 2 after 64,000 rounds. Each method gets the best of "
+    "three learning rates.",
     small=Experiment(
         {
             "task": "digits",

@@ -1,4 +1,4 @@
-"""Error feedback repairs signSGD.
+"""EF-signSGD: with error feedback, signSGD converges where it did not converge before.
 
 Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019.
 """
@@ -35,15 +35,15 @@ UNREPAIRED = {
     "downlink_memory": "none",
 }
 REPAIRED = UNREPAIRED | {"memory": "residual"}
-CLOSE = 0.01  # largest loss of accuracy, 0..1, that counts as close
-# A problem is stuck if f stays at least at its initial value of 1, and solved if f is at most 0.01.
+CLOSE = 0.01  # largest loss of accuracy (a fraction) that counts as close.
+# A convex problem is stuck if f ends at or above its initial value of 1, and solved if f ends at or below 0.01.
 STUCK, SOLVED = 1.0, 0.01
 
 
 def methods(
     batches: dict[str, int], steps: tuple[float, ...], votes: tuple[float, ...]
 ) -> dict[str, Method]:
-    """Return the methods: SGD, signSGD, and scaled signs with and without memory, for each batch size."""
+    """Return the methods for each batch size: SGD, signSGD, and scaled signs with and without error feedback."""
     found = {}
     for name, size in batches.items():
         batch = {"batch_size": size}
@@ -103,13 +103,14 @@ REPRODUCTION = Reproduction(
     name="ef-signsgd",
     title="signs with error feedback against signSGD and SGD",
     paper=PAPER,
-    setting="Claims 1 and 2: two convex problems with two coordinates, computed exactly. Claims 3 to 5: logistic regression on "
-    "MNIST, 2 clients with equal shares, both in each of 400 rounds of one step, with large batches of 32 or small batches of 2 "
-    "examples. The paper trains ResNet-18 and VGG on CIFAR in one process. signSGD combines the signs of the clients by majority "
-    "vote. The method *scaled signs without memory* is EF-signSGD without error feedback. Each method gets the best of five "
-    "learning rates, which are a factor of two to three apart.",
-    full_setting="The same two problems; then ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 2 clients, 40,000 rounds of one "
-    "step, batches of 128 and of 8 examples.",
+    setting="Claims 1 and 2 are tested on two convex problems with two coordinates. Claims 3 to 5 are tested by logistic regression "
+    "on MNIST. 2 clients with equal IID shares of the data take part in each of 400 rounds of one step. The large batch of "
+    "a client has 32 examples, and the small batch has 2. The paper trains ResNet-18 and VGG on CIFAR in one process. "
+    "signSGD combines the signs of the clients by majority vote. The method *scaled signs without memory* is EF-signSGD "
+    "without error feedback. Each method gets the best of five learning rates, which differ by factors of two to three.",
+    full_setting="Claims 1 and 2 are tested on two convex problems with two coordinates. Claims 3 to 5 are tested by ResNet-18 with "
+    "GroupNorm on CIFAR-10, with random crops and flips. 2 clients take part in each of 40,000 rounds of one step. The "
+    "large batch has 128 examples (64 of each client), and the small batch has 8.",
     small=Experiment(
         {
             "task": "mnist-logreg",
@@ -164,7 +165,7 @@ REPRODUCTION = Reproduction(
             close,
         ),
         Claim(
-            "With the large batch, EF-signSGD is more accurate than signSGD, scaled or not (at every seed).",
+            "With the large batch, EF-signSGD is more accurate than signSGD and scaled signs without memory (at every seed).",
             "experiments",
             IN_WORDS,
             better,

@@ -23,9 +23,9 @@ REDUNDANCIES = {
     (5, 1): 3.8,
     (9, 2): 6.778,
     (15, 3): 10.733,
-}  # redundancies of the deterministic code in the paper, by (n, b)
-ROUNDING = 0.0005  # largest rounding error of the numbers in the paper
-MARGIN = 0.01  # accuracy, 0..1; only a larger loss counts as a loss
+}  # the paper's redundancy of the deterministic code, for (n voters, b Byzantine voters)
+ROUNDING = 0.0005  # largest rounding error of the redundancies in the paper
+MARGIN = 0.01  # largest loss of accuracy (a fraction) that does not count as a loss
 CODES = {
     "vote": {"strategy": "vote"},
     "election": {"strategy": "election:byzantine=3"},
@@ -34,7 +34,7 @@ CODES = {
 
 
 def methods(byzantine: int) -> dict[str, Method]:
-    """Return the methods: each code, with and without attackers that invert their updates."""
+    """Return the methods of the comparison: each code, with and without Byzantine clients that invert their updates."""
     attack = {"attack": f"inverted:{byzantine}"}
     return {
         f"{name}-{state}": Method(options | attacked)
@@ -56,7 +56,7 @@ def redundancy(results: Results) -> Verdict:
 
 
 def unchanged(results: Results) -> Verdict:
-    """Judge whether the model files with and without Byzantine clients have the same bytes at every seed."""
+    """Judge whether training with and without Byzantine clients gives model files with the same bytes at every seed."""
     pairs = zip(results["election-honest"].runs, results["election-attacked"].runs, strict=True)
     same = [
         (a.folder / "model.safetensors").read_bytes()
@@ -95,13 +95,14 @@ REPRODUCTION = Reproduction(
     name="election",
     title="election coding against a plain majority vote, a third of the voters Byzantine",
     paper=PAPER,
-    setting="Digits, n = 9 clients with equal shares, all in each of 60 rounds of one step. b = 3 Byzantine clients invert the signs "
-    "that they send; the paper also has the pair (n, b) = (9, 3). All methods use the learning rate 0.01, chosen without "
-    "Byzantine clients. A random Bernoulli code is drawn again if its allocation matrix has an empty row or column, which raises "
-    "its redundancy. The paper trains ResNet-18 on CIFAR-10 with momentum.",
-    full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of "
-    "one step of 14 examples, at the paper's step of 1e-4. 3 clients invert what they send. The server has no momentum, "
-    "unlike the paper's.",
+    setting="The data are scikit-learn's digits. n = 9 clients with equal IID shares of the data take part in each of 60 rounds of "
+    "one step. b = 3 of the clients are Byzantine and invert the signs that they send; the paper also has this pair of n "
+    "and b. All methods use the learning rate 0.01, which was chosen without Byzantine clients. A random Bernoulli code is "
+    "drawn again if its allocation matrix has an empty row or column, which raises its redundancy. The paper trains "
+    "ResNet-18 on CIFAR-10 with momentum.",
+    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10. n = 9 clients with equal IID shares of the data take part in each "
+    "of 20,000 rounds of one step with a batch of 14 examples. The learning rate is 1e-4, as in the paper. b = 3 of the "
+    "clients are Byzantine and invert the signs that they send. The server has no momentum, unlike the paper's server.",
     small=Experiment(
         {
             "task": "digits",
@@ -133,13 +134,13 @@ REPRODUCTION = Reproduction(
     ),
     claims=(
         Claim(
-            "The deterministic code gives a voter, on average, the paper's number of partitions, at (n, b).",
+            "With n voters and b Byzantine voters, the deterministic code gives a voter as many partitions as in the paper (on average).",
             "deterministic code, r = (n + 2b + 1)/2 − s/n",
             ", ".join(f"{value:g} at {key}" for key, value in REDUNDANCIES.items()),
             redundancy,
         ),
         Claim(
-            "With the deterministic code, b Byzantine clients change nothing: the result is the majority of the honest partitions.",
+            "With the deterministic code, training with b Byzantine clients gives the same model as without Byzantine clients.",
             "theorem on the deterministic code",
             IN_WORDS,
             unchanged,
@@ -152,7 +153,7 @@ REPRODUCTION = Reproduction(
             vote_suffers,
         ),
         Claim(
-            "With a random Bernoulli code of redundancy 3, the vote is more accurate than without a code (at every seed).",
+            "Under attack, a vote with a random Bernoulli code of redundancy 3 is more accurate than without a code (at every seed).",
             "figures",
             IN_WORDS,
             bernoulli_helps,

@@ -1,4 +1,4 @@
-"""FetchSGD against FedAvg, with many clients that rarely take part and have examples of one class each.
+"""FetchSGD compared with FedAvg: many clients rarely take part, and each client has examples of one class.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020.
@@ -32,14 +32,15 @@ UNCOMPRESSED = {
     "memory": "none",
     "downlink_memory": "none",
 }
-MOMENTUM = "sgd:momentum=0.9"  # on the server; FetchSGD has the same momentum in its sketch
-MARGIN = 0.02  # largest loss of accuracy, 0..1
+# Momentum of the server; FetchSGD has the same momentum in its sketch.
+MOMENTUM = "sgd:momentum=0.9"
+MARGIN = 0.02  # largest loss of accuracy (a fraction) at which the accuracy counts as kept
 
 
 def methods(
     rounds: int, period: int, sketch: str, density: str, *rates: float
 ) -> dict[str, Method]:
-    """Return the methods. FedAvg has the same number of local steps, but sends only after every `period` steps."""
+    """Return the methods of the comparison. FedAvg has as many local steps as FetchSGD, but sends only after every `period` steps."""
     own = {
         "strategy": f"fetchsgd:density={density}",
         "uplink": sketch,
@@ -61,7 +62,7 @@ def methods(
 
 
 def ratio(results: Results, measured: MethodResult) -> float:
-    """Return the bytes of the uncompressed run in both directions, divided by those of another method."""
+    """Return the bytes of the uncompressed run in both directions, divided by those of the method `measured`."""
     return sum(map(results["uncompressed"].bytes, ("uplink", "downlink"))) / sum(
         map(measured.bytes, ("uplink", "downlink"))
     )
@@ -88,16 +89,17 @@ REPRODUCTION = Reproduction(
     name="fetchsgd",
     title="FetchSGD against FedAvg, with one class per client",
     paper=PAPER,
-    setting="Digits, 280 clients with 5 or 6 images of one class, 10 clients in a round, 600 local steps of 5 images. After each "
-    "step, FetchSGD sends a sketch with 3 rows of 8-bit cells, which has a tenth of the model's bytes, and changes 0.5 % of the "
-    "coordinates. FedAvg sends the whole model after every 8 steps. All methods have momentum 0.9 on the server. The paper has "
-    "10,000 clients with five CIFAR-10 images of one class. A ratio (×) is the bytes of the uncompressed run, both ways, divided "
-    "by those of the method. Each method gets the best of four learning rates, which are a factor of about three apart.",
-    full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 10,000 clients with five images of one class, 100 in a "
-    "round, 2,400 local steps. FetchSGD sends a sketch of 5 rows, a twentieth of the model, and moves 0.5 % of the "
-    "coordinates. FedAvg sends the whole model after every 10 steps. All methods have momentum 0.9 on the server. A ratio "
-    "divides the bytes of the uncompressed run in both directions by those of the method. Each method gets the best of four "
-    "learning rates.",
+    setting="The data are scikit-learn's digits. 280 clients have 5 or 6 images of one class, and 10 clients take part in a round. "
+    "Training has 600 local steps of 5 images. After each step, FetchSGD sends a sketch with 3 rows of 8-bit cells, which "
+    "has a tenth of the model's bytes, and changes 0.5 % of the coordinates. FedAvg sends the whole model after every 8 "
+    "steps. All methods have momentum 0.9 on the server. The paper has 10,000 clients with five CIFAR-10 images of one "
+    "class. A ratio (×) is the bytes of the uncompressed run in both directions, divided by those of the method. Each "
+    "method gets the best of four learning rates, which differ by factors of about three.",
+    full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 10,000 clients have five images of one "
+    "class, and 100 clients take part in a round. Training has 2,400 local steps. After each step, FetchSGD sends a sketch "
+    "of 5 rows, a twentieth of the model, and changes 0.5 % of the coordinates. FedAvg sends the whole model after every 10 "
+    "steps. All methods have momentum 0.9 on the server. A ratio is the bytes of the uncompressed run in both directions, "
+    "divided by those of the method. Each method gets the best of four learning rates.",
     small=Experiment(
         {
             "task": "digits",
@@ -129,7 +131,7 @@ REPRODUCTION = Reproduction(
             beats,
         ),
         Claim(
-            f"FetchSGD keeps the accuracy of the uncompressed run (within {100 * MARGIN:g} points).",
+            f"FetchSGD keeps the accuracy of the uncompressed run (within {100 * MARGIN:g} percentage points).",
             "figures of accuracy against compression",
             IN_WORDS,
             keeps,

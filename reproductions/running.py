@@ -14,7 +14,8 @@ from fedcomp.runs import Run, load
 
 from .base import Experiment, Method, MethodResult, Options, Reproduction, Results
 
-TIME_FILE = "spent.json"  # in a run folder: the compute time of the run, over all invocations
+# File in a run folder with the compute time of the run, summed over interruptions.
+TIME_FILE = "spent.json"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class ComputeTime:
     """Compute time of one or more runs, in seconds."""
 
     wall_s: float = 0.0
-    processor_s: float = 0.0  # sum over all cores
+    processor_s: float = 0.0  # processor time, summed over all cores
 
     def __add__(self, other: "ComputeTime") -> "ComputeTime":
         return ComputeTime(self.wall_s + other.wall_s, self.processor_s + other.processor_s)
@@ -30,14 +31,14 @@ class ComputeTime:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Options of runs that depend on the machine."""
+    """The options of runs that depend on the machine: the folder of the data, and the device."""
 
     data: str | None = None
     device: str = "auto"
 
 
 def choice_slug(choice: Options) -> str:
-    """Return a choice as part of a folder name, such as `lr-0.1`; "" for a choice without options."""
+    """Return a choice of options as part of a folder name, such as `lr-0.1`, or "" if the choice has no options."""
     return "-".join(
         f"{name.replace('_', '-')}-{value:g}"
         if isinstance(value, float)
@@ -53,7 +54,7 @@ def config_of(
     seed: int,
     local: LocalOptions = LocalOptions(),
 ) -> RunConfig:  # noqa: B008
-    """Return the options of one run. The run is evaluated at its end, unless the experiment sets eval_every."""
+    """Return the options of one run. The run is evaluated only after its last round, unless the experiment sets eval_every."""
     own = {
         **experiment.common,
         **method.options,
@@ -73,9 +74,10 @@ def reproduce(
     local: LocalOptions,
     log: Callable[[str], None],
 ) -> tuple[Results, ComputeTime]:
-    """Run the methods of an experiment, except for runs that are already finished in `out`. Return the results and the total compute time.
+    """Run the methods of an experiment, and return the results and the total compute time.
 
-    `log` is called with one line for each run. Raises UserError for missing data, and for a folder that contains other runs.
+    Runs that are already finished in the folder `out` are not repeated. `log` is called with one line for each run. Raises UserError if
+    data are missing or a folder contains a run with other options.
     """
     _check_data(reproduction, local)
     results, total = {}, ComputeTime()
@@ -108,7 +110,6 @@ def reproduce(
 
 
 def _check_data(reproduction: Reproduction, local: LocalOptions) -> None:
-    """Raise DataError if the data of the reproduction is missing."""
     if not reproduction.needs:
         return
     folder = data_folder(local.data)
@@ -120,7 +121,7 @@ def _check_data(reproduction: Reproduction, local: LocalOptions) -> None:
 
 
 def _run(config: RunConfig, folder: Path) -> tuple[Run, ComputeTime, bool]:
-    """Execute a run, or continue it. Return the run, its compute time, and whether it was already finished."""
+    """Start or continue a run. Return the run, its compute time, and whether it was already finished."""
     config = dataclasses.replace(config, out=str(folder))
     if (folder / RUN_FILE).is_file():
         _check_same(config, folder)
@@ -141,7 +142,7 @@ def _run(config: RunConfig, folder: Path) -> tuple[Run, ComputeTime, bool]:
 
 
 def _check_same(config: RunConfig, folder: Path) -> None:
-    """Raise RunFolderError if the folder contains a run with other options, except for defaults that the strategy sets."""
+    """Raise RunFolderError if the folder contains a run with options other than `config`."""
     from fedcomp.strategies import resolved
 
     stored = {f.name: f.default for f in dataclasses.fields(config)} | read_run(folder)
@@ -153,7 +154,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
 
 
 def _now() -> ComputeTime:
-    """Return the current time, and the processor time of this process and of its finished children."""
+    """Return the current time, and the processor time of this process and its finished child processes."""
     own, others = (
         resource.getrusage(resource.RUSAGE_SELF),
         resource.getrusage(resource.RUSAGE_CHILDREN),
@@ -171,7 +172,7 @@ def _spent(folder: Path) -> ComputeTime:
 
 
 def choice_text(choice: Options) -> str:
-    """Return a choice as text, such as `lr 0.1`."""
+    """Return a choice of options as text, such as `lr 0.1`."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value:g}"
         if isinstance(value, float)

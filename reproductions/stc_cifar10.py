@@ -1,4 +1,4 @@
-"""Sparse ternary compression against FedAvg and signSGD with non-IID data: VGG11* on CIFAR-10.
+"""Sparse ternary compression (STC) compared with FedAvg and signSGD on non-IID data: VGG11* on CIFAR-10.
 
 Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
 """
@@ -25,15 +25,15 @@ REPRODUCTION = Reproduction(
     name="stc-cifar10",
     title="STC against FedAvg and signSGD, VGG11* on CIFAR-10",
     paper=PAPER,
-    setting="10 clients, 4 in a round, batches of 20, 300 local steps, one seed. The learning rate is 0.05 for STC and FedAvg, and "
-    "0.0005 for signSGD. STC sends 1/25 of the coordinates after each step, both ways. FedAvg sends the whole model after every "
-    "25 steps. signSGD sends one bit per coordinate after each step. The paper has 100 clients, 1/400 of the coordinates for "
-    "STC, 400 local steps per round for FedAvg, a learning rate of 0.016 and far more steps in all. After our 300 steps, the "
-    "network has only begun to learn.",
-    full_setting="100 clients, 10 % in a round, batches of 20, 20,000 local steps. STC and FedAvg have the paper's learning rate of "
-    "0.016, signSGD 0.0002. STC sends after each step, at p = 1/400 both ways. FedAvg sends the whole model after every 400 "
-    "steps. signSGD sends one bit per coordinate after each step. The number of steps in the paper, and the paper's learning "
-    "rate for signSGD, are our guesses.",
+    setting="10 clients train 300 local steps in all, with batches of 20 examples and one seed; 4 clients take part in a round. The "
+    "learning rate is 0.05 for STC and FedAvg, and 0.0005 for signSGD. STC sends 1/25 of the coordinates after each step, "
+    "in both directions. FedAvg sends the whole model after every 25 steps. signSGD sends one bit per coordinate after each "
+    "step. The paper has 100 clients, 1/400 of the coordinates for STC, 400 local steps per round for FedAvg, a learning "
+    "rate of 0.016 and far more steps in all. After 300 steps, the network has only begun to learn.",
+    full_setting="100 clients train 20,000 local steps in all, with batches of 20 examples; 10 % of the clients take part in a round. "
+    "STC and FedAvg have the paper's learning rate of 0.016, and signSGD has 0.0002. STC sends 1/400 of the coordinates "
+    "after each step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per "
+    "coordinate after each step. We guessed the paper's number of steps and its learning rate for signSGD.",
     small=Experiment(
         {"task": "cifar10-vgg11s", "clients": 10, "participation": 0.4, "batch_size": 20},
         methods(300, 25, "1/25", 0.05, 0.0005),
@@ -57,12 +57,12 @@ REPRODUCTION = Reproduction(
             best,
         ),
         Claim(
-            f"Changing from equal shares to two classes per client {MORE}.",
+            f"Changing from IID data to two classes per client {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "alike", "two-classes"),
         ),
     ),
-    minutes=9.5,  # estimated from the duration of a few rounds
+    minutes=9.5,  # estimated from the processor time of a few rounds
     needs="cifar10",
 )

@@ -1,4 +1,4 @@
-"""Sparse ternary compression against FedAvg and signSGD with non-IID data: logistic regression on MNIST.
+"""Sparse ternary compression (STC) compared with FedAvg and signSGD on non-IID data: logistic regression on MNIST.
 
 Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
 """
@@ -36,7 +36,7 @@ HARDER = {
     "few-clients": DIFFERENT | {"participation": 0.02},
 }
 RIVALS = ("fedavg", "signsgd")
-MORE = "costs STC fewer points than FedAvg and signSGD"
+MORE = "reduces the accuracy of STC less than that of FedAvg and signSGD"
 
 
 def methods(
@@ -56,7 +56,6 @@ def methods(
 
 
 def stc(density: str, steps: int) -> Options:
-    """Return the options of STC in both directions."""
     link = f"stc:density={density}"
     return {"uplink": link, "downlink": link, "local_steps": 1, "rounds": steps}
 
@@ -72,7 +71,7 @@ def best(results: Results) -> Verdict:
 
 
 def cost(results: Results, before: str, after: str) -> Verdict:
-    """Judge whether STC loses less accuracy than FedAvg and signSGD from the setting `before` to the setting `after`."""
+    """Judge whether STC loses less accuracy than FedAvg and signSGD if the setting changes from `before` to `after`."""
     lost = {
         name: statistics.mean(differences(results[f"{name}-{after}"], results[f"{name}-{before}"]))
         for name in ("stc", *RIVALS)
@@ -85,14 +84,16 @@ REPRODUCTION = Reproduction(
     name="stc-mnist",
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
-    setting="100 clients, 10 % in a round, batches of 20, 1,600 local steps. All pixels are standardised by one mean and one "
-    "standard deviation. STC sends 1/100 of the coordinates after each step, both ways. FedAvg sends the whole model after every "
-    "400 steps, so it has four rounds. signSGD sends one bit per coordinate after each step. The paper sends 1/400 of the "
-    "coordinates and trains for far more steps. Each method gets the best of three learning rates in each setting.",
-    full_setting="100 clients, 10 % in a round, batches of 20, 20,000 local steps. All pixels are standardised by one mean and "
-    "deviation. STC sends after each step, at p = 1/400 both ways. FedAvg sends the whole model after every 400 steps. "
-    "signSGD sends one bit per coordinate after each step. The number of steps in the paper is our guess. Each method gets "
-    "the best of three learning rates in each setting, among them the paper's 0.04.",
+    setting="100 clients train 1,600 local steps in all, with batches of 20 examples; 10 % of the clients take part in a round. All "
+    "pixels are standardised by one mean and one standard deviation. STC sends 1/100 of the coordinates after each step, in "
+    "both directions. FedAvg sends the whole model after every 400 steps, so it has four rounds. signSGD sends one bit per "
+    "coordinate after each step. The paper sends 1/400 of the coordinates and trains for far more steps. Each method gets "
+    "the best of three learning rates in each setting.",
+    full_setting="100 clients train 20,000 local steps in all, with batches of 20 examples; 10 % of the clients take part in a round. "
+    "All pixels are standardised by one mean and one standard deviation. STC sends 1/400 of the coordinates after each "
+    "step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per coordinate "
+    "after each step. We guessed the paper's number of steps. Each method gets the best of three learning rates in each "
+    "setting, one of which is the paper's 0.04.",
     small=Experiment(
         {"task": "mnist-logreg-global", "clients": 100},
         methods(1600, 400, "1/100", lrs(0.01, 0.04, 0.16), lrs(0.000125, 0.0005, 0.002)),
@@ -111,19 +112,19 @@ REPRODUCTION = Reproduction(
             best,
         ),
         Claim(
-            f"Changing from equal shares to two classes per client {MORE}.",
+            f"Changing from IID data to two classes per client {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "alike", "two-classes"),
         ),
         Claim(
-            f"With two classes, reducing batches from 20 examples to 1 {MORE}.",
+            f"With two classes per client, reducing the batch size from 20 to 1 {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "two-classes", "single-examples"),
         ),
         Claim(
-            f"With two classes, reducing the cohort from 10 % of the clients to 2 % {MORE}.",
+            f"With two classes per client, reducing the participation from 10 % to 2 % {MORE}.",
             "figures",
             IN_WORDS,
             lambda results: cost(results, "two-classes", "few-clients"),

@@ -1,4 +1,4 @@
-"""The results of a reproduction, as tables for a terminal and as a section of docs/reproductions.md."""
+"""Tables of the results of a reproduction, for a terminal and for docs/reproductions.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +14,11 @@ JudgedClaims = Sequence[tuple[Claim, Verdict]]
 
 
 def judge_claims(reproduction: Reproduction, results: Results) -> JudgedClaims:
-    """Return each claim with its verdict."""
     return [(claim, claim.judge(results)) for claim in reproduction.claims]
 
 
 def summary_line(judged: JudgedClaims) -> str:
-    """Return a line that says which claims hold, with the values of those that do not."""
+    """Return a line that says which claims hold, with the measured values of claims that do not hold."""
     failed = [i for i, (_, judgement) in enumerate(judged, 1) if not judgement.holds]
     if not failed:
         return "the claim holds here" if len(judged) == 1 else f"all {len(judged)} claims hold here"
@@ -38,7 +37,6 @@ def summary_line(judged: JudgedClaims) -> str:
 
 
 def rows(judged: JudgedClaims) -> list[tuple[str, ...]]:
-    """Return the rows of the table of claims."""
     return [
         (
             f"{i}. {claim.text}",
@@ -52,7 +50,6 @@ def rows(judged: JudgedClaims) -> list[tuple[str, ...]]:
 
 
 def run_rows(results: Results) -> list[tuple[str, ...]]:
-    """Return the rows of the table of runs."""
     return [
         (name, _choice(m), str(m), size(m.bytes("uplink")), size(m.bytes("downlink")))
         for name, m in results.items()
@@ -60,7 +57,7 @@ def run_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def _choice(measured: MethodResult) -> str:
-    """Return the best choice and the number of choices as text. A choice at an end of its grid is marked: a better one may lie outside."""
+    """Return the best choice and the number of choices as text, such as `lr 0.1 of 3, the highest`."""
     chosen, tried = choice_text(measured.choice), list(measured.tried)
     if len(tried) < 2:
         return chosen
@@ -72,21 +69,21 @@ def _choice(measured: MethodResult) -> str:
 
 
 def edges(results: Results) -> str:
-    """Return a sentence that lists the best choices at an end of their grid, since better ones may lie outside; "" if there are none."""
+    """Return a sentence that lists the best choices at an end of their grid, or "" if there are none."""
     names = [
         f"{name} {choice_text(m.choice)}"
         for name, m in results.items()
         if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
     ]
     return (
-        f"Best values at an end of their grid, outside of which better ones may lie: {', '.join(names)}."
+        f"These best values are the lowest or highest of their grid, so values outside of the grid may be better: {', '.join(names)}."
         if names
         else ""
     )
 
 
 def size(count: float) -> str:
-    """Return a number of bytes with three digits and a unit."""
+    """Return a number of bytes as text with three digits and a unit."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
@@ -101,7 +98,7 @@ def section(
     judged: JudgedClaims,
     time: ComputeTime,
 ) -> str:
-    """Return the Markdown section of a reproduction, with its command, setting and compute time."""
+    """Return the Markdown section of a reproduction, with its command, setting, results and compute time."""
     seeds = max(len(m.runs) for m in results.values())
     command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
     command += f" --seeds {seeds}" * (seeds != reproduction.experiment(full).seeds)
@@ -113,7 +110,7 @@ def section(
         markdown(COLUMNS, rows(judged)),
         f"**{summary_line(judged)[0].upper()}{summary_line(judged)[1:]}.**",
         f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),
-        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time, {time.wall_s / 60:.1f} minutes by the clock.",
+        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time, {time.wall_s / 60:.1f} minutes of wall-clock time.",
     ]
     return "\n\n".join(parts)
 
@@ -124,7 +121,6 @@ def _of_device(results: Results) -> str:
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     cells = [columns, ["---"] * len(columns), *lines]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") or " " for cell in line) + " |" for line in cells
@@ -132,7 +128,7 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def write(name: str, text: str, page: Path) -> None:
-    """Replace the section of this name in the page, or append it.
+    """Replace the section `name` in the file `page`, or append the section if the page does not have it.
 
     Raises UserError if the page cannot be written, for example outside of a checkout.
     """

@@ -1,7 +1,8 @@
-"""Build a release from a clean checkout and test it: `python scripts/release.py`, then once more with --tag.
+"""Build a release from a clean checkout and test it. Run `python scripts/release.py`, then run it again with --tag.
 
-Checks that the working tree is clean and that CHANGELOG.md has a heading with the version and a date. Builds sdist and wheel into dist/,
-installs the wheel into an empty environment, and simulates two rounds there. `--tag` tags the commit; nothing is pushed or uploaded.
+The script checks that the working tree is clean and that CHANGELOG.md has a heading with the version and a date. The script builds sdist
+and wheel into dist/, installs the wheel into an empty environment, and simulates two rounds there. With `--tag`, it tags the commit. The
+script pushes and uploads nothing.
 """
 
 import argparse
@@ -19,14 +20,16 @@ VERSION = re.compile(r'^__version__ = "(\d+\.\d+\.\d+)"$', re.MULTILINE)
 
 
 def version(source: str) -> str:
-    """Return the version that fedcomp/__init__.py states. Raises ValueError if it is not of the form 1.2.3."""
+    """Return the version in `source`, the text of fedcomp/__init__.py. Raises ValueError if the version does not have the form 1.2.3."""
     if not (found := VERSION.search(source)):
-        raise ValueError('fedcomp/__init__.py: no line __version__ = "1.2.3"')
+        raise ValueError(
+            'fedcomp/__init__.py has no version; add a line such as __version__ = "1.2.3"'
+        )
     return found[1]
 
 
 def check_changelog(text: str, version: str) -> None:
-    """Raise ValueError unless the newest heading of a changelog is this version with a date, and has entries below it."""
+    """Raise ValueError unless the newest heading of the changelog `text` is this version with a date, and entries follow it."""
     newest, _, entries = (text.partition("\n## ")[2].partition("\n## ")[0]).partition("\n")
     if not re.fullmatch(rf"\[?{re.escape(version)}\]? - \d{{4}}-\d\d-\d\d", newest):
         raise ValueError(
@@ -47,7 +50,7 @@ def check_tree(root: Path, tag: str) -> None:
 
 
 def build(root: Path, out: Path) -> Path:
-    """Empty the folder `out` and build sdist and wheel into it. Return the wheel's path."""
+    """Empty the folder `out`, build sdist and wheel into this folder, and return the wheel's path."""
     shutil.rmtree(out, ignore_errors=True)
     _run(sys.executable, "-m", "build", "--outdir", out, root)
     (wheel,) = out.glob("*.whl")
@@ -89,7 +92,7 @@ def main() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without PYTHON* variables, so that an empty environment does not import this checkout's modules."""
+    """Return the environment variables without PYTHON*, so that the empty environment does not import modules of this checkout."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 

@@ -36,7 +36,7 @@ def repository(tmp_path) -> Path:
 def test_the_version_is_that_of_the_package(release):
     source = (ROOT / "fedcomp" / "__init__.py").read_text(encoding="utf-8")
     assert release.version(source) == fedcomp.__version__
-    with pytest.raises(ValueError, match="no line __version__"):
+    with pytest.raises(ValueError, match="has no version; add a line"):
         release.version('__version__ = "0.2.dev0"\n')
 
 

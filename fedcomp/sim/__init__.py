@@ -1,4 +1,4 @@
-"""Simulations of a federation with virtual clients on one machine. No module of this package imports flwr."""
+"""Simulations of federated learning with virtual clients on one machine. No module of this package imports Flower (flwr)."""
 
 from typing import Any
 

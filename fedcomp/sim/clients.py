@@ -1,4 +1,4 @@
-"""Virtual clients: the client session of a simulation, the store of its clients' states, and a monitor of their residuals."""
+"""The virtual clients of a simulation, the store of their states, and a monitor of their error-feedback residuals."""
 
 import itertools
 import math
@@ -19,31 +19,32 @@ from ..server.checkpoint import Checkpoint
 from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
-GROWTH = "residual growth"  # kind of the monitor's warning
-# Factor by which a residual may exceed its bound: codecs contract only on average over seeds, and some memories change updates.
+GROWTH = "residual growth"  # kind of the warning of ResidualMonitor.
+# Factor by which a residual may exceed its bound, since codecs contract only on average over seeds, and some memories change updates.
 MARGIN = 10.0
-MAX_CLIENTS = 16  # monitored clients; a few are enough, since all use the same codec
-OBJECT_BYTES = 4096  # estimated size of a state without its vectors and its record
+# Number of monitored clients; a few are enough, since all clients use the same codec.
+MAX_CLIENTS = 16
+OBJECT_BYTES = 4096  # estimated size of a client's state without its vectors and its record
 
 
 class ClientStore:
-    """The states of clients by logical id: the most recently used ones in memory, the others in the run's checkpoint.
+    """The states of all clients, such as residuals. Recently used states are in memory, and all states are in the run's checkpoint.
 
-    The checkpoint of a run contains the states of all clients. A changed state is written to the checkpoint when it is evicted
-    from memory, and not again at the next save. The results of a run do not depend on where the states are. A client without a state starts
-    with a memory from `make_memory` and the model version `version`.
+    A changed state is written to the checkpoint when it is evicted from memory, and not again at the next save. The results of a run do not
+    depend on where the states are stored. A client without a state starts with a memory from `make_memory` and the model version `version`.
     """
 
     def __init__(
         self, make_memory: Callable[[], Memory], version: str, placement: Placement = IN_MEMORY
     ):
         self.make_memory, self.version, self.placement = make_memory, version, placement
-        self.states: dict[int, ClientState] = {}  # in memory, least recently used first
-        self.changed: set[int] = set()  # clients in memory that changed since the last checkpoint
-        self.checkpoint: Checkpoint | None = None  # None: all clients stay in memory
-        # Size of the largest state so far.
+        self.states: dict[int, ClientState] = {}  # states in memory, least recently used first.
+        # Clients whose state in memory changed since the last checkpoint.
+        self.changed: set[int] = set()
+        self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory.
+        # Size of the largest state of a client so far.
         self.client_bytes = placement.client_bytes + OBJECT_BYTES
-        self._on_device: set[int] = set()  # clients of the last call of `ensure_loaded`
+        self._on_device: set[int] = set()  # clients whose vectors are on the training device
 
     def at(self, client: int) -> ClientState:
         """Return the state of a client. Raises CheckpointError if the state cannot be read."""
@@ -54,9 +55,10 @@ class ClientStore:
         return self.states[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load clients into memory, and onto the training device if there is one. Evict other clients to stay within the memory budget.
+        """Load the states of clients into memory and, if there is one, onto the training device.
 
-        Raises CheckpointError if a client cannot be read or the disk is full.
+        The states of other clients are evicted to stay within the memory budget. Raises CheckpointError if a state cannot be read or the
+        disk is full.
         """
         clients = list(dict.fromkeys(clients))
         loaded = [client for client in clients if client in self.states]
@@ -71,14 +73,13 @@ class ClientStore:
             self._move(set(clients), self.placement.training_device)
 
     def mark_changed(self, clients: Iterable[int]) -> None:
-        """Mark clients in memory as changed since the last checkpoint."""
         changed = self.states.keys() & set(clients)
         self.changed |= changed
         if self.placement.budget_bytes < math.inf:
-            self._pack(itertools.islice(changed, 1))  # measures the size of one state
+            self._pack(itertools.islice(changed, 1))  # measure the size of one state
 
     def take_changes(self) -> Changes:
-        """Return vectors and values of the clients in memory that changed since the last call. Evicted clients are in the checkpoint."""
+        """Return the states that changed since the last call, as vectors and values. Evicted states are already in the checkpoint."""
         vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
         return vectors, {**values}
@@ -98,7 +99,7 @@ class ClientStore:
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Remove the states of these clients from memory, after writing the changed ones to the checkpoint."""
+        """Write changed states of these clients to the checkpoint, and remove the states from memory."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None
@@ -108,7 +109,7 @@ class ClientStore:
         self.changed.difference_update(clients)
 
     def _pack(self, clients: Iterable[int]) -> tuple[dict[str, Tensor], dict[str, bytes]]:
-        """Return vectors and values of clients in memory, and update `client_bytes`."""
+        """Return the states of clients in memory as vectors and values for a checkpoint, and update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
         values: dict[str, bytes] = {}
         for client in clients:
@@ -122,7 +123,7 @@ class ClientStore:
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
-        """Move the vectors of these clients to the device, and those of the clients of the last call back to the host."""
+        """Move the vectors of these clients to the device, and those of the clients of the previous call back to the host."""
         for client in self._on_device - clients:
             if client in self.states:
                 self.states[client].move(lambda vector: vector.cpu())
@@ -137,16 +138,17 @@ def record_name(client: int) -> str:
 
 
 class ResidualMonitor:
-    """A monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
+    """Monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
 
     If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
-    updates x, whichever of them are accepted or lost. A much longer residual means that C lengthens vectors, so that the residual will keep
-    growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
+    updates x, even if some updates are lost. A residual with a much larger norm means that a − C(a) is longer than a for some vectors, so
+    that the residual will keep growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
     """
 
     def __init__(self, warn: Callable[..., None]):
         self.warn, self.warned = warn, False
-        self.norm_sums: dict[int, float] = {}  # by client: sum of the norms of its updates
+        # Maps a client to the sum of the norms of its updates.
+        self.norm_sums: dict[int, float] = {}
 
     def __call__(
         self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
@@ -172,7 +174,7 @@ class ResidualMonitor:
 
 
 class VirtualClients(ClientSession):
-    """The clients of a simulation, by logical id."""
+    """The virtual clients of a simulation, identified by their ids."""
 
     def __init__(
         self,
@@ -209,6 +211,6 @@ class VirtualClients(ClientSession):
         return self.store.take_changes()
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the state of the checkpoint. The states of the clients are read on first use."""
+        """Restore the model from the checkpoint. The states of the clients are read from the checkpoint on first use."""
         self.replica.restore(weights, version, past_versions)
         self.store.clear()

@@ -1,4 +1,4 @@
-"""The choice of a run's engine, and of the number of clients that it trains at once, by task, model and device."""
+"""The choice of the engine that trains the clients of a run, by task, model and device."""
 
 import copy
 import dataclasses
@@ -28,13 +28,13 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
-# Memory for the clients that are trained at once. On a CPU they should fit into its caches.
+# Memory for the clients that are trained at once. On a CPU, their weights and activations should fit into the caches.
 CPU_BYTES = 8 << 20
-CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients trained at once
+CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that are trained at once
 CUDA_MEMORY_FRACTION = 1 / 4
 MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
-TRIAL_BATCHES = 3  # batches of the trial that shows whether a model can be batched
-# Key in [resolved] of config.toml: the placement of the clients' vectors, which a resumed run chooses again.
+TRIAL_BATCHES = 3  # batches in a trial that shows whether a model can be batched.
+# Key in the table [resolved] of config.toml for the placement of clients' vectors, which a resumed run chooses again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {
     "serial": "serial",
@@ -46,15 +46,15 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The choice of an engine, recorded in config.toml and reused by a resumed run."""
+    """The choice of an engine, which is stored in config.toml and used by a resumed run."""
 
     device: str
     engine: str
-    at_once: int  # number of clients trained at once
+    at_once: int  # number of clients that are trained at once
 
     @classmethod
     def read(cls, values: Any, folder: Path) -> "EngineChoice":
-        """Return the choice in [resolved] of a run folder's config.toml. Raises RunFolderError for a damaged config.toml."""
+        """Read the choice from the table [resolved] in the config.toml of a run folder. Raises RunFolderError if config.toml is damaged."""
         types = {f.name: f.type for f in dataclasses.fields(cls)}
         stored = values if isinstance(values, dict) else {}
         fields = {name: value for name, value in stored.items() if name != PLACEMENT_KEY}
@@ -80,7 +80,7 @@ class EngineChoice:
                     "--engine processes trains on the cores of a CPU; give --device cpu as well, or another engine"
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
-        if config.engine in ("serial", "ray"):  # with Ray, the number of actors is set later
+        if config.engine in ("serial", "ray"):  # with Ray, the number of actors is known later
             return cls(devices.describe(device), config.engine, 1)
         if obstacle := batching_obstacle(config, task, data):
             if config.engine == "batched":
@@ -95,7 +95,9 @@ class EngineChoice:
 
     @classmethod
     def unbatched(cls, device: torch.device, config: RunConfig) -> "EngineChoice":
-        """Choose the engine for a model that is not batched. Task objects get the serial engine, since other processes cannot load them."""
+        """Choose the engine for a model that cannot be batched. Task objects use the serial engine, since other processes cannot load
+        them.
+        """
         engine = "serial" if config.task.startswith(OBJECT) else unbatched_engine(device)
         at_once = torch.get_num_threads() if engine == "processes" else 1
         return cls(devices.describe(device), engine, at_once)
@@ -107,7 +109,7 @@ class EngineChoice:
 def engine_reason(
     config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
 ) -> str:
-    """Return why --engine auto chooses its engine; "" if --engine names an engine."""
+    """Return the reason for which --engine auto chooses an engine, or "" if --engine names an engine."""
     if config.engine != "auto":
         return ""
     if obstacle := batching_obstacle(config, task, data):
@@ -120,7 +122,7 @@ def engine_reason(
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:
-    """Return the reason why clients cannot be trained in one batch, such as "with --optimizer adamw"; "" if they can."""
+    """Return the reason why clients cannot be batched, such as "with --optimizer adamw", or "" if they can."""
     sgd = LocalSGD.from_config(config)
     obstacles = {
         "with a train_fn": task.train_fn is not None,
@@ -141,9 +143,9 @@ def make_engine(
     model: nn.Module,
     warn: Callable[[str], None],
 ) -> Engine:
-    """Return the chosen engine, which takes ownership of `model`.
+    """Create the chosen engine, which takes ownership of `model`.
 
-    Raises ConfigError for several devices, unless the engine is the batched one.
+    Raises ConfigError if there are several devices and the engine is not the batched engine.
     """
     if len(devices) > 1:
         if choice.engine != "batched":
@@ -165,7 +167,8 @@ def make_engine(
         return BatchedJobs(BatchedEngine(task, model, layout, device, choice.at_once, warn=warn))
     if choice.engine == "ray":
         return RayEngine(config, device)
-    # Not choice.at_once: a resumed run may have another number of cores. Results do not depend on this number.
+    # Start a worker process for each core. The number of workers may differ from choice.at_once in a resumed run; results do not depend on
+    # the number of workers.
     count, is_auto = torch.get_num_threads(), config.engine == "auto"
     return WorkerEngine(config, task, model, count, local_training=is_auto, warn=warn)
 
@@ -173,7 +176,7 @@ def make_engine(
 def batching_error(
     engine: Engine, weights: Tensor, data: Examples, sgd: LocalSGD, shard: np.ndarray
 ) -> NotBatchable | None:
-    """Train a client on the first batches of `shard`. Return the error if the model cannot be batched, else None."""
+    """Train a client on the first batches of `shard`, and return the error if the model cannot be batched, or None."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, BatchedJobs) or not isinstance(data, Data):
         return None
@@ -182,7 +185,7 @@ def batching_error(
         engine.engine.train(weights, data, [batches], dataclasses.replace(sgd, augment=False))
     except NotBatchable as error:
         return error
-    except (Exception, SystemExit):  # from the user's model; the client will fail in its round
+    except (Exception, SystemExit):  # with an error of the user's model, the client will fail
         pass
     return None
 
@@ -190,7 +193,7 @@ def batching_error(
 def choose_engine(
     model: nn.Module, device: torch.device | str, requested: str = "auto", batch_size: int = 20
 ) -> tuple[str, int]:
-    """Return "serial" or "batched", and the number of clients at once, by the model's layers and the device's memory.
+    """Return "serial" or "batched", by the model's layers and the device's memory, and the number of clients at once.
 
     `requested` is "auto" or "batched". With "auto", a model is batched on CUDA if two clients fit into a quarter of the memory, and on a
     CPU if all weights belong to nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent
@@ -205,15 +208,15 @@ def choose_engine(
         )
     at_once = _clients_at_once(model, device, batch_size)
     if device.type != "cuda" and _is_dense(model):
-        # Batches of few clients are no faster than the serial engine, so batch up to 16 clients even if they exceed the caches. Large
-        # models are as fast one by one.
+        # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if they exceed the caches. Large models
+        # are as fast with the serial engine, so CPU_WEIGHTS_BYTES limits the number of large models.
         weights_bytes = 4 * sum(p.numel() for p in model.parameters())
         at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
     return "batched", max(at_once, 2) if requested == "batched" else at_once
 
 
 def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:
-    """Return why `choose_engine` with "auto" does not batch a model; "" if it batches the model."""
+    """Return the reason why `choose_engine` with "auto" does not batch a model, or "" if it batches the model."""
     if obstacle := _obstacle_of(model):
         return f"the model has {obstacle}"
     if device.type == "cuda":
@@ -235,7 +238,7 @@ def _obstacle_of(model: nn.Module) -> str:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Return why a layer cannot be batched, such as "Dropout, which draws at random"; "" if it can."""
+    """Return why a layer cannot be batched, such as "Dropout, which draws at random", or "" if it can."""
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return f"the recurrent layer {name}"
@@ -250,7 +253,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Return how many clients fit into the memory at once. A client needs four weight vectors, and the inputs and outputs of its layers."""
+    """Return how many clients fit into the memory, if each needs four model-sized vectors and the inputs and outputs of its layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)

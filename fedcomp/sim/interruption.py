@@ -1,4 +1,4 @@
-"""Ctrl-C and termination signals during a simulation: they take effect when the current round has finished and is saved."""
+"""Handling of Ctrl-C and termination signals in a simulation: a signal takes effect after the current round has been saved."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """A context manager that delays the first signal until `act` is called. A second signal takes effect at once.
+    """Context manager that delays the first signal until `act` is called. A second signal takes effect at once.
 
     Outside the main thread, an Interruption does nothing, since Python handles signals only there.
     """
@@ -17,7 +17,7 @@ class Interruption:
     def __init__(self) -> None:
         self.active = threading.current_thread() is threading.main_thread()
         self.first: tuple[int, FrameType | None] | None = None
-        self.handlers: dict[int, Any] = {}  # replaced handlers by signal number
+        self.handlers: dict[int, Any] = {}  # maps a signal number to the handler that was replaced
 
     @property
     def requested(self) -> bool:
@@ -35,7 +35,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """Call the handler of the first signal if one has arrived."""
+        """If a signal has arrived, call the original handler of the first signal."""
         if self.first is not None:
             number, frame = self.first
             self.handlers[number](number, frame)

@@ -1,4 +1,4 @@
-"""An engine that trains on several devices of one machine in parallel. Each device trains consecutive clients of a cohort.
+"""An engine that trains on several devices of one machine in parallel. Each device trains a part of the clients of a round.
 
 Except for rounding, a client's update does not depend on the number of devices.
 """
@@ -17,9 +17,9 @@ from ..training.local_sgd import LocalSGD
 
 
 class MultiDevice(Engine):
-    """One engine and one thread for each device. The inputs and the results of `train` are on the first device.
+    """Engine with one inner engine and one thread for each device. The inputs and the results of `train` are on the first device.
 
-    `warnings`: a list to which the engines append warnings in their threads. `train` passes the warnings to `warn` in its caller's thread.
+    The inner engines append warnings to the list `warnings`. `train` passes these warnings to `warn` in its caller's thread.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class MultiDevice(Engine):
         self.engines, self.device = engines, engines[0].device
         self.warnings, self.warn = warnings, warn
         self._threads = ThreadPoolExecutor(len(engines), "device")
-        # By (id of a tensor, index of an engine): the tensor, and its copy on the engine's device.
+        # Maps (id of a tensor, index of an engine) to the tensor and its copy on the engine's device.
         self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        assert isinstance(data, Data)  # else the run has another engine
+        assert isinstance(data, Data)  # for data that is not in memory, the run has another engine
         n = len(self.engines)
         shares = [jobs[i * len(jobs) // n : (i + 1) * len(jobs) // n] for i in range(n)]
         futures = [
@@ -55,7 +55,7 @@ class MultiDevice(Engine):
     def _train_on(
         self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train jobs with engine `i` on its device. Return the updates on the first device."""
+        """Train jobs with engine `i` on the engine's device, and return the updates on the first device."""
         engine = self.engines[i]
         device = engine.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

@@ -1,21 +1,21 @@
-"""The virtual network: each client's link to the server, and the client's speed.
+"""The virtual network of a simulation: each client's link to the server, and each client's speed of training.
 
     seconds of an exchange = latency + bytes down / down + steps · step · s + bytes up / up + latency
 
-up and down are in bytes per second; latency and step (the duration of a local step) are in seconds. s is 1, or a factor that is drawn for
-each client and round from the options swing, stall and factor.
+In this formula, the options `up` and `down` are in bytes per second, and `latency` and `step` (the duration of a local step) in seconds.
+The factor s is 1, unless the options `swing` and `stall` make a client's speed differ between rounds.
 
-`--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values
-from a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. The network `lognormal` takes the values as
-medians and draws three factors e^(spread·z) for each client, z standard normal: one for the link (up and down), one for the latency, one
-for the compute speed. The other networks are `lognormal` with other defaults:
+`--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values from
+a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. In the network `lognormal`, the options are medians
+over the clients. Three factors e^(spread·z), with standard normal z, are drawn for each client: one for the link (up and down), one for the
+latency, and one for the compute speed. The other networks are `lognormal` with other defaults:
 
     fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, used as medians: 85.73 and 35.96 Mbit/s down,
                     45.74 and 11.22 Mbit/s up, round trips of 21 and 40 ms
     lte-m           the peak rate of 3GPP category M1 (release 13), 1 Mbit/s both ways
     lora            the rate of LoRaWAN's data rate 5 in Europe (LoRaWAN regional parameters, EU868), 5,470 bit/s both ways
 
-Values without a source here, such as steps and spreads, are assumptions; set your own values where they matter.
+Defaults without a source here, such as `step` and `spread`, are assumptions; set your own values where they matter.
 """
 
 import csv
@@ -33,8 +33,9 @@ from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
-CHUNK = 1024  # number of periods of a client that are drawn at once
-MIN_PERIOD_S = 5.0  # smallest `stretch`; a server waits this long for a client to reconnect
+CHUNK = 1024  # number of periods for which a client's absences are drawn at once.
+# Smallest value of `stretch`; a server waits this long for a client to reconnect.
+MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
     "down": (1, 1e15),
@@ -74,13 +75,14 @@ class Uniform:
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
-    latency: Seconds = Seconds(0.05)  # one way
-    step: Seconds = Seconds(0.02)  # a step of local SGD
-    spread: float = 0.0  # standard deviation of the logarithms of the drawn factors
+    latency: Seconds = Seconds(0.05)  # from the server to a client, or back
+    step: Seconds = Seconds(0.02)  # duration of a step of local SGD
+    # Standard deviation of the logarithms of the factors that are drawn for each client.
+    spread: float = 0.0
     absent: float = 0.0  # fraction of the time in which a client is absent
     stretch: Seconds = Seconds(600.0)  # period in which a client is either absent or present
-    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
-    # Fraction of its rounds in which a client's steps take `factor` times as long.
+    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long.
+    # Fraction of a client's rounds in which its steps take `factor` times as long.
     stall: float = 0.0
     factor: float = 4.0
     swing: float = 0.0  # maximum relative change of a client's step time from round to round
@@ -141,7 +143,7 @@ NETWORKS: Mapping[str, type[Uniform]] = {
 
 @dataclass(frozen=True)
 class Profiles:
-    """The network values of each client, float64 [clients], in the units of the options of `Uniform` with the same names."""
+    """The network values of each client, as float64 arrays [clients]. Names and units are those of the options of `Uniform`."""
 
     up: np.ndarray
     down: np.ndarray
@@ -168,7 +170,6 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 
 def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
-    """Draw the profiles (network values) of clients from the seed."""
     z = seeds.generator(seed, "network").standard_normal((3, clients))
     link, latency, compute = np.exp(kind.spread * z)
     slow = seeds.generator(seed, "slow").random(clients) < kind.slow
@@ -183,7 +184,7 @@ def draw_profiles(kind: Uniform, clients: int, seed: int) -> Profiles:
 
 
 def parse_network(text: str) -> Uniform:
-    """Return the network of a spec string such as `mobile` or `uniform:up=100kB`. Raises SpecError."""
+    """Parse the name and options of a network, such as `mobile` or `uniform:up=100kB`. Raises SpecError."""
     with spec.error_context(text, "--network"):
         return spec.build(spec.parse_part(text, "network"), NETWORKS, "network")
 
@@ -194,12 +195,12 @@ class Network:
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
         self.absences = AbsenceModel(profiles.absent, profiles.stretch, seed)
-        # The last round that was drawn, and its draws.
+        # the last round for which random values were drawn, and these values
         self._draws: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
 
     @classmethod
     def of(cls, text: str, clients: int, seed: int) -> "Network":
-        """Return the network that --network names. Raises UserError if its values cannot be read."""
+        """Return the network for a value of --network. Raises UserError if the value or the CSV file is invalid."""
         if is_file(text):
             return cls(read_profiles(text, clients), seed)
         return cls(draw_profiles(parse_network(text), clients, seed), seed)
@@ -207,14 +208,13 @@ class Network:
     def exchange_s(
         self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int
     ) -> float:
-        """Return the duration in seconds of an exchange with a client that is not busy with an earlier assignment."""
+        """Return how long an exchange takes, in seconds, if the client is idle: download, local steps, upload and latencies."""
         p = self.profiles
         down, up = bytes_down / float(p.down[client]), bytes_up / float(p.up[client])
         latency = float(p.latency[client])
         return latency + down + self.compute_s(client, round, steps) + up + latency
 
     def compute_s(self, client: int, round: int, steps: int) -> float:
-        """Return the duration in seconds of the local steps of a client in a round."""
         p = self.profiles
         swing, stall = float(p.swing[client]), float(p.stall[client])
         duration_s = steps * float(p.step[client])
@@ -225,7 +225,7 @@ class Network:
         return duration_s * float(p.factor[client]) if stalls[client] < stall else duration_s
 
     def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a round's uniform draws for swings (in -1..1) and for stalls (in 0..1), float64 [clients] each."""
+        """Return uniform random values for each client: for `swing` from -1 to 1, and for `stall` from 0 to 1."""
         if self._draws[0] != round:
             generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
@@ -244,16 +244,16 @@ def is_file(text: str) -> bool:
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Return the profiles of clients 0..clients-1 from a CSV file: a line of column names, then a line of values for each client.
+    """Read the profiles of `clients` clients from a CSV file with a line of column names and a line of values for each client.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%
         1,30kB,500kB,0.2,20ms,0
 
-    `client`, `up` and `down` are required. The other columns are options of `--network` with the same names. Missing columns default to
-    0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions, depending on the
-    column. Lines and columns may be in any order. Lines of clients that the run does not have are ignored. Raises ConfigError with
-    line and column.
+    The columns `client`, `up` and `down` are required. The other columns are options of `--network` with the same names. Missing columns
+    default to 0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions, depending
+    on the column. Lines and columns may be in any order. Lines for clients that the run does not have are ignored. Raises ConfigError,
+    which names the line and the column of an error.
     """
     path = expand_home(text, "--network")
     try:
@@ -276,7 +276,7 @@ def _profiles(flag: str, lines: Any, clients: int) -> Profiles:
     names = next(rows, [])
     _check_columns(f"{flag}, line {lines.line_num}", names)
     values = {name: np.full(clients, DEFAULTS.get(name, 0.0)) for name in COLUMNS}
-    line_of: dict[int, int] = {}  # by client
+    line_of: dict[int, int] = {}  # maps a client to its line number
     for cells in rows:
         where = f"{flag}, line {lines.line_num}"
         if len(cells) != len(names):
@@ -333,11 +333,10 @@ def _value(where: str, name: str, cell: str) -> float:
 
 
 class AbsenceModel:
-    """The times at which clients are absent. `absent` [clients]: fraction of the time that each client is absent.
+    """A random model of the times at which clients are absent. `absent` is the fraction of the time for which each client is absent.
 
-    Time is divided into periods of `period_s` [clients] seconds, which start at an offset drawn for each client. In each period a client is
-    absent with probability `absent`, 0..0.9. The draws depend only on the seed, the client and the number of the period, so there is no
-    state, and any time can be queried.
+    Time is divided into periods of `period_s` seconds, with a random offset for each client. In each period, a client is absent with the
+    probability `absent`, from 0 to 0.9. The random draws depend only on the seed, the client and the period, so the model has no state.
     """
 
     def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):
@@ -346,7 +345,6 @@ class AbsenceModel:
         self._offset_s = seeds.generator(seed, "away").random(len(absent)) * period_s
 
     def absent_at(self, time_s: float) -> np.ndarray:
-        """Return whether each client is absent at a time: bool [clients]."""
         clients = np.arange(len(self.absent))
         periods = np.floor((time_s + self._offset_s) / self.period_s).astype(np.int64)
         return self._is_absent(clients, periods)
@@ -356,7 +354,7 @@ class AbsenceModel:
         return bool(self._is_absent(np.array([client]), np.array([period]))[0])
 
     def first_absence_s(self, client: int, since_s: float, until_s: float) -> float | None:
-        """Return the first time from `since_s` to `until_s` at which a client is absent; None if the client is present all the time."""
+        """Return the first time from `since_s` to `until_s` at which a client is absent, or None if it is present all the time."""
         if not self.absent[client]:
             return None
         first, last = self._period(client, since_s), self._period(client, until_s)
@@ -371,9 +369,9 @@ class AbsenceModel:
     def lost_at_s(
         self, client: int, since_s: float, until_s: float, grace_s: float
     ) -> float | None:
-        """Return the time at which a client is lost, `grace_s` seconds after it left; None if it is not lost.
+        """Return the time at which a client counts as lost, or None.
 
-        A client is lost if it leaves between `since_s` and `until_s` and is still absent `grace_s` seconds later.
+        A client counts as lost if it leaves between `since_s` and `until_s` and is still absent `grace_s` seconds later.
         """
         while (left_s := self.first_absence_s(client, since_s, until_s)) is not None:
             if self.is_absent(client, since_s := left_s + grace_s):
@@ -381,7 +379,7 @@ class AbsenceModel:
         return None
 
     def next_change_s(self, time_s: float) -> float:
-        """Return the first time after `time_s` at which a client may leave or return; infinity if no client is ever absent."""
+        """Return the first time after `time_s` at which any client may leave or return, or infinity if no client is ever absent."""
         clients = np.flatnonzero(self.absent)
         period_s, offset_s = self.period_s[clients], self._offset_s[clients]
         ends = (np.floor((time_s + offset_s) / period_s) + 1) * period_s - offset_s

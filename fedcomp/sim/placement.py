@@ -1,7 +1,7 @@
-"""The placement of clients' vectors between their rounds: on the device, in the host's memory, or in the run's checkpoint on disk.
+"""The placement of clients' vectors, such as residuals, between rounds: on the device, in main memory, or in the run's checkpoint on disk.
 
-The placement depends on the largest total size that the vectors can reach, and on the free memory at the start. The results of a
-run do not depend on the placement.
+The placement depends on the largest total size that the vectors can reach, and on the free memory at the start of the run. The results of
+the run do not depend on the placement.
 """
 
 import math
@@ -15,29 +15,30 @@ import torch
 from ..errors import ConfigError
 from ..formatting import human_bytes
 
-DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-MEMORY_FRACTION = 1 / 2  # of the free memory of device or host that all clients together may use
-CACHE_FRACTION = 1 / 8  # of the free memory of the host, for recently used clients under FILE
+DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals.
+# Fraction of the free memory of device or host that the vectors of all clients may use.
+MEMORY_FRACTION = 1 / 2
+CACHE_FRACTION = 1 / 8  # with FILE: fraction of the host's free memory for recently used clients
 CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of clients' vectors between their rounds."""
+    """The place where clients' vectors (residuals and similar) are stored between rounds."""
 
     name: str  # DEVICE, HOST or FILE
-    budget_bytes: float = math.inf  # limit for the vectors in memory
-    # Device to which the vectors are moved for training; None: they are not moved
+    budget_bytes: float = math.inf  # limit for the total size of the vectors in memory.
+    # Device to which the vectors are moved for training; None: the vectors are not moved.
     training_device: torch.device | None = None
     client_bytes: int = 0  # estimated size of one client's vectors
 
     def __str__(self) -> str:
-        """Return a description; "" if vectors stay in the memory in which clients train."""
+        """Return a description of the placement, or "" if vectors stay in the memory in which clients train."""
         if self.name == FILE:
             return f"in the checkpoint on disk, up to {human_bytes(round(self.budget_bytes))} of them in memory"
         if self.training_device is None:
             return ""
-        return "in the host's memory, on the device while their cohort is training"
+        return "in the host's memory, and on the device while their clients train"
 
 
 IN_MEMORY = Placement(HOST)
@@ -46,16 +47,16 @@ IN_MEMORY = Placement(HOST)
 def choose_placement(
     residuals: str, device: torch.device, clients: int, client_bytes: int
 ) -> Placement:
-    """Return the placement for a value of --residuals.
+    """Return the placement for `residuals`, a value of --residuals.
 
-    `clients`: maximum number of clients that take part in the run. `client_bytes`: size of the vectors of one client. Raises ConfigError
-    if the vectors of all clients do not fit into the chosen memory.
+    `clients` is the maximum number of clients that take part in the run, and `client_bytes` is the size of the vectors of one client.
+    Raises ConfigError if the vectors of all clients do not fit into the chosen memory.
     """
     needed = clients * client_bytes
     host, cuda = free_memory(), device.type == "cuda"
     free = {HOST: host, **({DEVICE: torch.cuda.mem_get_info(device)[0]} if cuda else {})}
     if residuals == DEVICE and not cuda:
-        residuals = HOST  # the same memory on a CPU
+        residuals = HOST  # on a CPU, the device's memory is the host's memory
     large_enough = [
         name for name in (DEVICE, HOST) if name in free and needed <= MEMORY_FRACTION * free[name]
     ]
@@ -72,7 +73,7 @@ def choose_placement(
 
 
 def free_memory() -> int:
-    """Return the bytes of main memory that are free for this process, given the limits of its control groups."""
+    """Return how many bytes of main memory this process can still use, within the limits of its control groups."""
     return max(0, min([_free_on_machine(), *_free_in_control_groups()]))
 
 
@@ -82,18 +83,18 @@ def _free_on_machine() -> int:
         return next(
             1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")
         )
-    except (OSError, StopIteration):  # another system than Linux
+    except (OSError, StopIteration):  # the system is not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _free_in_control_groups() -> Iterator[int]:
-    """Yield the free bytes of each control group (version 2) of this process. Inactive file pages count as free."""
+    """Yield the free bytes of each control group (cgroup v2) of this process. Inactive file pages count as free."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::"))
         for group in (CGROUP / own, *(CGROUP / own).parents):
             if not (group / "memory.max").exists():
-                continue  # the root has none
+                continue  # the root group has no limit
             limit = (group / "memory.max").read_text().strip()
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             if limit != "max":

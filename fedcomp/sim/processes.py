@@ -1,11 +1,11 @@
-"""`--engine processes`: one worker process per core, each with one thread.
+"""The engine of `--engine processes`, which trains clients in worker processes: one process per core, each with one thread.
 
-A convolution gains little from a second thread, but two clients on two cores take the time of one. Each worker is a separate interpreter
-that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, tensors of data, updates and momentum
-are in anonymous shared memory, which only Linux has. The rest of a job (a client's training) is sent through a pipe. Datasets that are not
-in memory are read by each worker itself.
+A convolution gains little from a second thread, but two clients on two cores take as long as one client. Each worker is a separate Python
+interpreter that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, data, updates and momentum
+are in anonymous shared memory, which only Linux has. The other parts of a job (the training of a client in a round) are sent through a
+pipe. If a dataset is not in memory, each worker reads the dataset itself.
 
-A worker that dies is replaced, and its client is trained once more. If a second worker dies with the same client, this client fails.
+A worker that dies is replaced, and its client is trained again. If a second worker dies while it trains the same client, this client fails.
 """
 
 import math
@@ -36,10 +36,11 @@ from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
-LOCAL_TRAINING_S = 0.5  # seconds of training in this process before workers are started
-# The run ends after this many workers in a row ended before they were ready.
+# Seconds for which this process trains clients itself before it starts workers.
+LOCAL_TRAINING_S = 0.5
+# The run fails after this many consecutive workers died before they were ready.
 MAX_FAILED_STARTS = 3
-# The run ends after this many deaths times the number of workers (at least 3), without a trained client in between.
+# The run fails after this many consecutive deaths per worker (for at least 3 workers) without a trained client.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -55,15 +56,15 @@ def is_available() -> bool:
 
 
 def unbatched_engine(device: torch.device) -> str:
-    """Return the engine for a model that cannot be batched: worker processes on a CPU with several cores, else serial."""
+    """Return the engine for a model that cannot be batched: "processes" on a CPU with several cores, else "serial"."""
     uses_workers = device.type == "cpu" and torch.get_num_threads() > 1 and is_available()
     return "processes" if uses_workers else "serial"
 
 
 class SharedTensor:
-    """A tensor in memory that is shared between processes of one machine. A process that unpickles a SharedTensor gets the same storage.
+    """A tensor in memory that processes of one machine share. A process that unpickles a SharedTensor gets a tensor with the same storage.
 
-    The memory is anonymous: it has no file, and the system frees it when the last process that maps it ends. Keep a SharedTensor until
+    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. Keep a SharedTensor until
     the other process has unpickled it. After unpickling, the storage exists as long as a tensor uses it.
     """
 
@@ -96,8 +97,8 @@ class Worker:
     """
 
     def __init__(self, *setup: Any):
-        """`setup`: the arguments of TrainingWorker."""
-        self.ready, self.job = False, -1  # position of the job in training; -1: none
+        """Start the process. `setup` are the arguments of TrainingWorker."""
+        self.ready, self.job = False, -1  # position of the job that the worker trains; -1: none
         self.connection, remote = Pipe()
         path = [entry for entry in sys.path if isinstance(entry, str)]
         with remote:
@@ -108,12 +109,12 @@ class Worker:
                 stdout=2,
                 pass_fds=[remote.fileno()],
                 env=os.environ | ONE_THREAD,
-                process_group=0,  # Ctrl-C reaches only the parent
+                process_group=0,  # so that Ctrl-C reaches only the parent process
             )
             self.connection.send(setup)
 
     def stop(self) -> str:
-        """Kill the process if it still runs. Return a description of how it ended."""
+        """Kill the process if it still runs. Return a text that says how the process ended."""
         self.connection.close()
         try:
             status = self.process.wait(0.2)
@@ -136,7 +137,7 @@ class JobQueue:
 
     jobs: Sequence[Job]
     start: SharedTensor
-    data: Data | None  # with SharedTensors as tensors; None: workers read the data themselves
+    data: Data | None  # the data as SharedTensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
 
@@ -144,13 +145,15 @@ class JobQueue:
         m = len(self.jobs)
         self.updates = SharedTensor((m, len(self.start.tensor)))
         self.results: list[Result | None] = [None] * m
-        self.waiting = deque(range(m))  # jobs that are not yet assigned
-        self.traces: dict[int, Traces] = {}  # by job, each shared with the worker of the job
-        self.deaths: Counter[int] = Counter()  # by job: number of workers that died during it
+        self.waiting = deque(range(m))  # jobs that are not yet assigned to a worker.
+        # Momentum of each assigned job, in memory that is shared with its worker.
+        self.traces: dict[int, Traces] = {}
+        # For each job: number of workers that died while they trained it.
+        self.deaths: Counter[int] = Counter()
 
 
 class WorkerEngine(Engine):
-    """An engine of `count` worker processes, each of which loads the task of `config`.
+    """Engine with `count` worker processes, each of which loads the task of `config`.
 
     With `local_training`, this process trains clients on `model` for the first LOCAL_TRAINING_S seconds, so that short runs start no
     workers. `warn` is called when a worker dies.
@@ -178,7 +181,7 @@ class WorkerEngine(Engine):
         )
         self.workers: list[Worker] = []
         self._setup = with_absolute_paths(config), "cpu", torch.get_default_dtype()
-        # By id of a tensor of the data: the tensor and its copy in shared memory.
+        # Maps the id of a data tensor to the tensor and its copy in shared memory.
         self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
         self._local_s, self._deaths_in_a_row = 0.0, 0
         weakref.finalize(self, _kill_all, self.workers, os.getpid())
@@ -186,9 +189,9 @@ class WorkerEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Result]]:
-        """Train each job in an idle worker process.
+        """Train the jobs in worker processes, each job in a worker that is idle.
 
-        Raises TaskError if workers cannot load the task, and UserError if workers die without training a client.
+        Raises TaskError if workers cannot load the task, and UserError if workers repeatedly die without training a client.
         """
         shared_data = packed_data(data, self._shared_copy)
         queue = JobQueue(jobs, SharedTensor.copy_of(start), shared_data, sgd, seed)
@@ -208,7 +211,7 @@ class WorkerEngine(Engine):
         return (updates if len(trained) == len(jobs) else updates[trained]), results
 
     def resident(self, data: Examples) -> Examples:
-        """Return the data in shared memory, which this process and the workers read."""
+        """Copy the data into shared memory, from which this process and the workers read, and return the copy."""
         if not isinstance(data, Data):
             return data
         return replace(
@@ -219,16 +222,16 @@ class WorkerEngine(Engine):
 
     @property
     def settled(self) -> bool:
-        """Whether the speed of rounds no longer changes, since clients train in workers and all workers are ready."""
+        """Whether rounds have reached their final speed: clients train in workers, and all workers are ready."""
         started = self.local_engine is None or self._local_s >= LOCAL_TRAINING_S
         return started and all(worker.ready for worker in self.workers)
 
     def close(self) -> None:
-        """End the workers. The engine can be used again, which starts new workers."""
+        """Stop the workers. If the engine is used again, it starts new workers."""
         _kill_all(self.workers, os.getpid())
 
     def _move_to_shared_memory(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a data tensor in shared memory, and register the copy as shared."""
+        """Copy a data tensor into shared memory and register the copy."""
         shared = SharedTensor.copy_of(tensor)
         self._data[id(shared.tensor)] = shared.tensor, shared
         return shared.tensor
@@ -254,7 +257,9 @@ class WorkerEngine(Engine):
                     self._replace_dead(worker, queue)
 
     def _train_locally(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
-        """Train jobs in this process until LOCAL_TRAINING_S has passed. One thread is used, so that updates equal those of a worker."""
+        """Train jobs in this process for LOCAL_TRAINING_S seconds in total. Training uses one thread, so that updates equal those of a
+        worker.
+        """
         if self.local_engine is None:
             return
         threads = torch.get_num_threads()
@@ -299,7 +304,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. The worker's job is queued again, or fails if two workers have died during it.
+        """Remove a dead worker. The worker's job is queued again, or fails if two workers have died during this job.
 
         Raises UserError if too many consecutive workers have died.
         """
@@ -309,7 +314,7 @@ class WorkerEngine(Engine):
         limit = MAX_DEATHS_PER_WORKER * max(3, self.count) if worker.ready else MAX_FAILED_STARTS
         if self._deaths_in_a_row >= limit:
             raise UserError(
-                f"{self._deaths_in_a_row} worker processes in a row have ended; the last one {end_of_process}; give --engine serial "
+                f"{self._deaths_in_a_row} worker processes in a row have died; the last one {end_of_process}; give --engine serial "
                 "to see the cause"
             )
         if i < 0:
@@ -322,7 +327,7 @@ class WorkerEngine(Engine):
             queue.waiting.appendleft(i)
             client = queue.jobs[i].client
             self.warn(
-                f"a worker process {end_of_process} while it trained client {client}, which is trained once more; {likely_cause}"
+                f"a worker process {end_of_process} while it trained client {client}; this client is trained again; {likely_cause}"
             )
         else:
             queue.results[i] = FedcompError(
@@ -331,6 +336,7 @@ class WorkerEngine(Engine):
 
 
 def _kill_all(workers: list[Worker], owner: int) -> None:
-    if os.getpid() == owner:  # False in a fork of the owner
+    # Only the process that started the workers, not a fork of it, may kill them.
+    if os.getpid() == owner:
         while workers:
             workers.pop().kill()

@@ -1,12 +1,12 @@
-"""`--engine ray`: local SGD in Ray actors, on this machine or on the cluster that RAY_ADDRESS names.
+"""The engine of `--engine ray`, which trains clients in Ray actors, on this machine or on the cluster at RAY_ADDRESS.
 
-Only local SGD runs in actors. The strategy, the round loop, the client memories and the run folder stay in this process. An actor has one
-core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for, and sends each
-job to an idle actor. Actors keep no state of clients: momentum and running statistics are sent with a job and returned with its update.
-Every actor therefore computes the same update, bit for bit, as the serial engine on one thread.
+Only local training runs in actors. The strategy, the round loop, the client memories and the run folder stay in this process. An actor has
+one core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for, and sends
+each job (the training of a client in a round) to an idle actor. Actors keep no state of clients: momentum and running statistics are sent
+with a job and returned with its update. Every actor therefore computes the same update, bit for bit, as the serial engine on one thread.
 
-Data and start weights are in Ray's object store, once per machine. Every machine of a cluster needs fedcomp[ray]. If the task is a file,
-every machine also needs this file and the modules that it imports, under the same path.
+The data and the weights at the start of a round are stored in Ray's object store, once per machine. Every machine of a cluster needs
+fedcomp[ray]. If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
 """
 
 import importlib.util
@@ -43,11 +43,11 @@ from .worker import (
 )
 
 ACTORS_PER_GPU = 4
-JOBS_PER_ACTOR = 4  # jobs in one call of `train`, so that actors seldom wait for the next call
+JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with several jobs, actors seldom wait for the next call
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# Without the first variable, Ray listens on every address. With the others, it rejects other users of this machine.
+# The first variable makes Ray listen on loopback only. With the others, Ray rejects other users of this machine.
 LOOPBACK_ONLY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
@@ -68,15 +68,15 @@ def check(config: RunConfig) -> None:
 
 
 class TrainResult(NamedTuple):
-    """An actor's result, with packed tensors."""
+    """The result of a job in an actor, with tensors that are packed for another process."""
 
     update: Any  # float32 [n]
     result: JobResult
-    traces: Traces  # after the last step
+    traces: Traces  # momentum and similar vectors after the last step
 
 
 class TrainingActor(TrainingWorker):
-    """A worker in a Ray process."""
+    """A training worker that runs as a Ray actor."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
         super().__init__(config, device, dtype)
@@ -85,9 +85,9 @@ class TrainingActor(TrainingWorker):
     def train_job(
         self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> TrainResult | str:
-        """Train a job. Return the result, or the error as one line.
+        """Train a job. Return its result, or an error message of one line.
 
-        `refs`: references in Ray's object store; "data" refers to [data], "start" to [weights].
+        `refs` has references to objects in Ray's store: "data" refers to a list with the data, and "start" to a list with the weights.
         """
         if error := self.load():
             return error
@@ -110,9 +110,9 @@ class TrainingActor(TrainingWorker):
 
 
 class RayEngine(Engine):
-    """An engine of Ray actors. Updates are returned on `device`.
+    """Engine that trains clients in Ray actors and returns updates on `device`.
 
-    The first call of `train` starts the actors. If Ray already runs in this process, the engine uses it and leaves it running.
+    The first call of `train` starts the actors. If Ray already runs in this process, the engine does not stop Ray at the end.
     """
 
     def __init__(self, config: RunConfig, device: torch.device):
@@ -120,15 +120,17 @@ class RayEngine(Engine):
         self.config, self.device = config, device
         self._actors: list[Any] = []
         self._cleanup = ExitStack()
-        self._data: dict[int, tuple[Examples, Any]] = {}  # by id: data and its reference
-        self._start: tuple[Tensor, Any] | None = None  # the last start weights and their reference
+        # Maps the id of data to the data and its reference in Ray's store.
+        self._data: dict[int, tuple[Examples, Any]] = {}
+        # The weights of the last call of `train`, and their reference.
+        self._start: tuple[Tensor, Any] | None = None
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train each job in an idle actor. If an actor dies twice with a client's job, only this client fails.
+        """Train the jobs in actors, each job in an actor that is idle.
 
-        Raises the errors of `start_actors`.
+        If an actor dies twice while it trains a client, only this client fails. Raises the same errors as `start_actors`.
         """
         self.start_actors()
         updates = torch.empty(len(jobs), len(start), device=self.device)
@@ -173,7 +175,8 @@ class RayEngine(Engine):
         from ray.exceptions import RayActorError, RayError
 
         waiting, idle = deque(enumerate(jobs)), list(self._actors)
-        running: dict[Any, tuple[int | None, Any]] = {}  # None: the actor restarts
+        # Maps a call to (job, actor); the job is None while the actor restarts.
+        running: dict[Any, tuple[int | None, Any]] = {}
         while waiting or running:
             while waiting and idle:
                 (i, job), actor = waiting.popleft(), idle.pop()
@@ -187,7 +190,7 @@ class RayEngine(Engine):
                 result = ray.get(call)
                 idle.append(actor)
             except RayActorError:
-                # Until the actor has restarted, the next job would be counted as one with which it died.
+                # Wait until the actor has restarted, since Ray would count an earlier job as one with which the actor died.
                 running[actor.load.remote()] = None, actor
                 result = "the Ray actor that trained this client died twice; memory may be short, or the task's own code may be the cause"
             except RayError as error:
@@ -210,9 +213,9 @@ class RayEngine(Engine):
         return self._start[1]
 
     def _create_actors(self, cleanup: ExitStack) -> list[Any]:
-        """Return actors that have loaded the task. `cleanup` stops the actors, and Ray if this method started it."""
+        """Return actors that have loaded the task. `cleanup` gets callbacks that stop the actors, and Ray if this method started Ray."""
         address = os.environ.get(ADDRESS_VARIABLE)
-        if "ray" not in sys.modules:  # Ray reads these variables when it is imported
+        if "ray" not in sys.modules:  # Ray reads environment variables when it is imported
             os.environ.update(DEFAULT_VARIABLES if address else DEFAULT_VARIABLES | LOOPBACK_ONLY)
         import ray
         from ray.exceptions import RayError
@@ -231,8 +234,8 @@ class RayEngine(Engine):
         actor_class: Any = ray.remote(TrainingActor).options(
             num_cpus=1,
             num_gpus=gpus,
-            max_restarts=-1,  # without limit
-            max_task_retries=1,  # a client whose actor dies is trained once more
+            max_restarts=-1,  # an actor may be restarted any number of times
+            max_task_retries=1,  # if an actor dies, its client is trained again once
         )
         actors: list[Any] = []
         for _ in range(count):
@@ -251,7 +254,7 @@ class RayEngine(Engine):
 
 
 def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
-    """Connect to the cluster at `address`, or start Ray on this machine if there is no address. Raises UserError."""
+    """Connect to the Ray cluster at `address`, or start Ray on this machine if `address` is empty. Raises UserError."""
     import ray
 
     init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -259,7 +262,7 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
         _check_reachable(address)
         init |= {"address": address}
     else:
-        # For logs and sockets. The path of a socket has to be short.
+        # Ray's logs and sockets are in /tmp, since the path of a socket must be short.
         folder = tempfile.mkdtemp(prefix="fedcomp-ray-", dir="/tmp")
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         init |= {
@@ -273,7 +276,7 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
     try:
         with _preserved_sigterm_handler():
             ray.init(**init)
-    except Exception as error:  # Ray raises built-in exceptions
+    except Exception as error:  # Ray raises built-in exceptions of several types
         raise UserError(
             f"--engine ray: Ray does not start ({reason(error)}); set {ADDRESS_VARIABLE} to the address of a running cluster, or unset it"
         ) from error
@@ -285,7 +288,7 @@ def _preserved_sigterm_handler() -> Iterator[None]:
     before, exit_code = signal.getsignal(signal.SIGTERM), None
     try:
         yield
-    except SystemExit as error:  # raised by Ray's handler
+    except SystemExit as error:  # Ray's SIGTERM handler raises SystemExit
         exit_code = error.code
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -295,10 +298,10 @@ def _preserved_sigterm_handler() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise UserError if nothing listens at an address. Ray itself would retry for minutes."""
+    """Raise UserError if no process listens at an address. Without this check, Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        return  # "auto", or a URL
+        return  # `address` is "auto" or a URL
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Simulated relays: each relay adds the frames of its clients and forwards the sum (transports/relays.py)."""
+"""Simulated relays: each relay adds the encoded updates of its clients and forwards the sum to the server (transports/relays.py)."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,9 @@ from ..transports.relays import add_frames
 
 
 class Relays:
-    """A population of clients behind relays. Client i sends to relay i mod `relays`. Relays do not change downloads."""
+    """A population of clients behind relays. Client i sends its updates to relay i mod `relays`. Downloads are the same as without
+    relays.
+    """
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
         self.population, self.relays, self.codec, self.layout = population, relays, codec, layout
@@ -22,7 +24,7 @@ class Relays:
 
     @property
     def at_once(self) -> int:
-        """The number of assignments to handle together: all, since a relay waits for all of its clients."""
+        """The number of assignments to handle together: those of all clients, since a relay waits for all of its clients."""
         return self.clients
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
@@ -43,7 +45,7 @@ class Relays:
         return reports
 
     def take(self) -> tuple[int, int]:
-        """Return the bytes of the clients' frames since the last call, and the number of updates without a frame."""
+        """Return the bytes that clients sent since the last call, and the number of updates without a frame."""
         traffic = self._client_bytes, self._empty
         self._client_bytes, self._empty = 0, 0
         return traffic

@@ -1,4 +1,4 @@
-"""A simulation from its options to its summary: prepare the run, run its rounds, write its files."""
+"""The simulation of a run: prepare the run from its options, execute its rounds, and write its files."""
 
 import dataclasses
 import sys
@@ -65,7 +65,7 @@ from .relays import Relays
 from .save_times import SaveTimes
 from .timing import Timing, random_work_s, step_counter
 
-STACK_BYTES = 64 << 20  # size of the updates that are trained and encoded together
+STACK_BYTES = 64 << 20  # total size of the updates that are trained and encoded together
 
 
 def simulate(
@@ -73,8 +73,8 @@ def simulate(
 ) -> Summary:
     """Run a simulation, or continue the run in `config.out` if `config.resume` is set. Return the content of summary.json.
 
-    `task`: a task object to use; `config.task` must then be `fedcomp.tasks.OBJECT` followed by the name of the task. Without
-    `task`, the task that `config.task` names is loaded.
+    If `task` is a task object, `config.task` must be `fedcomp.tasks.OBJECT` followed by the name of the task. If `task` is None, the task
+    that `config.task` names is loaded.
 
     Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError if memory runs out. A run that is
     interrupted at any moment can be resumed.
@@ -83,7 +83,7 @@ def simulate(
     try:
         with (
             redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
-        ):  # only the log uses standard output, even if a task prints
+        ):  # standard output is reserved for the log, even if a task prints
             simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
     except (MemoryError, RuntimeError) as error:
@@ -97,9 +97,9 @@ def simulate(
 
 
 class PreparedRun:
-    """The parts of a run that exist before anything is trained or written.
+    """The parts of a run that are constructed before anything is trained or written.
 
-    The parts are constructed in an order that detects errors in the options early. Raises UserError for options that cannot work.
+    The order of construction detects errors in the options early. Raises UserError for options that cannot work.
     """
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
@@ -125,7 +125,7 @@ class PreparedRun:
         read_test = data_or_none if config.evaluate == "clients" else data_of
         train, self.test = data_of(self.task, "train"), read_test(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test or train, config.augment)
-        self.sent_layout = self.strategy.layout  # of the vectors that are sent
+        self.sent_layout = self.strategy.layout  # layout of the vectors that clients send
         self.config = config = with_memories(config, self.sent_layout.numel)
         client_memory = self._memory()
         if config.relays:
@@ -136,7 +136,7 @@ class PreparedRun:
         )
         if advice := partition_advice(config.partition, self.train, config.clients):
             self.warnings(advice)
-        # Rows on which each client evaluates: rows of the test data, or else rows held out of the training data.
+        # Indices of the examples on which each client evaluates, in the test data or, if held out, in the training data.
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
         if config.clients_evaluate and self.test is not None:
@@ -151,7 +151,8 @@ class PreparedRun:
         self.machine = self._machine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
-        n_participants = min(config.clients, config.rounds * cohort)  # at most
+        # Maximum number of clients that take part.
+        n_participants = min(config.clients, config.rounds * cohort)
         client_bytes = self._client_bytes(client_memory)
         self.placement = choose_placement(
             config.residuals, self.device, n_participants, client_bytes
@@ -193,10 +194,12 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        if self.placement.name == FILE:  # every round reads vectors from the file and evicts others
+        # Every round loads vectors from the checkpoint and evicts others.
+        if self.placement.name == FILE:
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
-        del self.train, self.model, self.weights  # clients and broadcasts have their own references
+        # Free these objects early; clients and broadcasts have their own references.
+        del self.train, self.model, self.weights
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
         self.test = None if self.test is None else self.test.to(self.device)
@@ -298,10 +301,9 @@ class Simulation(PreparedRun):
                     self._save(recovery, outcome.round, length)
                 raise
             began = time.perf_counter()
-            del outcome  # so that its frames do not stay in memory during the next round
+            del outcome  # free the frames of this round before the next round
 
     def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
-        """Save the state after a round. Return the duration of the save in seconds."""
         began = time.perf_counter()
         with timed("checkpoint"):
             recovery.save(round, metrics_length)
@@ -315,7 +317,7 @@ class Simulation(PreparedRun):
     # Preparation.
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
-        """Return the evaluator of the clients; None if clients do not evaluate. `train`: the training data, on the device."""
+        """Return the evaluator of the clients, or None if clients do not evaluate. `train` is the training data, on the device."""
         if not self.config.clients_evaluate:
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
@@ -331,7 +333,7 @@ class Simulation(PreparedRun):
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
-        """Return the chosen engine. With --engine auto, return an unbatched one if the model cannot be batched."""
+        """Return the chosen engine. With --engine auto, return an engine that trains clients separately if the model cannot be batched."""
         engine = make_engine(
             self.devices, self.machine, self.config, self.task, model, self.warnings
         )
@@ -391,7 +393,7 @@ class Simulation(PreparedRun):
     def _with_relays(
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
-        """Return `record` with the bytes from clients to relays and from relays to the server. Warn if a relay's sum is inexact."""
+        """Add the bytes from clients to relays, and from relays to the server, to `record`. Warn if the sum of a relay is inexact."""
         client_bytes, empty = relays.take()
         if missed := inexact([a.update for a in outcome.accepted]):
             sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
@@ -420,7 +422,7 @@ def _refuse_deployment_options(config: RunConfig) -> None:
         )
     if config.relays and config.network:
         raise ConfigError(
-            "--network times the upload of each client to the server, but --relays add uploads on the way; leave one of them out"
+            "--network times the upload of each client to the server, but --relays add uploads on the way; leave --network or --relays out"
         )
 
 
@@ -429,5 +431,5 @@ def _refuse_task_object(config: RunConfig, task: Task) -> None:
     if config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "
-            "task into a file and give its path/file.py:name, or leave the engine out"
+            "task into a file and give --task path/file.py:name, or leave --engine out"
         )

@@ -5,15 +5,16 @@ from collections.abc import Callable
 
 from ..config import AUTO
 
-PAUSE_FACTOR = 20  # minimum time between two saves, as a multiple of the duration of a save
-MIN_PAUSE_S = 10.0  # minimum time between two saves
+# Minimum time between two saves, as a multiple of the time that the earlier save took.
+PAUSE_FACTOR = 20
+MIN_PAUSE_S = 10.0  # minimum time between two saves, in seconds
 
 
 class SaveTimes:
-    """The rounds after which a run is saved. `every`: "auto", or a number of rounds.
+    """The rounds after which a run is saved. `every` is "auto" or a number of rounds.
 
-    With "auto", a save is due when the time since the last save is at least MIN_PAUSE_S, and at least PAUSE_FACTOR times the duration of
-    that save. Saves take at most a twentieth of the time.
+    With "auto", a save is due when the time since the last save is at least MIN_PAUSE_S, and at least PAUSE_FACTOR times as long as the
+    last save took. Saves therefore take at most about a twentieth of the time of a run.
     """
 
     def __init__(self, every: str, clock: Callable[[], float] = time.perf_counter):
@@ -22,11 +23,9 @@ class SaveTimes:
         self._saved_s, self._duration_s = clock(), 0.0
 
     def due(self, round: int) -> bool:
-        """Return whether to save after this round."""
         if self.rounds is not None:
             return round % self.rounds == 0
         return self.clock() - self._saved_s >= max(MIN_PAUSE_S, PAUSE_FACTOR * self._duration_s)
 
     def record_save(self, duration_s: float) -> None:
-        """Record that a save has ended now, and its duration."""
         self._saved_s, self._duration_s = self.clock(), duration_s

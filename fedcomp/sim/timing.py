@@ -1,13 +1,14 @@
-"""Virtual time of a run on a virtual network: a clock, a transport that delays answers, and the choice of clients.
+"""Virtual time in simulations with --network: a clock, a transport that delays answers, and the choice of online clients.
 
-All clients compute as soon as their assignments are sent. Answers are delivered when the virtual clock reaches the time of arrival.
-`receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments
-starts the newest of them when it has finished its work. Unlike in a deployment, a busy client also trains for assignments that newer ones
-replace. A client that goes offline before its answer arrives is lost after GRACE_S seconds. If a client does not answer, the exchange waits
-until the deadline, or without one, until all other clients have answered.
+In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
+at once, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the next
+arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
+starts the newest assignment. Unlike in a deployment, a busy client also trains for assignments that a newer one replaced. If a client goes
+offline before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits
+until the deadline or, without a deadline, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
-enough others are online (server/availability.py). While too few clients are online, virtual time advances.
+enough other clients are online (server/availability.py). While too few clients are online, virtual time advances.
 """
 
 import heapq
@@ -31,21 +32,22 @@ from ..strategies.base import DEADLINE, ClientAlgorithm, cohort_size
 from ..training.local_sgd import LocalSGD
 from .network import Network
 
-STATE = "state"  # name in a checkpoint
-MAX_SLOWDOWN = 4.0  # mean duration of the slowest clients as a multiple of that of the fastest
+STATE = "state"  # name of the state in a checkpoint
+MAX_SLOWDOWN = 4.0  # mean duration of a round on the slowest clients, as a multiple of that on the fastest clients
 MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
-SILENT = "reply"  # stage in the report that stands for a virtual client that does not answer
-TRAINED = "train", "encode"  # stages of failures in or after training
+SILENT = "reply"  # stage of the report that a simulation uses for a client that does not answer
+TRAINED = "train", "encode"  # stages of failures during or after training
 
 
 class VirtualClock(Clock):
     """A clock of virtual time that jumps from one answer to the next, and stands still while the simulation computes.
 
-    The time of an exchange starts at zero, so that a deadline does not depend on the duration of earlier rounds.
+    The time of each exchange starts at zero, so a deadline does not depend on the duration of earlier rounds.
     """
 
     def __init__(self) -> None:
-        self.elapsed_s, self.limit_s = 0.0, None  # seconds of the exchange, and its time limit
+        # Seconds since the start of the exchange, and time limit of the exchange.
+        self.elapsed_s, self.limit_s = 0.0, None
         self.expected = 1  # maximum number of answers that one call of `receive` returns
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
 
@@ -64,11 +66,10 @@ class VirtualClock(Clock):
         return self.elapsed_s
 
     def go_to(self, elapsed_s: float) -> None:
-        """Advance the clock to a time of the exchange. Do nothing if this time has passed."""
+        """Advance the clock to `elapsed_s` seconds after the start of the exchange. Do nothing if this time has passed."""
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
-        """Advance the time between two exchanges."""
         self._settle()
         self._began_s, self._round_s = self._began_s + seconds, self._round_s + seconds
 
@@ -88,16 +89,17 @@ class VirtualClock(Clock):
 
 @dataclass(frozen=True, order=True)
 class Arrival:
-    """An answer in transit. Answers that arrive at the same time are delivered in the order of the client ids."""
+    """An answer on its way to the server. Answers that arrive at the same time are delivered in the order of the client ids."""
 
     due_s: float  # time of arrival, in seconds since the start of the exchange
     client: int
     answer: Report | Lost = field(compare=False)
-    began_s: float = field(compare=False)  # start of the exchange, in seconds since that of the run
+    # Start of the exchange, in seconds since the start of the run.
+    began_s: float = field(compare=False)
 
 
 class TimedTransport(Transport):
-    """A transport that adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
+    """A transport that adds the delays of a network to another transport. The function `steps` counts the local steps of an assignment."""
 
     def __init__(
         self,
@@ -107,11 +109,11 @@ class TimedTransport(Transport):
         steps: Callable[[Assignment], int],
     ):
         self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
-        # By client: start and end of its work on its newest assignment, in seconds since the start of the run.
+        # Maps a client to start and end of the work on its newest assignment, in seconds since the start of the run.
         self.busy: dict[int, tuple[float, float]] = {}
-        # By client: time at which its cancelled answer arrives, in seconds since the start of the run.
+        # Maps a client to the time at which its cancelled answer arrives, in seconds since the start of the run.
         self.late: dict[int, float] = {}
-        # By client: seconds from assignment to answer in its newest exchange.
+        # Maps a client to the seconds from assignment to answer in its newest exchange.
         self.answer_s: dict[int, float] = {}
         self._in_transit: list[Arrival] = []  # a heap
 
@@ -119,11 +121,11 @@ class TimedTransport(Transport):
         return self.transport.clients()
 
     def send(self, assignments: Sequence[Assignment]) -> None:
-        """Send assignments, let the clients compute their answers at once, and schedule the arrival of the answers."""
+        """Send assignments, compute the clients' answers immediately, and schedule the arrival of the answers."""
         by_client = {assignment.client: assignment for assignment in assignments}
         bytes_down = {
             a.client: sum(map(len, (*a.frames, *a.announced, a.returned))) for a in assignments
-        }  # before the clients drop the frames
+        }  # count the bytes before the clients drop the frames
         self.cancel(by_client)
         self.transport.send(assignments)
         arrivals: list[Arrival] = []
@@ -138,7 +140,7 @@ class TimedTransport(Transport):
     def receive(self, timeout_s: float) -> list[Delivery]:
         """Advance the clock until the expected number of answers has arrived, or to the end of the exchange.
 
-        The answer of a client that needs the dense model is returned immediately, since the client gets a second assignment.
+        If a client answers that it needs the dense model, return this answer immediately, so that the client can get a second assignment.
         """
         if not self._in_transit:
             return []
@@ -160,7 +162,7 @@ class TimedTransport(Transport):
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw assignments. Answers to withdrawn assignments are recorded as late, and no exchange waits for them."""
+        """Withdraw the assignments of clients. Answers to these assignments are recorded as late, and no exchange waits for them."""
         cancelled = set(clients)
         self.late |= {
             a.client: a.began_s + a.due_s
@@ -174,7 +176,7 @@ class TimedTransport(Transport):
         self.transport.close()
 
     def _arrival(self, a: Assignment, bytes_down: int, answer: Report | Lost) -> Arrival:
-        """Return the arrival of an answer, and record the client's work in `busy`."""
+        """Return when an answer arrives, as an `Arrival`, and record the client's work in `busy`."""
         client = a.client
         asked_s = self.clock.now()
         began_s = self.clock.time_s - asked_s
@@ -191,7 +193,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answer of a client by `Lost` if the client goes offline before the answer arrives."""
+        """Replace the answer of a client by `Lost` if the client goes offline for long before the answer arrives."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
@@ -204,16 +206,16 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`, both in seconds since the exchange began."""
+        """Return when a client starts an assignment that was sent at `asked_s`, in seconds since the exchange began."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)
 
 
 class Timing:
-    """The clock and the transport of a run on a virtual network, and the choice of the clients from which cohorts are drawn.
+    """The clock and the transport of a run on a virtual network, and the choice of clients from which cohorts are drawn.
 
-    `fewest`: the minimum number of clients in a round of the strategy.
+    `fewest` is the minimum number of clients that the strategy needs in a round.
     """
 
     def __init__(
@@ -231,7 +233,7 @@ class Timing:
         self._availability, self._source = Availability(), config.network
 
     def work_s(self, round: int, client: int) -> float:
-        """Return the virtual seconds from a client's newest assignment to its answer. `round` is ignored."""
+        """Return the virtual seconds from a client's newest assignment to the answer. The argument `round` is ignored."""
         return self.transport.answer_s[client]
 
     def gather(self) -> Sequence[int]:
@@ -250,7 +252,7 @@ class Timing:
             self.clock.wait(step_s)
 
     def on_round_end(self, outcome: RoundResult) -> None:
-        """Record which clients missed the deadline of a round, and which answered."""
+        """Record which clients missed the deadline of a round, and which clients answered."""
         self._availability.mark_silent(r.client for r in outcome.rejections if r.stage == DEADLINE)
         for accepted in outcome.accepted:
             self._availability.mark_responsive(accepted.client)
@@ -289,7 +291,7 @@ class Timing:
     ) -> None:
         """Continue from the state that `take_changes` returned.
 
-        Raises RunFolderError for a state with another network, and ValueError, KeyError or TypeError for a malformed state.
+        Raises RunFolderError if the state belongs to another network, and ValueError, KeyError or TypeError if it is malformed.
         """
         state = json.loads(value(STATE) or b"")
         if state["network"] != self.network.profiles.fingerprint:
@@ -305,7 +307,7 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) that draws the virtual seconds of a client's round, for runs without a network."""
+    """Return a function of (round, client) that draws the virtual seconds of a client's round, for runs without --network."""
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)
@@ -318,7 +320,7 @@ def random_work_s(seed: int) -> Callable[[int, int], float]:
 def step_counter(
     algorithm: ClientAlgorithm, sgd: LocalSGD, shards: Sequence[np.ndarray]
 ) -> Callable[[Assignment], int]:
-    """Return a function that counts the local steps of an assignment, on the client's own data or on its assigned partitions."""
+    """Return a function that counts the local steps of an assignment, on the client's own data or its assigned partitions."""
 
     def steps(a: Assignment) -> int:
         if a.phase != algorithm.phases[0]:

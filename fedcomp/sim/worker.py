@@ -1,4 +1,4 @@
-"""The worker of the engines that train in other processes. A worker loads the task and trains the jobs that it receives."""
+"""The worker of `--engine processes` and `--engine ray`, which loads the task in another process and trains the jobs that it receives."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from ..training.engine import ClientEngine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
 
-PACKED = "packed"  # the only key of a packed client state
+PACKED = "packed"  # the only key of a client state that is packed for another process
 POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
@@ -34,13 +34,13 @@ class TrainingWorker:
     """A worker that trains one client at a time, on one thread. Call `load` before `train`."""
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
-        """`config`: the result of `with_absolute_paths`. `dtype`: torch's default dtype in the parent process."""
+        """`config` is a result of `with_absolute_paths`, and `dtype` is torch's default dtype in the parent process."""
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.engine: ClientEngine | None = None
-        self._own_data: Examples | None = None  # loaded when the first job arrives without data
+        self._own_data: Examples | None = None  # loaded for the first job that comes without data
 
     def load(self) -> str:
-        """Load the task. Return the error as one line, "" on success."""
+        """Load the task. Return an error message of one line, or "" on success."""
         if self.engine is None:
             try:
                 torch.set_num_threads(1)
@@ -62,11 +62,11 @@ class TrainingWorker:
         seed: int,
         update: Tensor,
     ) -> JobResult | str:
-        """Train a job and write its update [n] into `update`. Return the packed result, or the error as one line.
+        """Train a job and write its update into the tensor `update`. Return the packed result, or an error message of one line.
 
         `data` is None if this process reads the task's data itself.
         """
-        assert self.engine is not None  # `load` has been called
+        assert self.engine is not None
         try:
             if data is None:
                 if self._own_data is None:
@@ -75,21 +75,23 @@ class TrainingWorker:
             job = job._replace(state=_unpacked_state(job.state))
             result = self.engine.try_job(start, data, job, sgd, seed, update)
             return reason(result) if isinstance(result, Exception) else packed_result(result)
-        except (Exception, KeyboardInterrupt) as error:  # the task's own code may raise both
+        except (Exception, KeyboardInterrupt) as error:  # from the code of the task
             return reason(client_error(error))
 
 
 def main(descriptor: int, parent_pid: int) -> None:
-    """Train the jobs that arrive on the connection with this file descriptor, until the parent process ends."""
+    """Train the jobs that arrive on the connection at the file descriptor `descriptor`, until the parent process exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
     connection = Connection(descriptor)
-    with suppress(EOFError, ConnectionError):  # the parent has ended
+    with suppress(EOFError, ConnectionError):  # the parent process has exited
         worker = TrainingWorker(*connection.recv())
 
         def train(
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
-        ) -> JobResult | str:  # a function, so that views of shared memory are freed after each job
+        ) -> (
+            JobResult | str
+        ):  # a function, so that its views of shared memory are freed after each job
             return worker.train(start, data, job, sgd, seed, updates[row])
 
         answer: JobResult | str = worker.load()
@@ -99,7 +101,7 @@ def main(descriptor: int, parent_pid: int) -> None:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return the config with absolute paths of task and data, valid in any working directory."""
+    """Return `config` with absolute paths of the task and the data, which are valid in any working directory."""
     path, separator, name = config.task.rpartition(":")
     task = f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else config.task
     folder = data_folder(config.data)
@@ -107,7 +109,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _exit_with_parent(parent_pid: int) -> None:
-    """End this process when its parent has ended, even during training."""
+    """Exit this process when its parent has exited, even during training."""
     while os.getppid() == parent_pid:
         time.sleep(POLL_S)
     os._exit(0)
@@ -117,7 +119,7 @@ def _exit_with_parent(parent_pid: int) -> None:
 class PickledTensor:
     """A tensor that is pickled as a NumPy array and unpickled as a tensor on the CPU.
 
-    Ray keeps arrays in its object store, which the processes of a machine share. Do not write to a tensor after unpickling it.
+    Ray keeps arrays in a store that processes share, so do not write to a tensor after unpickling.
     """
 
     tensor: Tensor
@@ -130,12 +132,12 @@ class PickledTensor:
 
 def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only
+        warnings.simplefilter("ignore", UserWarning)  # do not warn about read-only arrays
         return torch.from_numpy(array).view(dtype).reshape(shape)
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a job whose tensors are packed for another process. The client's state becomes one byte string."""
+    """Return a copy of `job` for another process, with wrapped tensors and the client's state as a byte string."""
     return job._replace(
         buffers=_map_buffers(PickledTensor, job.buffers),
         traces=job.traces.map(pack_trace),
@@ -144,20 +146,20 @@ def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) ->
 
 
 def packed_result(result: JobResult) -> JobResult:
-    """Return a result that is packed for another process. Raises TaskError for a client state that cannot be packed."""
+    """Return a copy of `result` for another process. Raises TaskError if the client's state cannot be packed."""
     buffers = _map_buffers(PickledTensor, result.buffers)
     return result._replace(buffers=buffers, state=_packed_state(result.state))
 
 
 def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
-    """Return data in memory with packed tensors; None for LazyData, which the other process reads itself."""
+    """Return data in memory with tensors wrapped by `pack`, or None for LazyData, which the other process reads itself."""
     if not isinstance(data, Data):
         return None
     return Data(map_tensors(data.inputs, pack), pack(data.targets))
 
 
 def unpacked_result(result: JobResult) -> JobResult:
-    """Return an unpacked result from another process, with copies of its tensors."""
+    """Unpack a result from another process, and copy its tensors."""
     buffers = _map_buffers(torch.clone, result.buffers)
     return result._replace(buffers=buffers, state=_unpacked_state(result.state))
 

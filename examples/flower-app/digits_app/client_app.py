@@ -1,4 +1,4 @@
-"""The clients: a Flower ClientApp whose first mod is compression_mod."""
+"""The client side: a Flower ClientApp with fedcomp's compression_mod as its first mod."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

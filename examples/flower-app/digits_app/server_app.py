@@ -1,4 +1,4 @@
-"""The server: a Flower ServerApp with FedAvg, wrapped in Compressed."""
+"""The server side: a Flower ServerApp with the strategy FedAvg, wrapped in fedcomp's Compressed."""
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp

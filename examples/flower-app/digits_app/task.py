@@ -1,4 +1,4 @@
-"""The model, the data and the local training."""
+"""The model, the data and the local training of the example app."""
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def training_data(client: int, clients: int) -> tuple[Tensor, Tensor]:
 
 
 def train(net: nn.Module, inputs: Tensor, targets: Tensor, lr: float, seed: int) -> float:
-    """Train for STEPS steps of SGD. Return the mean loss."""
+    """Train the model for STEPS steps of SGD, and return the mean loss."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     total = 0.0

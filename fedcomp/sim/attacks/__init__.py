@@ -1,4 +1,4 @@
-"""Attacks of virtual Byzantine clients in a simulation. Each attack is a class."""
+"""Attacks of virtual Byzantine clients in a simulation. Each attack is a subclass of `Attack`."""
 
 from ... import spec
 from ...errors import SpecError
@@ -21,12 +21,12 @@ _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Return all attacks, including those of other packages, as a dict from name to class."""
+    """Return a dict from name to class of all attacks, including those of other packages."""
     return _ATTACKS.available()
 
 
 def attacks(text: str) -> list[Attack]:
-    """Return the attacks of a spec string such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`. Raises SpecError."""
+    """Parse a value of --attack, such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`, and return its attacks. Raises SpecError."""
     with spec.error_context(text, "--attack"):
         parsed = spec.parse(text)
         if parsed.scope:

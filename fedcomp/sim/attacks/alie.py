@@ -1,13 +1,14 @@
-"""A little is enough: a shift that stays within the spread of the honest updates, so that robust rules do not detect it.
+"""The attack "a little is enough": shift the mean update so little that robust rules do not detect the shift.
 
 Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distributed learning. NeurIPS 2019, algorithm 3.
 
     s = ⌊n/2⌋ + 1 − f,  z = Φ⁻¹((n − f − s) / (n − f)),  x = μ − z·σ
 
-The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard deviation of each coordinate over the honest
-updates. s is the number of honest clients that the attackers need for a majority. For small f the formula gives z ≤ 0, which means no
-shift; set `z` to attack anyway. The authors' program subtracts the shift (`shift=down`). `shift=up` adds the shift. `shift=against` moves
-each coordinate towards the opposite sign, which reverses the sign of coordinates with |μ| < z·σ.
+x is the update that the attackers send. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard
+deviation of each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. For small f
+the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The program of the paper's authors subtracts the shift
+z·σ (`shift=down`). `shift=up` adds the shift. `shift=against` moves each coordinate towards the opposite sign, which reverses the sign of
+coordinates with |μ| < z·σ.
 """
 
 import math
@@ -20,12 +21,13 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-MAX_PROBABILITY = 1 - 1e-6  # largest argument of Φ⁻¹, used if the attackers need no supporters
+# Largest argument of Φ⁻¹, used if the attackers need no honest clients for a majority.
+MAX_PROBABILITY = 1 - 1e-6
 
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    z: float | None = None  # in standard deviations; None: computed from n and f
+    z: float | None = None  # shift in standard deviations; None: use the formula
     shift: Literal["down", "up", "against"] = "down"
 
     name: ClassVar[str] = "alie"
@@ -43,7 +45,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return the z of the paper for f Byzantine clients among n, or 0 if the formula is negative."""
+    """Return the shift z of the paper for f Byzantine clients among n clients, or 0 if the paper's formula is negative."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

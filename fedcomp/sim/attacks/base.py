@@ -1,11 +1,11 @@
 """The interface of attacks. An attack changes what virtual Byzantine clients do in a round.
 
-An attack may replace the training data of its clients (`data`), their updates (`updates`), their reports (`reply`), or keep them from
-answering (`silence_reason`). Random draws depend only on (seed, round, client), and an attack keeps no state from round to round. The
-result of an attacked run therefore depends neither on interruptions nor on how cohorts are split.
+An attack may replace the training data of its clients (method `data`), their updates (`updates`) and their reports (`reply`), or keep them
+from answering (`silence_reason`). Random draws of an attack depend only on (seed, round, client), and an attack keeps no state from round
+to round. An attacked run therefore has the same result if it is interrupted or if its cohorts are split into several batches.
 
-`updates` is called again in a later phase if clients compute new updates there, such as votes on the ballots of others. `reply` is called
-in every phase of a round.
+A round may have several phases. `updates` is called again in a later phase if clients compute new updates there, such as votes on ballots.
+`reply` is called in every phase of a round.
 """
 
 import re
@@ -24,30 +24,30 @@ from ...spec import check_ranges
 from ...strategies.base import ClientAlgorithm
 from ...tasks.data import Examples
 
-Generators = Sequence[np.random.Generator]  # one for each client
-MAX_RANGE = 1_000_000  # clients in a range of ids
+Generators = Sequence[np.random.Generator]  # one random generator for each client
+MAX_RANGE = 1_000_000  # largest number of clients in a range of ids such as 10-14
 
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """The knowledge of the Byzantine clients of one attack when they compute their updates in a round."""
+    """The values that Byzantine clients of an attack know when they compute their updates in a round."""
 
     cohort_size: int
-    n_byzantine: int  # clients of this attack in the cohort
-    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending
-    # [h, n], before encoding; if the cohort has no honest clients, the trained updates of the attackers
+    n_byzantine: int  # number of clients of this attack in the cohort
+    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending.
+    # Updates before encoding, a row for each honest client. If the cohort has no honest clients: the trained updates of the attackers.
     honest_updates: Tensor
 
 
 @dataclass(frozen=True)
 class ReplyContext:
-    """The values from which a Byzantine client makes a frame (an encoded update)."""
+    """The values that a Byzantine client needs to make a frame (an encoded update)."""
 
     codec: Codec
     seed: int  # seed with which an honest client would encode
-    codec_context: Context  # with the layout of the model
+    codec_context: Context  # includes the layout of the model
     generator: np.random.Generator
-    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value; it has the client's signing key
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value that has the client's signing key
 
     @property
     def layout(self) -> Layout:
@@ -61,16 +61,19 @@ class ReplyContext:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack with its options. Subclasses are frozen dataclasses, and the fields that they add are further options."""
+    """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
-    count: int = 0  # number of Byzantine clients; 0: the number of ids in `clients`
-    clients: str = ""  # ids of the Byzantine clients, as in 3/7/10-14; "": drawn from the seed
+    count: int = 0  # number of Byzantine clients; 0: as many as `clients` has ids.
+    # Ids of the Byzantine clients, such as 3/7/10-14; "": draw the clients from the seed.
+    clients: str = ""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}  # lowest and highest value of options
-    uses_honest_updates: ClassVar[bool] = False  # `updates` reads the honest clients' updates
-    # Whether the strategy's allocation matrix determines the attackers of each round
+    # Lowest and highest value of each option.
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    # Whether the method `updates` reads the honest clients' updates.
+    uses_honest_updates: ClassVar[bool] = False
+    # whether the strategy's allocation matrix (voters × data partitions) determines the attackers of each round
     uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -89,7 +92,7 @@ class Attack:
 
     @property
     def named_clients(self) -> list[int]:
-        """The logical ids in `clients`, ascending. Raises SpecError."""
+        """The client ids in the option `clients`, in ascending order. Raises SpecError."""
         clients: list[int] = []
         for piece in self.clients.split("/") if self.clients else ():
             match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", piece)
@@ -103,24 +106,23 @@ class Attack:
 
     @property
     def size(self) -> int:
-        """Number of Byzantine clients."""
         return self.count or len(self.named_clients)
 
     def data(self, data: Examples) -> Examples:
-        """Return the training data of Byzantine clients, in place of `data`."""
+        """Return the data on which Byzantine clients train instead of `data`."""
         return data
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
-        """Return the updates [k, n] of Byzantine clients, in place of the trained updates x [k, n], which may be overwritten.
+        """Return the updates that Byzantine clients encode instead of their trained updates `x`, which may be overwritten.
 
-        The clients' memories encode the returned updates.
+        `x` and the result have a row for each Byzantine client. The clients' memories (error feedback) encode the returned updates.
         """
         return x
 
     def reply(self, report: Report, context: ReplyContext) -> Report:
-        """Return the report that a Byzantine client sends in place of the honest one."""
+        """Return the report that a Byzantine client sends instead of the honest `report`."""
         return report
 
     def silence_reason(self, generator: np.random.Generator) -> str:
-        """Return the reason why a Byzantine client does not answer in this round; "" if it answers."""
+        """Return the reason why a Byzantine client does not answer in this round, or "" if the client answers."""
         return ""

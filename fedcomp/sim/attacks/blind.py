@@ -1,7 +1,7 @@
 """Attacks by Byzantine clients that know only their own update.
 
-Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
-section 3.3: blind multiplicative adversaries.
+Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019, section
+3.3, blind multiplicative adversaries:
 
     inverted     x ← −s·x
     rescaled     x ← r·x,  log₁₀ r uniform in [−d, d]

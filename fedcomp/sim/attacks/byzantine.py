@@ -21,7 +21,7 @@ from .code_aware import rank_by_row_weight
 from .mimic import Mimic
 
 SEED_PURPOSE = "attack"
-MAX_LISTED = 8  # ids in the description of an attack
+MAX_LISTED = 8  # maximum number of client ids in the description of an attack
 
 
 @dataclass
@@ -30,25 +30,28 @@ class AttackedCohort:
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
-    honest: dict[int, Tensor] = field(default_factory=dict)  # finite updates [n] by client
+    # Maps a client to its update, if the update is finite.
+    honest: dict[int, Tensor] = field(default_factory=dict)
 
     def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
-        """Return the honest clients, ascending, and their updates [h, n]."""
+        """Return the ids of the honest clients, in ascending order, and a matrix of their updates."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
-        self.honest = dict(zip(clients, stack, strict=True))  # the stack replaces the copies
+        # Rows of the stack replace the copied updates.
+        self.honest = dict(zip(clients, stack, strict=True))
         return clients, stack
 
 
 class ByzantineClients(ClientHook):
-    """The virtual Byzantine clients of a run, if any.
+    """The virtual Byzantine clients of a run.
 
-    Raises ConfigError for attackers that are not among the clients or that have two attacks.
+    Raises ConfigError if an attacker is not a client of the run or has two attacks.
     """
 
     def __init__(self, attacks: Sequence[Attack] = (), clients: int = 0, seed: int = 0):
         self.attacks, self.clients, self.seed = attacks, clients, seed
-        self.fixed = _assign_clients(attacks, clients, seed)  # attackers of all rounds
+        # Attackers that are the same in all rounds.
+        self.fixed = _assign_clients(attacks, clients, seed)
         self.uses_honest_updates = any(attack.uses_honest_updates for attack in attacks)
         uses_allocation = any(attack.uses_allocation for attack in attacks)
         self.needs_whole_cohort = self.uses_honest_updates or uses_allocation
@@ -73,33 +76,32 @@ class ByzantineClients(ClientHook):
         return sum(attack.size for attack in self.attacks)
 
     def set_strategy(self, strategy: RoundStrategy, data: Examples) -> None:
-        """Set the strategy and the clients' data. Raises ConfigError for an attack that does not suit the strategy or the data."""
+        """Set the strategy and the clients' data. Raises ConfigError if an attack does not support the strategy or the data."""
         self.algorithm, self.strategy = strategy.client_algorithm, strategy
         for attack in self.attacks:
             self._data[attack] = attack.data(data)
             if attack.uses_allocation and not attack.named_clients and strategy.allocation is None:
                 raise ConfigError(
-                    f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use attack inverted, or a "
+                    f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use the attack 'inverted', or a "
                     "strategy that assigns data partitions"
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
-        """Return the attack of an assignment's client, None for an honest one."""
+        """Return the attack of an assignment's client, or None if the client is honest."""
         attacked = self._rounds.get(a.round)
         attackers = attacked.attackers if attacked and a.client in attacked.cohort else self.fixed
         return attackers.get(a.client)
 
     def generator(self, a: Assignment) -> np.random.Generator:
-        """Return the random generator of an attacker in a round."""
         return seeds.generator(self.seed, SEED_PURPOSE, a.round, a.client)
 
-    # The methods of the hook. A group is identified by its attack; the group of the honest clients is None.
+    # Methods of ClientHook. A group of clients is identified by its attack, or None for the group of the honest clients.
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         rounds: dict[int, list[int]] = {}
         for a in assignments:
             rounds.setdefault(a.round, []).append(a.client)
-        if rounds:  # empty in later phases of a round
+        if rounds:  # `rounds` is empty in later phases of a round
             self._rounds = {r: attacked for r, attacked in self._rounds.items() if r in rounds}
         for round, cohort in rounds.items():
             if round not in self._rounds or not self._rounds[round].cohort.issuperset(cohort):
@@ -111,7 +113,7 @@ class ByzantineClients(ClientHook):
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return the assignments by attack. The honest clients come first, since attacks may read their updates."""
+        """Return the assignments, grouped by attack. The honest clients come first, since attacks may read their updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
@@ -152,7 +154,7 @@ class ByzantineClients(ClientHook):
 
     def _attackers(self, cohort: Sequence[int]) -> dict[int, Attack]:
         attackers = {client: self.fixed[client] for client in cohort if client in self.fixed}
-        allocation = self.strategy.allocation if self.strategy else None  # of this round
+        allocation = self.strategy.allocation if self.strategy else None  # the matrix of this round
         for attack in self.attacks:
             if attack.uses_allocation and not attack.named_clients and allocation is not None:
                 ranked = rank_by_row_weight(cohort, allocation)
@@ -162,7 +164,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return the attack of each attacker: the clients that an attack names, or else `count` clients drawn from (seed, "attack")."""
+    """Return a dict from client to attack. The clients are those that an attack names, or else `count` clients drawn from the seed."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:
@@ -190,6 +192,7 @@ def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[
         copied = attack.of if isinstance(attack, Mimic) else None
         if copied is not None and (copied not in range(clients) or copied in attackers):
             raise ConfigError(
-                f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; name an honest one in 'of'"
+                f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; "
+                "set 'of' to an honest client"
             )
     return attackers

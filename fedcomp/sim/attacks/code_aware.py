@@ -1,12 +1,13 @@
-"""Code-aware: the attackers are the clients with the most weight in a coded election.
+"""The code-aware attack: the attackers are the clients that train on the most data partitions in a coded majority vote.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020.
 
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
-Row i of the matrix G has ones at the data partitions, or the ballots (votes of others), that voter i counts. The weight of a row is the
-number of its ones. Random attackers mostly have rows of small weight; attackers that know G take the heaviest rows. Row i
-of G belongs to the i-th member of the cohort in the order of the logical ids. If the cohort has more members than G has rows, rows repeat.
+x is an attacker's update. Row i of the matrix G has ones at the data partitions (or the ballots of other clients) that voter i counts. The
+weight of a row is the number of its ones. Random attackers mostly have rows of small weight; attackers that know G take the heaviest rows.
+Row i of G belongs to the i-th client of the cohort in the order of the client ids. If the cohort has more clients than G has rows, rows
+repeat.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,9 @@ class CodeAware(Inverted):
 
 
 def rank_by_row_weight(cohort: Sequence[int], allocation: np.ndarray) -> list[int]:
-    """Return the members of a cohort, sorted by the weights of their rows of `allocation`, heaviest first.
+    """Return the clients of a cohort, sorted by the weights of their rows of `allocation`, heaviest first.
 
-    Members with equal weights are in the order of their ids.
+    Clients with equal weights are sorted by their ids.
     """
     weights = allocation.sum(1, dtype=np.int64)
     ranked = sorted(range(len(cohort)), key=lambda i: (-weights[i % len(weights)], i))

@@ -1,8 +1,8 @@
-"""Equivocation: send different ballots to different voters.
+"""The attack equivocation: send different ballots to different voters.
 
-With sealed ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The only way to
-deceive some voters is to send them a wrapped key that does not open the ballot. Voters with such a key prove to the server that it is
-invalid, and the server excludes the sender. Without sealed ballots, all voters receive the same ballot, and the client behaves
+With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The only way to
+deceive some voters is to send them a wrapped (encrypted) key that does not open the ballot. Voters with such a key prove to the server that
+the key is invalid, and the server excludes the sender. Without sealed ballots, all voters receive the same ballot, and the attacker behaves
 honestly.
 """
 
@@ -47,7 +47,7 @@ def replace_wraps(
 ) -> bytes:
     """Return a sealed ballot with noise in place of its wrapped keys at `positions`, and with a valid signature.
 
-    `noise(n)` returns n random bytes.
+    The function `noise(n)` returns n random bytes.
     """
     point, commitment, _, count = HEAD.unpack_from(data)
     end = HEAD.size + count * WRAP.size

@@ -1,10 +1,10 @@
-"""Label flip: honest training on wrong targets.
+"""The attack label flip: the attackers train honestly on data with wrong targets y.
 
     y ← classes − 1 − y
 
-Fang, Cao, Jia, Gong: Local model poisoning attacks to Byzantine-robust federated learning. USENIX Security 2020, section 4.1. As an attack
-on data: Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0, which a loss ignores, do
-not change.
+Fang, Cao, Jia, Gong: Local model poisoning attacks to Byzantine-robust federated learning. USENIX Security 2020, section 4.1. The attack on
+centralized training is from Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0,
+which the loss ignores, do not change.
 """
 
 from dataclasses import dataclass, replace
@@ -23,11 +23,11 @@ class LabelFlip(Attack):
     def data(self, data: Examples) -> Examples:
         if not isinstance(data, Data):
             raise ConfigError(
-                "attack 'label-flip' needs data in memory, but this task reads its data batch by batch; use attack inverted"
+                "attack 'label-flip' needs data in memory, but this task reads its data batch by batch; use the attack 'inverted'"
             )
         if data.targets.is_floating_point() or data.targets.is_complex():
             raise ConfigError(
-                "attack 'label-flip' flips classes, but the targets of this task are not whole numbers; use attack inverted"
+                "attack 'label-flip' flips classes, but the targets of this task are not whole numbers; use the attack 'inverted'"
             )
         last = data.targets.max()
         return replace(data, targets=(last - data.targets).where(data.targets >= 0, data.targets))

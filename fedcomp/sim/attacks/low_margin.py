@@ -1,9 +1,10 @@
-"""Low margin: vote against narrow majorities; elsewhere vote with the client's own update.
+"""The low-margin attack: vote against narrow majorities of signs, and honestly in all other coordinates.
 
     S = Σ_i sign(x_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-b is the option `margin`. By default, b is the number of this attack's clients in the cohort, whose votes can tie or reverse narrow
-majorities. A rule that detects votes that lost by a wide margin does not detect this attack.
+x_i is the update of client i, and x is an attacker's update. The option `margin` sets b, by default to the number of attackers in the
+cohort, whose votes can tie or reverse narrow majorities. A rule that excludes voters who often vote against clear majorities does not
+detect this attack.
 """
 
 import math
@@ -19,7 +20,8 @@ from .base import Attack, Generators, UpdateContext
 
 @dataclass(frozen=True)
 class LowMargin(Attack):
-    margin: int | None = None  # b, in votes
+    # Largest majority b to vote against, in votes; None: the number of attackers.
+    margin: int | None = None
 
     name: ClassVar[str] = "low-margin"
     uses_honest_updates: ClassVar[bool] = True

@@ -1,12 +1,12 @@
-"""Mimic: all attackers copy the update of one honest client, which gives too much weight to the data of this client.
+"""The attack mimic: all attackers copy the update of one honest client, so that the data of this client get too much weight.
 
 Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, section 3.2 and appendix B.
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
-x_i are the honest updates and μ is their mean. The paper learns z over a warm-up of several rounds and then fixes i*. Here z
-and i* are computed in each round, since cohorts change. The option `of` sets i*; if client `of` is not in the cohort or its training
-failed, the formula chooses i*.
+The honest updates are x_i and have the mean μ. The attackers copy client i*. The paper learns z over a warm-up of several rounds and then
+fixes i*. This implementation computes z and i* in each round, since cohorts change. The option `of` sets i*. If client `of` is not in the
+cohort or its training failed, the formula chooses i*.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-BLOCK = 1 << 16  # coordinates converted to float64 at once
+BLOCK = 1 << 16  # number of coordinates that are converted to float64 at once
 
 
 @dataclass(frozen=True)
 class Mimic(Attack):
-    of: int | None = None  # the logical id of the client that is copied
+    of: int | None = None  # id of the client to copy; None: choose the client by the formula
 
     name: ClassVar[str] = "mimic"
     source: ClassVar[str] = "Karimireddy 2022"
@@ -35,7 +35,7 @@ class Mimic(Attack):
 
 
 def extreme_row(updates: Tensor) -> int:
-    """Return the index of the row of [h, n] with the largest projection on the rows' first principal direction; 0 if all rows are equal."""
+    """Return the index of the update (row) with the largest projection on the first principal direction, or 0 if all rows are equal."""
     rows = len(updates)
     gram = torch.zeros(rows, rows, dtype=torch.float64)  # (x_i − μ)ᵀ (x_j − μ)
     projections = torch.zeros(rows, rows, dtype=torch.float64)  # x_iᵀ (x_j − μ)

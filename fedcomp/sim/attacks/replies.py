@@ -1,7 +1,8 @@
-"""Attacks on the reports of clients: NaN and infinity, malformed frames, no answer.
+"""Attacks that change the reports of clients: NaN and infinity, malformed frames, or no answer.
 
-A Byzantine client has the memory of an honest client. The attack sends another frame than the memory's, with the ticket (a digest) of
-the sent frame. If the server accepts the sent frame, it confirms a ticket that the memory does not know, and the memory rolls back.
+A Byzantine client has the same memory (error feedback) as an honest client. The attack replaces the frame that the memory encoded, and
+computes the ticket (a digest) of the new frame. If the server accepts the new frame and confirms its ticket, the memory does not know this
+ticket and rolls back.
 """
 
 import struct
@@ -38,7 +39,9 @@ KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 @dataclass(frozen=True)
 class Infinity(Attack):
-    """Frames with NaN, infinity or the largest float32. The value is written into an encoded frame, since codecs refuse it."""
+    """Send frames with NaN, infinity or the largest float32. The value is written into an encoded frame, since codecs refuse to encode
+    it.
+    """
 
     value: Literal["nan", "inf", "largest"] = "nan"
 
@@ -53,7 +56,7 @@ class Infinity(Attack):
         if honest and not honest.startswith(MAGIC + bytes([VERSION, codec.id])):
             try:
                 return constant_frame(honest, number, max(context.numel, len(honest)))
-            except FrameError:  # bytes without coordinates, such as a sealed ballot
+            except FrameError:  # the bytes have no coordinates, as in a sealed ballot
                 return context.generator.bytes(len(honest))
         x = torch.from_numpy(context.generator.standard_normal(context.numel, np.float32))
         encoded = partial(
@@ -63,15 +66,17 @@ class Infinity(Attack):
             if self.value == "largest":
                 return encoded(x.sign().mul_(number))
             return replace_floats(encoded(x), encoded(2 * x), codec, context.layout, number)
-        except FedcompError:  # the codec cannot encode without a memory
+        except FedcompError:  # this codec can only encode with a memory
             return with_checksum(honest[:9] + b"\xff" * (len(honest) - 9), context.numel)
 
 
 @dataclass(frozen=True)
 class Malformed(Attack):
-    """Malformed frames: noise, a truncated frame, a frame of another size or with a wrong checksum, or noise with a valid checksum."""
+    """Send malformed frames: noise, a truncated frame, a frame for a vector of another size, a wrong checksum, or noise with a valid
+    checksum.
+    """
 
-    # "any": drawn in each round
+    # kind of malformed frame; "any": draw the kind in each round
     how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = "any"
 
     name: ClassVar[str] = "malformed"
@@ -94,9 +99,9 @@ class Malformed(Attack):
 
 @dataclass(frozen=True)
 class Abstention(Attack):
-    """No answer in a fraction of the rounds."""
+    """Do not answer in a fraction of the rounds."""
 
-    share: float = 1.0  # fraction of the rounds
+    share: float = 1.0  # fraction of the rounds without an answer
 
     name: ClassVar[str] = "abstention"
 
@@ -109,30 +114,32 @@ def _with_frame(report: Report, frame: bytes) -> Report:
 
 
 def with_checksum(frame: bytes, numel: int) -> bytes:
-    """Return `frame` with its checksum replaced by a valid one for a vector [numel]."""
+    """Return `frame` with a valid checksum for a vector of `numel` elements."""
     head, rest = frame[: HEAD.size], frame[SECTIONS:]
     checksum = zlib.crc32(rest, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head)))
     return head + CRC.pack(checksum) + rest
 
 
 def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
-    """Return a frame of codec `identity` with as many coordinates as `frame`, all of them equal to `value`.
+    """Return a frame of the codec `identity` with as many coordinates as `frame`, all equal to `value`.
 
-    Raises FrameError for bytes that are not a frame of at most `max_numel` coordinates.
+    Raises FrameError if `frame` is not a valid frame or has more than `max_numel` coordinates.
     """
     numel, _ = claimed_size(frame)
     if not frame.startswith(MAGIC + bytes([VERSION])) or numel > max_numel:
-        raise FrameError("the bytes are not a frame of this version, or are for a larger vector")
+        raise FrameError(
+            "the bytes are not a frame of this version, or the frame is for a larger vector"
+        )
     return seal(Identity.id, 0, numel, [Section(numel, struct.pack("<f", value) * numel)])
 
 
 def replace_floats(
     frame: bytes, doubled: bytes, codec: Codec, layout: Layout, value: float
 ) -> bytes:
-    """Return a frame of `codec` with `value` in place of every float32.
+    """Return `frame`, which `codec` encoded, with `value` in place of every float32.
 
-    `doubled`: the frame of the doubled vector, in which every float32 is twice as large. If the codec writes no float32, all bits of the
-    sections of the frame are set instead, which means NaN in every floating-point format.
+    `doubled` is the frame of the doubled vector, in which every float32 is twice as large. If the codec writes no float32, the function
+    sets all bits after the header instead, which means NaN in every floating-point format.
     """
     start = header_bytes(codec.id, codec.seeded)
     offsets = doubled_offsets(frame, doubled, start)
@@ -147,9 +154,9 @@ def replace_floats(
 
 
 def doubled_offsets(frame: bytes, doubled: bytes, start: int) -> list[int]:
-    """Return the offsets of the float32 values in `frame` that are twice as large in `doubled`.
+    """Return the byte offsets of the float32 values in `frame` that are twice as large in `doubled`.
 
-    Offsets begin at `start` and are at least four bytes apart.
+    The offsets are at least `start`, and at least four bytes apart.
     """
     if len(frame) != len(doubled) or len(frame) - start < 4:
         return []

@@ -1,8 +1,8 @@
-"""Local SGD of many clients at once. Each row of one matrix, the stack, has the weights of one client's model.
+"""Local SGD of many clients at once. The models of the clients form one matrix, the stack; each row has the weights of one client.
 
-There are three methods for the gradients of a stack of clients. Softmax regression has kernels on a CPU (regression.py). An nn.Sequential
-of Linear, Embedding and layers without weights has a batched form (gradients.py). All other models are mapped over the clients by
-torch.func.vmap. Another engine trains the models that cannot be mapped.
+There are three methods to compute the gradients of a stack. Softmax regression has compiled kernels on a CPU (regression.py). For an
+nn.Sequential of Linear, Embedding and layers without weights, batched layers compute the gradients of all clients (gradients.py).
+torch.func.vmap maps all other models over the clients. Models that vmap does not support are trained by another engine.
 
 Except for rounding, a client's update equals that of training.engine.SerialEngine and does not depend on the other clients.
 """

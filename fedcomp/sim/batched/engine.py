@@ -1,4 +1,4 @@
-"""The engine that trains many clients together, as a stack."""
+"""The batched engine, which trains many clients together as a stack."""
 
 import itertools
 import math
@@ -24,12 +24,12 @@ from .regression import Regression
 # Parts of torch's error messages about models that torch.func cannot map, such as models that change a buffer in the forward pass.
 UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
 
-# Positions in the data [m, b], and the draws of augmentation [m, b, ...] or None.
+# One batch of every client: positions in the data, [clients, batch size], and the random draws of the augmentation or None.
 Batch = tuple[Tensor, Tensor | None]
 
 
 class NotBatchable(ConfigError):
-    """The error for a task whose forward pass or loss cannot be batched. `problem`: the error message without its advice."""
+    """Error for a task whose forward pass or loss cannot be batched. `problem` is the error message without its advice."""
 
     def __init__(self, task: Task, device: torch.device, message: str):
         self.problem = f"the model of task '{task.name}' cannot be trained by the batched engine: {_shortened(message)}"
@@ -45,11 +45,11 @@ def _shortened(message: str) -> str:
 
 
 class BatchedEngine:
-    """Local SGD of a stack of clients. At most `at_once` clients are trained together; 0 means no limit.
+    """Engine that runs local SGD for a stack of at most `at_once` clients; 0 means no limit.
 
     Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. Only
-    the frozen tensors and the buffers of `model` are used, and its large trainable tensors are freed. If the device runs out of memory,
-    half as many clients are trained together from then on. `warn` is called when memory runs out for the first time.
+    the frozen parameters and the buffers of `model` are used, and the memory of large trainable parameters is freed. If the device runs out
+    of memory, the engine trains half as many clients together from then on. `warn` is called when memory runs out for the first time.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BatchedEngine:
         self.at_once = at_once
         self.warn, self._warned = warn, False
         parameters = dict(model.named_parameters())
-        # The precision of each tensor that is not float32, by name.
+        # Maps the name of each parameter that is not float32 to its dtype.
         dtypes = {e.name: parameters[e.name].dtype for e in layout}
         self.low_precision = {name: d for name, d in dtypes.items() if d != torch.float32}
         layered = layered_gradients(task, model)
@@ -88,13 +88,14 @@ class BatchedEngine:
         traces: Sequence[Traces] = (),
         augmentations: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Run local SGD from `start` (float32 [n]) for each client, on the client's batches of `data`. All tensors are on the device.
+        """Run local SGD for each client from the weights `start`, on the client's batches of `data`. All tensors are on the device.
 
-        `plans`: for each client, the positions of its batches in `data`. `traces`: momentum and similar vectors of each client, or empty.
-        `augmentations`: the result of plan_augmentation for each client, or empty.
+        `plans` has the positions of each client's batches in `data`. `traces` has the momentum and similar vectors of each client, or is
+        empty. `augmentations` has the result of plan_augmentation for each client, or is empty.
 
-        Return the updates, float32 [m, n], and each client's training loss, float32 [m]: the mean over its steps of the loss before the
-        step. Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's memory is too small for one client.
+        Return the updates, float32 [clients, parameters], and the training losses, float32 [clients]. A training loss is the mean over the
+        client's steps of the loss before the step. Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's
+        memory is too small for one client.
         """
         self.model.train()
         m, n = len(plans), self.layout.numel
@@ -116,7 +117,7 @@ class BatchedEngine:
                 chunk_losses = self._train_within_memory(
                     start, updates[rows], data, batches, sgd, chunk_traces
                 )
-                if chunk_losses is None:  # out of memory; from now on at_once is smaller
+                if chunk_losses is None:  # memory ran out, and self.at_once is smaller now
                     unlimited = False
                     continue
                 losses[rows] = chunk_losses
@@ -135,8 +136,6 @@ class BatchedEngine:
         clients: Sequence[int],
         sizes: Sequence[int],
     ) -> list[Batch]:
-        """Return the batch of each step, for all `clients` together."""
-
         def split(rows: list[np.ndarray]) -> Sequence[Tensor]:
             return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)
 
@@ -155,7 +154,7 @@ class BatchedEngine:
         sgd: LocalSGD,
         traces: Traces,
     ) -> Tensor | None:
-        """Call `_train`. If memory runs out, halve `at_once` and return None."""
+        """Call `_train` and return its losses. If memory runs out, halve `at_once` and return None."""
         try:
             return self._train(start, stack, data, batches, sgd, traces)
         except (RuntimeError, MemoryError) as error:
@@ -174,7 +173,7 @@ class BatchedEngine:
             self._warned = True
             self.warn(
                 f"the memory of {self.device} is too small to train {len(stack)} clients at once; from now on at most "
-                f"{self.at_once} are trained at once"
+                f"{self.at_once} clients are trained at once"
             )
         return None
 
@@ -187,7 +186,7 @@ class BatchedEngine:
         sgd: LocalSGD,
         traces: Traces,
     ) -> Tensor:
-        """Write the updates into `stack` [m, n] and return the losses [m]."""
+        """Train a stack of clients, write their updates into the rows of `stack`, and return their losses."""
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
         steps = [positions for positions, _ in batches]
@@ -207,7 +206,7 @@ class BatchedEngine:
             gradients, loss = self._gradients(parameters, data, batch, sgd)
             descent.step(gradients)
             step_losses.append(loss)
-            del gradients  # before the gradients of the next batch are computed
+            del gradients  # free the memory before the gradients of the next batch are computed
         descent.finish()
         for name in self.low_precision:
             views[name].copy_(parameters[name])
@@ -215,7 +214,7 @@ class BatchedEngine:
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the kernels of softmax regression train these batches. The kernels need no memory besides the updates."""
+        """Return whether the compiled kernels of softmax regression, which need little memory, train these batches."""
         return (
             self.regression is not None
             and not has_traces
@@ -225,7 +224,7 @@ class BatchedEngine:
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
     ) -> tuple[Tensors, Tensor]:
-        """Return the clipped gradients of a batch, [m, *shape] for each parameter, and the losses [m]."""
+        """Return the clipped gradients of a batch and the losses, with a row for each client."""
         (positions, augmentation), autocast = batch, sgd.precision != "float32"
         inputs, targets = _gather(data.single_input, positions), _gather(data.targets, positions)
         if augmentation is not None and self.task.augment is not None:
@@ -245,7 +244,6 @@ class BatchedEngine:
         return _clipped(gradients, sgd.clip) if sgd.clip else gradients, losses
 
     def _rounded(self, start: Tensor) -> Tensor:
-        """Return `start` in the precision of the model."""
         rounded = start.clone() if self.low_precision else start
         for name, view in self.layout.views(rounded).items():
             if name in self.low_precision:
@@ -254,7 +252,7 @@ class BatchedEngine:
 
 
 class BatchedJobs(Engine):
-    """An engine that trains clients together. After a failure, the clients are trained one by one, so that only the failing ones fail."""
+    """Engine that trains clients together. If training fails, each client is trained alone, so that only faulty clients fail."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device
@@ -262,7 +260,7 @@ class BatchedJobs(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        assert isinstance(data, Data)  # else the run has another engine
+        assert isinstance(data, Data)  # for data that is not in memory, the run has another engine
         if not jobs:
             return start.new_empty(0, len(start)), []
         try:
@@ -296,12 +294,11 @@ class BatchedJobs(Engine):
 
 
 def _gather(examples: Tensor, positions: Tensor) -> Tensor:
-    """Return the examples at `positions` [m, b], as a tensor [m, b, ...]."""
     return examples.index_select(0, positions.flatten()).view(*positions.shape, *examples.shape[1:])
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Scale gradients [m, ...] so that each client's norm over all tensors is at most `limit`."""
+    """Clip the norm of each client's gradients, over all tensors [clients, ...], to `limit`."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)

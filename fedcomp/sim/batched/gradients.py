@@ -1,7 +1,8 @@
-"""The gradients of a stack of clients: layer by layer for nn.Sequential, by torch.func.vmap over the clients for other models.
+"""The gradients of a stack of client models: layer by layer for nn.Sequential, by torch.func.vmap for other models.
 
-For nn.Sequential, the examples of all clients are concatenated in one axis, client after client. Most layers process each example
-separately, so only layers with parameters need a batched form.
+For nn.Sequential, the examples of all clients are concatenated in one dimension, client after client. Most layers process each example
+separately, so only layers with parameters need a version for a stack of clients. In shapes, m is the number of clients and b is the batch
+size.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,20 @@ from ...tasks.base import Task
 from ...training.cpu_convolutions import flat_layers, has_hooks
 from ...training.local_sgd import Tensors
 
-Parameters = dict[str, Tensor]  # name → [m, *shape]
-# parameters, inputs, targets → gradients, losses [m]
+# Maps the name of a parameter to its values for all clients, [m, *shape].
+Parameters = dict[str, Tensor]
+# Function of (parameters, inputs, targets) that returns the gradients and the losses of all clients.
 Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Tensors, Tensor]]
-# (parameters of the layer, clients m, x [m·b, ...]) → outputs of the layer
+# Function of (parameters of the layer, number of clients m, inputs [m·b, ...]) that returns the outputs of the layer.
 LayerFunction = Callable[[Parameters, int, Tensor], Tensor]
 
-LAYERED, MAPPED = "layered", "mapped"  # methods for the gradients of a stack
-IGNORED = -100  # the target that cross_entropy ignores
+LAYERED, MAPPED = "layered", "mapped"
+IGNORED = -100  # the target value that cross_entropy ignores
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
-    """Return a function that computes the gradients of a stack by torch.func.vmap over the clients."""
+    """Return a function that computes the gradients of a stack with torch.func.vmap."""
 
     def loss(parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
         return task.criterion(functional_call(model, parameters, (inputs,)), targets)
@@ -45,9 +47,9 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 
 
 def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
-    """Return a function that computes the gradients of nn.Sequential, or of one layer, by torch.autograd.
+    """Return a function that computes the gradients of a stack of nn.Sequential models layer by layer.
 
-    Return None for models of another type, for layers without a batched form, and for parameters that are not float32.
+    Return None for other models, for layers that `batched_layer` does not support, and for parameters that are not float32.
     """
     layers = list(flat_layers(model))
     functions = [function for layer in layers if (function := batched_layer(layer))]
@@ -56,7 +58,7 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return None
     names = {p: name for name, p in model.named_parameters()}
-    # For each layer, by the name within the layer: the parameter and its name within the model.
+    # For each layer: a dict from names within the layer to names within the model and parameters.
     own_names = [{key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers]
 
     def gradients(
@@ -81,10 +83,10 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
 
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each client's loss [m], and the gradients of the losses with respect to `outputs` [m, ...].
+    """Return each client's loss, and the gradients of the losses with respect to the models' `outputs`.
 
-    For bfloat16 and float16 outputs, the losses are float32. If cross_entropy ignores every target of a client, the loss is NaN and the
-    gradient zero, as in torch.
+    For bfloat16 and float16 outputs, the losses are float32. If cross_entropy ignores every target of a client, the client's loss is NaN
+    and its gradient is zero, as in torch.
     """
     if outputs.dtype in (torch.bfloat16, torch.float16):
         losses, gradient = losses_of(task, outputs.float(), targets)
@@ -96,7 +98,8 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
     target = targets.where(counted, 0).unsqueeze(-1)
-    weight = counted / counted.sum(1, keepdim=True).clamp(min=1)  # weight per target in the mean
+    # Weight of each target in the mean loss.
+    weight = counted / counted.sum(1, keepdim=True).clamp(min=1)
     weight = weight.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)
     losses = -(logs.gather(-1, target) * weight).sum((1, 2)) / counted.any(1)
@@ -104,7 +107,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def batched_layer(layer: nn.Module) -> LayerFunction | None:
-    """Return a function that runs a layer for a stack of clients; None for a layer without a batched form."""
+    """Return a function that runs a layer for a stack of clients, or None if the layer is not supported."""
     is_torch_layer = type(layer).__module__.startswith("torch.nn.modules.")
     is_stateless = is_torch_layer and not layer.state_dict() and not list(layer.children())
     if is_stateless and not isinstance(layer, RANDOM):
@@ -119,7 +122,7 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
 
 
 def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
-    """Return the outputs of nn.Linear for the examples x [m·b, ..., i] of m clients, each with its own weights."""
+    """Return the outputs of nn.Linear for the inputs `x` [m·b, ...] of m clients, each of which has its own weights."""
     rows, weight, bias = x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
     if torch.is_autocast_enabled(x.device.type):  # autocast does not apply to custom functions
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -130,7 +133,7 @@ def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer for a stack: rows [m, b, i], weights [m, o, i], biases [m, o] → [m, b, o].
+    """A linear layer of m clients: inputs [m, b, in], weights [m, out, in], biases [m, out], outputs [m, b, out].
 
     Unlike with autograd, the gradient of the weights is contiguous, which halves the time of a training step.
     """
@@ -155,7 +158,7 @@ class _Linear(torch.autograd.Function):
 
 def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
     m, v, d = weight.shape
-    if layer.padding_idx is not None:  # the row of the padding token has no gradient
+    if layer.padding_idx is not None:  # the embedding of the padding token gets no gradient
         padding = torch.arange(v, device=weight.device).view(-1, 1) == layer.padding_idx
         weight = torch.where(padding, weight.detach(), weight)
     rows = tokens.reshape(m, -1) + v * torch.arange(m, device=weight.device).unsqueeze(1)

@@ -17,17 +17,17 @@ from ...training.local_sgd import LocalSGD
 
 @dataclass(frozen=True)
 class Regression:
-    """The shape of the weights, and the positions of weights and biases in a client's vector."""
+    """A softmax regression: the shape of its weights, and the positions of weights and biases in a client's parameter vector."""
 
     outputs: int
     inputs: int
     weights: int  # position of the first weight
     biases: int | None  # position of the first bias; None: the layer has no bias
-    flattens: bool  # examples are flattened first
+    flattens: bool  # whether the model flattens its inputs first
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
-        """Return the softmax regression that a task trains; None if the model or the loss is another, or a parameter is frozen."""
+        """Return the softmax regression that a task trains, or None if the task has another model or loss, or a frozen parameter."""
         layers = list(model.children()) if type(model) is nn.Sequential else [model]
         layers = [layer for layer in layers if type(layer) is not nn.Identity]
         layer = layers[-1] if layers else None
@@ -38,7 +38,7 @@ class Regression:
         flattens = [
             type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1) for m in layers[:-1]
         ]
-        shape = layer.weight.shape  # out_features is not updated when a weight is replaced
+        shape = layer.weight.shape  # layer.out_features may be wrong if the weight was replaced
         if flattens not in ([], [True]) or any(
             p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()
         ):
@@ -52,7 +52,7 @@ class Regression:
         return cls(shape[0], shape[1], weights, biases, flattens=bool(flattens))
 
     def supports(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
-        """Return whether `descend` can train batches of these sizes with the options `sgd`."""
+        """Return whether `descend` can train batches of the given sizes with the options `sgd`."""
         plain = (
             not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment)
             and sgd.precision == "float32"
@@ -64,9 +64,9 @@ class Regression:
         )
 
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
-        """Take a step on each batch, positions [m, b] in `data`, and change the weights `stack` [m, n] in place.
+        """Take an SGD step for each batch and client, and update the clients' parameters (rows of `stack`) in place.
 
-        Return the mean loss of each client's batch at the weights before the step, [m].
+        `positions` has the positions of each batch in `data`, [clients, batch size]. Return each client's mean loss before a step.
         """
         losses = regression.descend(
             stack,
