@@ -270,10 +270,10 @@ def compression(device: torch.device, clients: int) -> dict[str, float]:
     x = torch.randn(clients, n, device=device)
 
     def propose() -> None:
-        type(memories[0]).propose_stack(memories, x.clone(), range(clients))
+        type(memories[0]).propose_batch(memories, x.clone(), range(clients))
 
     def commit() -> None:
-        type(memories[0]).commit_stack(memories)
+        type(memories[0]).commit_batch(memories)
 
     times: dict[str, list[float]] = {"propose": [], "commit": []}
     for _ in range(6):

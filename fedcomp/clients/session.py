@@ -297,7 +297,7 @@ class ClientSession(EncodingSession):
             ):
                 accepted.append(state)
         if accepted:
-            type(accepted[0].memory).commit_stack([state.memory for state in accepted])
+            type(accepted[0].memory).commit_batch([state.memory for state in accepted])
         for state in accepted:
             state.after = state.ticket
 

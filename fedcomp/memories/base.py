@@ -101,11 +101,11 @@ class Memory(ABC):
         Raises ConfigError if the previous proposal is still pending. Raises NonFiniteError if the update or the new state holds NaN or
         infinity; the memory then stays unchanged.
         """
-        (proposal,) = self.propose_stack([self], [x], [seed], context.at(None))
+        (proposal,) = self.propose_batch([self], [x], [seed], context.at(None))
         return or_raise(proposal)
 
     @classmethod
-    def propose_stack(
+    def propose_batch(
         cls,
         memories: Sequence["Memory"],
         x: Rows,
@@ -164,7 +164,7 @@ class Memory(ABC):
         return dropped
 
     @classmethod
-    def commit_stack(cls, memories: Sequence["Memory"]) -> None:
+    def commit_batch(cls, memories: Sequence["Memory"]) -> None:
         """Commit the pending frames of one or more memories with the same class and codec. Decoding all frames together is faster."""
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
@@ -225,7 +225,7 @@ class Memory(ABC):
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Implement `propose_stack` without modifying x. The new state must be valid even if no frame is accepted."""
+        """Implement `propose_batch` without modifying x. The new state must be valid even if no frame is accepted."""
 
     def _pending_part(self, frame: bytes) -> bytes:
         """Return the bytes to store in `pending` for a proposed frame, by default the whole frame."""

@@ -214,7 +214,7 @@ class Checkpoint:
             return data if file is None else self._load(file)
 
     def _load(self, number: int) -> Tensor:
-        # Copied from the mapped file to main memory.
+        # `load_file` maps the file. The copy does not read pages from it later.
         return load_file(self._path(number))[DATA].clone()
 
     # Files.

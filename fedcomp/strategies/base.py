@@ -217,7 +217,7 @@ class ClientAlgorithm:
         overwrite `updates`.
         """
         if updates is not None and not self.one_by_one:
-            return type(memories[0]).propose_stack(memories, updates, seeds, context)
+            return type(memories[0]).propose_batch(memories, updates, seeds, context)
         frames: list[Frame] = []
         for i, own in enumerate(memories):
             update = None if updates is None else updates[i]

@@ -53,8 +53,8 @@ def propose(m: Memory, x: torch.Tensor, seed: int = 0) -> bytes:
     return m.propose(x, seed=seed, context=begins(m.name))
 
 
-def propose_stack(memories: list[Memory], x: torch.Tensor, seeds: list[int]) -> list:
-    return type(memories[0]).propose_stack(memories, x, seeds, begins(memories[0].name))
+def propose_batch(memories: list[Memory], x: torch.Tensor, seeds: list[int]) -> list:
+    return type(memories[0]).propose_batch(memories, x, seeds, begins(memories[0].name))
 
 
 def begins(name: str) -> Context:
@@ -114,7 +114,7 @@ def test_a_second_proposal_is_refused_while_one_is_pending(name, spec):
     with pytest.raises(ConfigError, match="a proposal is pending"):
         propose(m, update(9))
     with pytest.raises(ConfigError, match="a proposal is pending"):
-        propose_stack([m], update(9)[None], [0])
+        propose_batch([m], update(9)[None], [0])
     assert same_state(m.state_dict(), before)
 
 
@@ -136,7 +136,7 @@ def test_a_nonfinite_update_does_not_change_the_memory(name, spec):
         with pytest.raises(NonFiniteError, match="nan in tensor 'b', element 0"):
             propose(m, x)
         assert m.pending is None and same_state(m.state_dict(), before)
-        (error,) = propose_stack([m], x[None].clone(), [0])
+        (error,) = propose_batch([m], x[None].clone(), [0])
         assert isinstance(error, NonFiniteError) and "tensor 'b', element 0" in str(error)
         assert m.pending is None and same_state(m.state_dict(), before)
 
@@ -149,7 +149,7 @@ def test_an_update_of_another_model_is_refused(name, spec):
         with pytest.raises(ConfigError, match=f"the memory needs vectors of {NUMEL} elements"):
             propose(m, x)
         with pytest.raises(ConfigError, match=f"the memory needs vectors of {NUMEL} elements"):
-            propose_stack([m], x[None], [0])
+            propose_batch([m], x[None], [0])
     assert m.pending is None and same_state(m.state_dict(), before)
 
 
@@ -210,7 +210,7 @@ def test_memories_of_a_stack_behave_like_single_ones(name, spec):
         if round == 1:
             x[2, 399] = float("inf")
         seeds = [100 * round + i for i in range(4)]
-        frames = propose_stack(stacked, x.clone(), seeds)
+        frames = propose_batch(stacked, x.clone(), seeds)
         for i, (m, other) in enumerate(zip(each, stacked, strict=True)):
             try:
                 assert propose(m, x[i], seeds[i]) == frames[i]
@@ -223,7 +223,7 @@ def test_memories_of_a_stack_behave_like_single_ones(name, spec):
         for m in each:
             if m.pending is not None:
                 m.commit()
-        type(stacked[0]).commit_stack([m for m in stacked if m.pending is not None])
+        type(stacked[0]).commit_batch([m for m in stacked if m.pending is not None])
         for m, other in zip(each, stacked, strict=True):
             assert same_state(m.state_dict(), other.state_dict())
             own = [v for v in other.state_dict(copy=False).values() if isinstance(v, torch.Tensor)]
@@ -252,7 +252,7 @@ def test_memories_loaded_from_one_state_share_nothing(name, spec):
 
 @every_memory
 def test_an_empty_stack_returns_no_frames(name):
-    assert available_memories()[name].propose_stack([], torch.empty(0, NUMEL), []) == []
+    assert available_memories()[name].propose_batch([], torch.empty(0, NUMEL), []) == []
 
 
 @every_memory

@@ -237,7 +237,7 @@ def test_an_update_of_another_kind_is_refused_by_every_memory(name, dtype):
 def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
     keeper = memory(name, codec("stc"), numel=10)
     with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
-        type(keeper).propose_stack([keeper], torch.ones(1, 10, dtype=dtype), [0])
+        type(keeper).propose_batch([keeper], torch.ones(1, 10, dtype=dtype), [0])
     assert keeper.pending is None
 
 
@@ -288,8 +288,8 @@ def test_the_residual_keeps_its_storage():
     keepers = [make("topk:density=20%") for _ in range(3)]
     for round in range(2):
         x = torch.stack([update(10 * round + i) for i in range(3)])
-        type(keepers[0]).propose_stack(keepers, x, [1, 2, 3])
+        type(keepers[0]).propose_batch(keepers, x, [1, 2, 3])
         if round == 0:
             places = [keeper.residual.data_ptr() for keeper in keepers]
-        type(keepers[0]).commit_stack(keepers)
+        type(keepers[0]).commit_batch(keepers)
     assert [keeper.residual.data_ptr() for keeper in keepers] == places

@@ -172,7 +172,7 @@ def test_a_difference_out_of_range_does_not_change_the_memory(name):
     m.commit()
     with pytest.raises(NonFiniteError):
         m.propose(torch.full((NUMEL,), -3e38))
-    (error,) = type(m).propose_stack([m], torch.full((1, NUMEL), -3e38), [0])
+    (error,) = type(m).propose_batch([m], torch.full((1, NUMEL), -3e38), [0])
     assert isinstance(error, NonFiniteError) and m.pending is None and bool((m.shift == 3e38).all())
 
 

@@ -85,7 +85,7 @@ def test_a_stack_has_a_row_of_moments_for_each_client():
         together = Context(
             moments=tuple(torch.stack([row.moments[i] for row in rows]) for i in range(2))
         )
-        frames = type(stacked[0]).propose_stack(stacked, x.clone(), [0, 1, 2], together)
+        frames = type(stacked[0]).propose_batch(stacked, x.clone(), [0, 1, 2], together)
         assert frames == [
             m.propose(row, seed=i, context=c)
             for i, (m, row, c) in enumerate(zip(alone, x, rows, strict=True))

@@ -130,7 +130,7 @@ class GrpcTransport:
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
-                reason = f"the relay added this update to the update of client {min(summed)}, which was withdrawn"
+                reason = f"a relay has added this client's update to that of client {min(summed)}, which was withdrawn"
                 self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
     # Methods that the Transport protocol does not have.
