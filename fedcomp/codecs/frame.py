@@ -6,7 +6,8 @@ The header of a frame contains, in order:
     Version: 1 byte, the version of the frame format, 1.
     Codec: 1 byte, the id of the codec.
     Scope: 1 byte, 0 for one section for the whole vector, 1 for one section per tensor, 2 for chunks of N coordinates.
-    Checksum: 4 bytes, the CRC-32 of the bytes above, the size of the receiver's vector (8 bytes), and all bytes after the checksum.
+    Checksum: 4 bytes, the CRC-32 of three things: the bytes above, the number of coordinates of the receiver's vector as 8 bytes, and
+              all bytes after the checksum.
     Product: 2 bytes, the ids of the two codecs, only in the frame of a product.
     Seed: 8 bytes, only if decoding needs the seed.
 

@@ -1,9 +1,9 @@
 """Encoding of strictly increasing positions, such as the indices of a sparse vector. The encoder chooses the shortest of several forms.
 
     Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. Form 0 is a bitmap up to the last position.
-    Form 41: the Rice code in blocks, each with its own parameter.
+    Form 41: the Rice code of blocks of positions; each block has its own parameter.
     Forms 42..62: the Rice code of the complement (the coordinates that are not sent) with parameter form − 42; empty if all are sent.
-    Form 63: the Rice code of the complement in blocks.
+    Form 63: the Rice code of blocks of the complement; each block has its own parameter.
 
 Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
 coordinates, so dense ranges of the vector have more blocks. A code in blocks is specified in docs/reference/frame-format.md. Its parameters
@@ -158,7 +158,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return for each code whether its length and head are possible for its count and its form 0..41, as bool [m]."""
+    """Return for each code whether its length and first bits are possible for its number of positions and its form (0 to 41), as bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)

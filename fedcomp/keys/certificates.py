@@ -155,7 +155,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return "server" or "relay-ID", the argument of `fedcomp keys renew` in error messages.
+    """Return the argument with which an error message recommends `fedcomp keys renew`: "server" or "relay-ID".
 
     The text contains "ID", because a relay's certificate does not contain the id. Only the registry decides which keys belong to relays.
     """

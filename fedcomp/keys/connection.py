@@ -190,7 +190,7 @@ class _Probe:
             if certificate and (when := out_of_date(certificate, utc_now())):
                 sentence = f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}"
                 return UnreachableError(sentence, cause)
-        advice = "correct this machine's clock if it is wrong, else on the server: fedcomp keys renew server"
+        advice = "correct the clock of this machine; if it is right, run `fedcomp keys renew server` on the server"
         return UnreachableError(
             f"the certificate of {self.where} is not valid now; {advice}", cause
         )

@@ -41,7 +41,7 @@ class Keyring(Protocol):
         """Return the private key of a client. Raises ProtocolError for a client whose private key is not known."""
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
-        """Return a client's public key as a compressed point [49 bytes].
+        """Return a client's public key as a point of the elliptic curve P-384 in compressed form [49 bytes].
 
         `announced`: the key that the server announces for this client, or b"" for none. Raises UnknownKey if the announced key differs from
         the known one.
@@ -89,7 +89,7 @@ class DerivedKeys:
 class ServerKeys:
     """The keys that a server knows: the public keys with which clients joined.
 
-    `key_of(client)` returns a client's key as a compressed point.
+    `key_of(client)` returns a client's public key as a point of the curve P-384 in compressed form.
     """
 
     run: str

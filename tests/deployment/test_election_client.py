@@ -82,7 +82,7 @@ def test_a_client_needs_the_data_of_all_clients_to_train_on_their_partitions():
     for changes in ({"partition_id": None}, {"partitions": 7}):
         with pytest.raises(
             UserError,
-            match="--partition-id K and the data of the whole task, or give the server's strategy form=ballots",
+            match="--partition-id K and the data of the whole task, or set form=ballots in the server's --strategy",
         ):
             deployed("election:byzantine=2", **changes)
         deployed("election:byzantine=2,form=ballots", **changes)

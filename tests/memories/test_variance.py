@@ -126,7 +126,7 @@ def test_moments_that_overflow_do_not_change_the_memory():
 
 @for_each("spec", ["identity", "natural@layer", "randomk"])
 def test_codecs_that_cannot_send_a_given_selection_are_refused(spec):
-    with pytest.raises(ConfigError, match="--memory variance selects the coordinates"):
+    with pytest.raises(ConfigError, match="--memory variance itself selects the coordinates"):
         memory("variance", codec(spec), NUMEL, LAYOUT)
 
 

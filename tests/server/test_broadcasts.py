@@ -199,7 +199,7 @@ def test_a_wrong_fingerprint_is_detected_and_the_dense_model_repairs_the_weights
     copy = replica(b)
     copy.weights[3] += 1  # an error of the client's memory
     advance(b, 1)
-    with pytest.raises(NeedDense, match="fingerprint"):
+    with pytest.raises(NeedDense, match="hash of the client's weights"):
         copy.move(assignment(b, b.first))
     dense = b.dense()
     copy.move(Assignment(1, "train", 0, dense.form, "", b.version, b.fingerprint, dense.frames, ""))

@@ -187,7 +187,7 @@ def test_the_error_for_a_damaged_state_names_its_file(tmp_path):
         ),
     )
     (dropped,) = strategy.rejections[2, "train"]
-    assert "run-1.bin is damaged" in dropped.reason and "remove it" in dropped.reason
+    assert "run-1.bin is damaged" in dropped.reason and "remove this file" in dropped.reason
 
 
 def test_a_full_disk_rejects_the_update_and_keeps_the_previous_state(tmp_path):
