@@ -32,6 +32,9 @@ from .ray_engine import RayEngine
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that are trained at once
 CUDA_MEMORY_FRACTION = 1 / 4
+# From this size on, a model is trained in one process. A transformer with 101 million parameters trains a quarter faster than in two
+# processes on two cores (benchmarks/large_models.py); a convolutional model with 19 million parameters trains a fifth slower.
+LARGE_PARAMETERS = 32_000_000
 MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
 TRIAL_BATCHES = 3  # batches in a trial that shows whether a model can be batched.
 # Key in the table [resolved] of config.toml for the placement of clients' vectors, which a resumed run chooses again.
@@ -87,18 +90,20 @@ class EngineChoice:
                 raise ConfigError(
                     f"--engine batched cannot train {obstacle}; give --engine {unbatched_engine(device)}"
                 )
-            return cls.unbatched(device, config)
+            return cls.unbatched(model, device, config)
         engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
         if engine == "serial":
-            return cls.unbatched(device, config)
+            return cls.unbatched(model, device, config)
         return cls(devices.describe(device), engine, config.cohort_batch or at_once)
 
     @classmethod
-    def unbatched(cls, device: torch.device, config: RunConfig) -> "EngineChoice":
-        """Choose the engine for a model that cannot be batched. Task objects use the serial engine, since other processes cannot load
-        them.
+    def unbatched(cls, model: nn.Module, device: torch.device, config: RunConfig) -> "EngineChoice":
+        """Choose the engine for clients that are not batched.
+
+        Large models are trained by the serial engine, as are task objects, which other processes cannot load.
         """
-        engine = "serial" if config.task.startswith(OBJECT) else unbatched_engine(device)
+        is_serial = config.task.startswith(OBJECT) or _is_large(model)
+        engine = "serial" if is_serial else unbatched_engine(device)
         at_once = torch.get_num_threads() if engine == "processes" else 1
         return cls(devices.describe(device), engine, at_once)
 
@@ -112,6 +117,8 @@ def engine_reason(
     """Return the reason for which --engine auto chooses an engine, or "" if --engine names an engine."""
     if config.engine != "auto":
         return ""
+    if device.type == "cpu" and _is_large(model):
+        return "one process with all cores is faster for models of 32 million parameters or more"
     if obstacle := batching_obstacle(config, task, data):
         return f"clients cannot be batched {obstacle}"
     if reason := serial_reason(model, device, largest_batch(config)):
@@ -223,6 +230,11 @@ def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> st
         several = _clients_at_once(model, device, batch_size) > 1
         return "" if several else "a quarter of the GPU's memory does not hold two clients"
     return "" if _is_dense(model) else "on a CPU, only Linear and Embedding layers are batched"
+
+
+def _is_large(model: nn.Module) -> bool:
+    """Return whether a model trains faster in one process with all cores than in one process per core."""
+    return sum(p.numel() for p in model.parameters()) >= LARGE_PARAMETERS
 
 
 def _is_dense(model: nn.Module) -> bool:

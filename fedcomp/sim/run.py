@@ -342,7 +342,7 @@ class Simulation(PreparedRun):
             return engine
         if self.config.engine != "auto":
             raise error
-        self.machine = EngineChoice.unbatched(self.device, self.config)
+        self.machine = EngineChoice.unbatched(model, self.device, self.config)
         self.engine_reason = "the model cannot be batched"
         self.warnings(f"{error.problem}; the engine is {self.machine} instead")
         return self._engine(model, weights, data, shard)

@@ -140,6 +140,14 @@ def test_the_serial_engine_is_used_if_it_is_requested(monkeypatch):
     assert chosen(config, nn.Linear(2, 2), CPU).engine == "serial"
 
 
+@pytest.mark.parametrize(("outputs", "engine"), [(800, "processes"), (900, "serial")])
+def test_models_of_32_million_parameters_are_trained_in_one_process(monkeypatch, outputs, engine):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    model = nn.Conv2d(4000, outputs, 3, device="meta")
+    assert chosen(RunConfig(), model, CPU).engine == engine
+    assert chosen(RunConfig(engine="processes"), model, CPU).engine == "processes"
+
+
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
@@ -152,6 +160,11 @@ def test_the_serial_engine_is_used_if_it_is_requested(monkeypatch):
             "clients cannot be batched with --optimizer adamw",
         ),
         (nn.Linear(2, 2), {"engine": "serial"}, ""),
+        (
+            nn.Conv2d(4000, 900, 3, device="meta"),
+            {},
+            "one process with all cores is faster for models of 32 million parameters or more",
+        ),
     ],
 )
 def test_the_reason_for_an_engine(model, options, reason):
