@@ -192,7 +192,7 @@ class SparseS2(Codec):
             )
         if self.first.draws:
             raise SpecError(
-                f"+s2 is not needed with '{self.first.name}': the server can add its frames without decoding them, because all clients send the same coordinates; leave +s2 out"
+                f"+s2 is not needed with '{self.first.name}': all clients send the same coordinates, so frames can be added; leave +s2 out"
             )
         object.__setattr__(self, "name", S2.name)
         object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")

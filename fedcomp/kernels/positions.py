@@ -158,7 +158,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return for each code whether its length and first bits are possible for its number of positions and its form (0 to 41), as bool [m]."""
+    """Return for each code whether its length and first bits suit its number of positions and its form (0 to 41), as bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)

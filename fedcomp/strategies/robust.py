@@ -11,8 +11,8 @@ not move the model: its clients are rejected at the stage `aggregate`, and their
 
 In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and CHUNK coordinates of this block in float64.
 The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed. Updates of `qsgd`, `terngrad`, `natural`,
-`adaptive` and `fp16` are dense from the start. A sketch with density 1 is decoded to a dense vector when a rule first reads it. Distances are
-computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend on BLOCK. The
+`adaptive` and `fp16` are dense from the start. A sketch with density 1 is decoded to a dense vector when a rule first reads it. Distances
+are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend on BLOCK. The
 error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
 
 With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than updates do.

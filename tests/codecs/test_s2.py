@@ -233,7 +233,7 @@ def test_the_residual_memory_keeps_values_that_were_not_sent():
     [
         ("s2+fp16", "'s2' does not; give topk"),
         ("identity+s2", "'identity' does not; give topk:density=1%.s2"),
-        ("randomk+s2", "send the same coordinates; leave .s2 out"),
+        ("randomk+s2", "frames can be added; leave .s2 out"),
         ("s2:rows=2", "give 3 to 7"),
         ("s2:columns=-1", "give a number of cells"),
         ("s2:union=0.5", "a number from 1 to"),

@@ -69,7 +69,10 @@ def test_frozen_and_killed_clients_miss_one_deadline_and_full_disks_are_reported
             clients[1].process.pid, resource.RLIMIT_FSIZE, (state // 2, resource.RLIM_INFINITY)
         )
         assert clients[1].end() == 2
-        why = r"--state-dir state1 cannot be written \(File too large\); the previous state is intact: free disk space, and start the client again"
+        why = (
+            r"--state-dir state1 cannot be written \(File too large\); the previous state is intact: "
+            "free disk space, and start the client again"
+        )
         assert (
             re.search(f"^fedcomp: {why}$", clients[1].output, re.MULTILINE)
             and "Traceback" not in clients[1].output
