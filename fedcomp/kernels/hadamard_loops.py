@@ -97,7 +97,7 @@ def _narrow(value):
 
 @compiled
 def squares(u, edges, sums):
-    """Write Σu² of each block to `sums`, int64, in units of 1/SQUARES."""
+    """Write Σu² of each rotated block to `sums`, int64, in units of 1/SQUARES."""
     for block in range(sums.size):
         total = int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -119,7 +119,7 @@ def bins(u, edges, thresholds, codes):
 
 @compiled
 def products(u, edges, table, codes, product, squared):
-    """Write Σu·q and Σq² of each block to `product` and `squared`, int64, in units of 1/PRODUCTS, where q = table[code]."""
+    """Write Σu·q and Σq² of each rotated block to `product` and `squared`, int64, in units of 1/PRODUCTS, where q = table[code]."""
     for block in range(product.size):
         first, second = int64(0), int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):

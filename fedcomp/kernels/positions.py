@@ -273,7 +273,7 @@ def _blocks(
         np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
         for parameter in range(first, first + COLUMNS)
     ]
-    table = np.stack(bits_of)  # number of bits of each block with each parameter
+    table = np.stack(bits_of)  # code length in bits of each block with each parameter
     tables, lengths = [], []
     for s in range(SIZES):
         if s:

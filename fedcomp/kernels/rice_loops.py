@@ -146,7 +146,7 @@ def best_blocks(rest, each, begins, unit, sizes, gain):
     """
     first, columns = begins[-1], 1 << (begins.size + 1)
     n_blocks = (rest.size + unit - 1) // unit
-    # number of bits of each block with each parameter
+    # code length in bits of each block with each parameter
     table, bits = np.zeros((n_blocks, columns), np.int64), 0
     for i in range(rest.size):
         bits += (rest[i] >> each[i]) + 1 + each[i]
