@@ -40,7 +40,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Return table[i] for each integer i at the indices start..stop-1.
+    """Return table[i] for each integer i that the planes hold at the indices start..stop-1.
 
     `start` and `stop` are multiples of 8. `table`: float32 [2^width].
     """
@@ -56,7 +56,7 @@ def count(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
 
     Return the counts as bit planes. Memory for at most three rows per plane is needed.
 
-    A full adder replaces three rows of a plane by one row of this plane and a carry row of the next plane, in five operations (Warren,
+    A full adder (five bit operations) replaces three rows of a plane by a sum row and a carry row, which belongs to the next plane (Warren,
     Hacker's Delight, 2nd ed. 2013, §5–2).
     """
     waiting: list[list[np.ndarray]] = []
@@ -90,10 +90,7 @@ def _full_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, 
 
 
 def at_least(planes: list[np.ndarray], number: int) -> np.ndarray:
-    """Return packed bits, 1 for each integer that is at least `number`.
-
-    The integers are compared bit by bit, from the highest to the lowest bit.
-    """
+    """Return packed bits, 1 for each integer that is at least `number`."""
     above = planes[0] ^ planes[0]
     equal = ~above
     if number <= 0:

@@ -11,7 +11,7 @@ from . import philox
 from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
-ZERO_STREAM = 1  # number of the random stream that replaces the signs of zeros
+ZERO_STREAM = 1  # number of the random stream from which the signs of zeros are drawn
 SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 

@@ -9,7 +9,7 @@ Each row r of the table S has a random cell h_r(i), called bucket, and a random 
 
 Word i of the random stream STREAM + r (kernels/philox.py) determines the bucket, ⌊word·columns/2³²⌋, and the sign, which is the lowest bit
 of the word. The number of rows is odd, so the median is the value of one row. Vectors are copied to the CPU and summed in float32, in
-order. Vectors of at least HALVED elements are summed in two halves. Sparse vectors are summed in float64.
+order. Sparse vectors are summed in float64.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from .parallel import map_ranges, pieces, starmap
 
 STREAM = 1 << 16  # number of the random stream of row 0; row r uses stream STREAM + r
 HALVED = 1 << 20  # A vector with at least this many elements is summed in two halves.
-# Number of elements whose random words are drawn together; halves and ranges start at multiples of UNIT.
+# Number of elements whose random words are drawn together; the parts of a vector start at multiples of UNIT.
 UNIT = 1024
 LARGEST = np.finfo(np.float32).max
 
@@ -60,7 +60,9 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
     """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
-    first = start // UNIT * UNIT  # Estimates are computed from the start of a unit of random words.
+    first = (
+        start // UNIT * UNIT
+    )  # UNIT random words are drawn together, so start at a multiple of UNIT.
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:

@@ -2,19 +2,19 @@
 
 Ailon and Chazelle, "Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform", STOC 2006.
 
-A block x of d coordinates is rotated to the block u, and back:
+A diagonal matrix D of random signs and the Walsh–Hadamard matrix W rotate a block x of d coordinates to the block u, and back:
 
     u = W·D·x·2^−e;
     x = D·W·u·2^e/d.
 
-D is a diagonal matrix of random signs. A coordinate with index i in the vector is negated if bit i of the random stream SIGNS
-(kernels/philox.py) is 1, counted from the lowest bit of the first 32-bit word. W is the Walsh–Hadamard matrix of ±1, with W·W = d·I. The
-factor 2^−e scales the largest magnitude of the block into [½, 1), so no sum overflows, and subnormal numbers keep their bits. The matrix
-W·D/√d is a rotation; the codecs include the factor 1/√d in their scales.
+A coordinate with index i in the vector is negated by D if bit i of the random stream SIGNS (kernels/philox.py) is 1, counted from the
+lowest bit of the first 32-bit word. W has entries ±1, and W·W = d·I. The factor 2^−e scales the largest magnitude of the block into [½, 1),
+so no sum overflows, and subnormal numbers keep their bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their
+scales.
 
 W is applied in stages (a butterfly) with strides d/2, …, 2, 1, which replace pairs a, b by a + b and a − b. Every machine computes the
-float32 sums of a butterfly in the same order, so the results have the same bits. Sums over the coordinates of a block are computed in
-integers.
+float32 sums of a butterfly in the same order, so the results have the same bits. Squared norms and inner products of a block are computed
+in integers.
 
 A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks, the largest first, whose
 sizes are powers of two and at least 8. The last block is padded with at most 32 zeros. Error bounds for a rotation of d coordinates hold
@@ -36,7 +36,7 @@ MAX_PADDING = 32  # Largest number of zeros at the end of the last block.
 # Number of coordinates that a thread rotates at a time, so that they fit in its cache.
 CHUNK = 8 * BLOCK
 SIGNS = 3  # Number of the random stream of the signs.
-# Sums over a block are integers in units of 1/SQUARES and 1/PRODUCTS, below 2⁶²
+# Sums of squares and of products in a block are integers in units of 1/SQUARES and 1/PRODUCTS, below 2⁶².
 SQUARES, PRODUCTS = 2.0**33, 2.0**38
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -131,7 +131,7 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Rotate the blocks of a vector [numel] back, from block `first` on. A rotated block is given as scale·values + shift/d.
+    """Rotate the blocks of a vector [numel] back, from block `first` on, given as scale·values + shift/d for blocks of d coordinates.
 
     `values`: complete blocks, float32, which are overwritten. `scale` and `shift`: float64 [blocks]. Returns
     float32 coordinates, clipped to the range of float32.

@@ -1,6 +1,6 @@
 """Loops of kernels/hadamard.py, compiled by numba.
 
-`edges`: the start of each block and the end of the last block, as indices of `u`; all are multiples of 8.
+`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`; all are multiples of 8.
 """
 
 import math
@@ -97,7 +97,7 @@ def _narrow(value):
 
 @compiled
 def squares(u, edges, sums):
-    """Write Σu² of each block to `sums`, int64, in units of 1/SQUARES."""
+    """Write Σu² of each rotated block to `sums`, int64, in units of 1/SQUARES."""
     for block in range(sums.size):
         total = int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -107,7 +107,7 @@ def squares(u, edges, sums):
 
 @compiled
 def bins(u, edges, thresholds, codes):
-    """Write (u > 0) + 2 · (number of thresholds of the block below |u|) to codes [N], uint8. `thresholds`: [blocks, t]."""
+    """Write (u > 0) + 2 · (number of thresholds of its block below |u|) to codes [N] for each coordinate u. `thresholds`: [blocks, t]."""
     for block in range(edges.size - 1):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
         for i in range(start, stop):
@@ -119,7 +119,7 @@ def bins(u, edges, thresholds, codes):
 
 @compiled
 def products(u, edges, table, codes, product, squared):
-    """Write Σu·q and Σq² of each block to `product` and `squared`, int64, in units of 1/PRODUCTS, where q = table[code]."""
+    """Write Σu·q and Σq² of each rotated block to `product` and `squared`, int64, in units of 1/PRODUCTS, where q = table[code]."""
     for block in range(product.size):
         first, second = int64(0), int64(0)
         for i in range(uint64(edges[block]), uint64(edges[block + 1])):
@@ -133,7 +133,7 @@ def products(u, edges, table, codes, product, squared):
 def rounded(u, edges, low, inverse, top, key, start, codes):
     """Write (u − low)·inverse, stochastically rounded and at most `top`, to codes [N].
 
-    `key`: the seed. `start`: index of u[0] in the vector.
+    `key`: the seed. `inverse`: 1/step or 0. `start`: index of u[0] in the vector.
     """
     words = np.empty(N_WORDS, np.uint32)
     for block in range(edges.size - 1):

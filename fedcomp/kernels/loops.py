@@ -19,7 +19,7 @@ from numpy import uint32, uint64
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
     """Compile a function with numba, and cache the result on disk if possible.
 
-    A decorator; The keyword arguments are passed to numba.njit.
+    The keyword arguments are passed to numba.njit.
     """
     if function is None:
         return functools.partial(compiled, **options)

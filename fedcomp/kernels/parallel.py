@@ -17,7 +17,7 @@ from torch import Tensor
 # Vectors on the CPU with at least this many elements are each processed on their own thread.
 LARGE = 100_000
 PIECE = 1 << 17  # Number of elements that are converted to float32 at a time.
-# Ranges start at multiples of UNIT, so they contain whole bytes of packed bits and whole blocks of random words.
+# Each range of elements starts at a multiple of UNIT, so it contains whole bytes of packed bits and whole blocks of random words.
 UNIT = 128
 
 Rows = Tensor | Sequence[Tensor]

@@ -1,6 +1,6 @@
 """Peeling recovers integers from a count sketch if the positions of the integers are known.
 
-Each integer q_i at a known position i, called its key, was added to one cell of each row r of a table (kernels/count_sketch.py):
+Each integer q_i at a position i, its key, was added with a sign s_r(i) to cell h_r(i) of each row r of a table S (count_sketch.py):
 
     S[r, h_r(i)] += s_r(i)·q_i.
 
@@ -13,7 +13,7 @@ The keys that peeling leaves are usually either a few keys that share all their 
 of unpeeled keys usually outnumber these keys, so the integers are computed by least squares. The solution by conjugate gradients is rounded
 to integers, and the residual is solved in the same way. To find out which integers are determined by the equations, the same system is also
 solved for known random integers. A key counts as determined if its random integer is recovered and its cells are zero after subtraction.
-Undetermined keys get the shortest least-squares solution or an approximation, whose squared error is at most that of zeros.
+Undetermined keys get the minimum-norm least-squares solution or an approximation, with at most the squared error of setting them to zero.
 
 The time is O(keys · rows), because the number of steps of conjugate gradients decreases with the number of keys.
 """
@@ -28,7 +28,7 @@ BLOCK = 1 << 14  # number of keys whose cells are computed at a time
 MAX_STEPS = 200  # largest number of steps of conjugate gradients
 MAX_WORK = 1 << 21  # largest product of the number of steps and the number of keys
 ROUNDS = 4  # number of least-squares solutions; each is for the residual of the previous one
-STREAM = 1 << 18  # number of the random stream of the integers
+STREAM = 1 << 18  # number of the random stream of the known random integers
 
 
 class KeyCells(NamedTuple):
@@ -44,7 +44,7 @@ class Recovered(NamedTuple):
 
     values: np.ndarray  # int64 [k]
     peeled: int  # number of keys recovered by peeling
-    solved: int  # number of keys determined by least squares; all others are estimated
+    solved: int  # number of keys determined by least squares; the remaining keys are estimated
 
 
 def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyCells:
@@ -80,7 +80,7 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers of the keys, int64 [k], 0 for unpeeled keys, and which keys were peeled, bool [k]. Subtract the integers."""
+    """Return the integers of keys, int64 [k], 0 if unpeeled, and whether each was peeled, bool [k]. Subtract the peeled integers."""
     from . import peeling_loops
 
     values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
@@ -89,7 +89,7 @@ def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the integers of keys by least squares, and return them, int64 [k], and which of them are determined, bool [k].
+    """Return the integers of keys by least squares, int64 [k], and whether each is determined by the table, bool [k].
 
     Subtract the integers from the table.
     """
@@ -115,7 +115,7 @@ def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the shortest least-squares solution [k] for a table, float64 [size], or an approximation by conjugate gradients (CGLS)."""
+    """Return the minimum-norm least-squares solution [k] for a table, float64 [size], or an approximation by conjugate gradients (CGLS)."""
     x = np.zeros(len(signs))
     slope = _gather(where, signs, table)
     direction, square = slope.copy(), float(slope @ slope)

@@ -1,8 +1,7 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
-In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. With 2×2
-patches, at most a quarter of the gradients are nonzero. The loops process only the nonzero gradients, each with one input patch and one
-kernel.
+In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. The loops
+process only the nonzero gradients, each with one input patch and one kernel.
 """
 
 import numpy as np
@@ -14,8 +13,8 @@ from .parallel import starmap
 
 # Number of examples that a thread processes at a time. The order in which gradients are added does not depend on the number of threads.
 EXAMPLES = 8
-MIN_ROW = 32  # For shorter rows of a kernel (columns times channels), dense gradients are faster.
-MIN_WORK = 1 << 22  # With fewer products, dense gradients are faster.
+MIN_ROW = 32  # For kernels with shorter rows (columns · channels), dense gradients are faster.
+MIN_WORK = 1 << 22  # For convolutions with fewer products, dense gradients are faster.
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:

@@ -23,7 +23,7 @@ def add_to_weights(x, slopes, places, offsets, weights):
                 starts[k, n], factors[k, n] = offsets[places[b, o, k]], slopes[b, o, k]
                 counts[k] += slopes[b, o, k] != 0
         flat = x[b].reshape(-1)
-        # This is the outer loop, so that rows of x stay in the cache.
+        # Kernel rows are the outer loop, so that rows of x stay in the cache.
         for i in range(weights.shape[1]):
             for k in range(kernels):
                 add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
@@ -43,7 +43,7 @@ def add_to_inputs(weights, slopes, places, offsets, x):
             for k in range(kernels):
                 remaining[n_remaining] = k
                 n_remaining += slopes[b, o, k] != 0
-            while n_remaining:  # Process all kernels that have the same place together.
+            while n_remaining:  # Process together all kernels with a maximum at the same place.
                 place, count, others = places[b, o, remaining[0]], 0, 0
                 for n in range(n_remaining):
                     k = remaining[n]

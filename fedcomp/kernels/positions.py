@@ -6,14 +6,13 @@
     Form 63: the Rice code of blocks of the complement; each block has its own parameter.
 
 Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
-coordinates, so dense ranges of the vector have more blocks. A code in blocks is specified in docs/reference/frame-format.md. Its parameters
-are s from 0 to 7 and w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096 positions. Each block has
-an offset of w bits. The last block may have fewer positions. The Rice parameter of a block is its offset + max(0, min(b*, 37) + w − 2^w),
-where b* is the parameter for a constant density (kernels/rice.py).
+coordinates, so dense ranges of the vector have more blocks. A code in blocks is specified in docs/reference/frame-format.md. It has a block
+size exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096
+positions, and an offset of w bits. The last block may have fewer positions.
 
-The form is sent separately. Of several shortest codes, the encoder chooses the one with the smallest form, then s, w and offsets. From 32
-positions on, blocks are used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The complement is
-tried if it is smaller than the set of positions. `unpack` accepts every form, not only the shortest.
+The form is sent separately. Among the shortest codes, the encoder chooses that with the smallest form, then the smallest s, w and offsets.
+From 32 positions on, blocks are used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
+complement is tried if it is smaller than the set of positions. `unpack` accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -27,12 +26,12 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-# BLOCKS: the form of codes in blocks. COMPLEMENT: the first form of the complement.
+# BLOCKS: the form of codes in blocks. COMPLEMENT: the first form that codes the complement.
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
 COMPLEMENT_BLOCKED = 63  # form of the complement in blocks
 MIN_BLOCKED_COUNT = 32  # Blocks are tried from this number of positions on.
 LARGE_COUNT = 4096  # Blocks are larger from this number of positions on.
-# The number u of positions in the smallest blocks, below LARGE_COUNT positions and from there on.
+# The number u of positions in the smallest blocks, for fewer than LARGE_COUNT positions and for more.
 UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # number of parameters that are tried for a block
@@ -122,7 +121,7 @@ def unpack_rows(
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:
-    """Return the shortest form, from 0 to 41, and the code in this form, for each row of positions."""
+    """For each row of positions, return the form of the shortest Rice code (not of the complement), and this code."""
     if not rows:
         return []
     counts = np.array([row.size for row in rows])
@@ -139,7 +138,7 @@ def _complement(positions: np.ndarray, numel: int) -> np.ndarray:
 def _pack(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[list[int], list[bytes]]:
-    """Implement `pack_rows` for the forms 0..`widest` and 41."""
+    """Implement `pack_rows` without complements, for Rice parameters up to `widest`."""
     (form, size, width, each), lead = _plan(positions, counts, numel, widest), None
     blocked = np.flatnonzero(width)
     if blocked.size:
@@ -148,7 +147,7 @@ def _pack(
         values = each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], widths)
         sent = widths > 0
         head = blocked, np.full(blocked.size, 8), size[blocked] | width[blocked] - WIDTHS[0] << 3
-        # `lead` contains the head of each row, followed by the offsets of the row.
+        # `lead` contains the first byte of each row in blocks, followed by the offsets of its blocks.
         order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")
         pairs = zip(head, (cut.row, widths, values), strict=True)
         lead = rice.Fields(*(np.append(first, rest[sent])[order] for first, rest in pairs))
@@ -158,7 +157,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return for each code whether its length and first bits suit its number of positions and its form (0 to 41), as bool [m]."""
+    """Return for each code whether its length and first bits suit its number of positions and its form, as bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -196,7 +195,7 @@ def _unpack(
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Blocks:
-    """Return the blocks of all rows, given s (`size`) and w (`width`) of each row. A row without blocks counts as one block."""
+    """Return each row's blocks, given its block size exponent (`size`) and offset width. A row without blocks counts as one block."""
     return _divide(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
 
 
@@ -217,7 +216,7 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
     """Return the Rice parameter of a block with offset 0.
 
-    Most offsets of `width` bits give a parameter below b, since most gaps are small.
+    Most offsets of `width` bits give a parameter below `b`, the parameter for a constant density, since most gaps are small.
     """
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
@@ -225,7 +224,7 @@ def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
 def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the form 0..41 of the shortest code of each row, s and w (0 without blocks), and the Rice parameter of every position."""
+    """Return the form, block size exponent and offset width (or 0) of each row's shortest code, and the Rice parameter of each position."""
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
     tried = counts >= MIN_BLOCKED_COUNT
@@ -263,7 +262,7 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return s, w and the Rice parameters for rows with the same b* and u.
+    """Return the block size exponents s, the offset widths w, and the Rice parameters for rows with the same b* and u.
 
     Rows in which blocks save too little have s = w = 0 and keep their parameters in `each`. `limit` [m]: size in bytes of the code of each
     row without blocks.
@@ -274,7 +273,7 @@ def _blocks(
         np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
         for parameter in range(first, first + COLUMNS)
     ]
-    table = np.stack(bits_of)  # number of bits of each block with each parameter
+    table = np.stack(bits_of)  # code length in bits of each block with each parameter
     tables, lengths = [], []
     for s in range(SIZES):
         if s:

@@ -5,7 +5,7 @@ Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman cod
 
 Let f_s be the frequency of symbol s, scaled so that all frequencies add up to 2^B, and at least 1 for every symbol that occurs. Let F_s be
 the sum of the frequencies of all smaller symbols. Each chunk of symbols has several coder states, called lanes, and symbol i uses state i
-mod lanes. Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two steps:
+mod (number of lanes). Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two steps:
 
     If state ≥ f_s·2^(53−B), write the low 32 bits of the state as a word, and shift the state right by 32.
     Replace the state by state // f_s · 2^B + F_s + state mod f_s.
@@ -13,9 +13,8 @@ mod lanes. Encoding goes from the last symbol to the first, and starts with all 
 Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
 contains the frequencies, and the states and words of each chunk, as specified in docs/reference/frame-format.md.
 
-Without symbols, the code is empty. If all symbols are the same, the code is a zero byte in place of B, and the symbol as uint16. The
-frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads. Existing
-rANS libraries, such as constriction, use floating-point tables or have no stable format.
+The frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads.
+Existing rANS libraries, such as constriction, use floating-point tables or have no stable format.
 """
 
 import struct
@@ -120,14 +119,14 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
-    """Return the start of the code (up to the low bits), the frequency of each symbol [size], and B. B is 0 if all symbols are the same."""
+    """Return the encoded frequencies, the frequency of each symbol [size], and the exponent B of their sum (0 for a single symbol)."""
     total, present = int(counts.sum()), np.flatnonzero(counts)
     if present.size == 1:
         return HEAD.pack(0, present[0]), (counts > 0).astype(np.int64), 0
     bits = _bits(total, present.size)
     frequencies = _scale(counts, total, bits)
     used = frequencies[present]
-    # The length in bits; frexp is exact for these numbers.
+    # The lengths of the frequencies in bits; frexp is exact for these numbers.
     lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)
     changes = np.diff(lengths, prepend=0)
     owner, shift = _low_bits(lengths)
@@ -142,7 +141,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
     """Parse the start of a code.
 
-    Return the frequencies [size], B and the number of bytes read. The caller must check the frequencies against the decoded symbols.
+    Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must compare the frequencies to the symbols.
     """
     _expect(len(data) >= HEAD.size, "a code is cut short in its head")
     bits, used = HEAD.unpack_from(data)
@@ -192,7 +191,7 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bits(total: int, present: int) -> int:
-    """Return B, so large that among a million symbols no frequency is rounded up to 1, and so small that tables fit in the cache."""
+    """Return B, where 2^B is the sum of frequencies. No frequency of a million symbols is rounded up to 1, and tables fit in the cache."""
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 

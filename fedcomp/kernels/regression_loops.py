@@ -58,7 +58,7 @@ def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
 
 @compiled(fastmath={"contract"})
 def descend_each(inputs, targets, positions, sizes, lr, stack, weights, biases, outputs, losses):
-    """Run `descend` for each client: positions [m, Σ sizes], losses [m, s], stack [m, n].
+    """Run `descend` for each of m clients: positions [m, Σ sizes], losses [m, s], stack [m, n].
 
     `weights`, `biases`: the columns of `stack` at which the weights and the biases start. `biases` is -1 if there are no biases.
     """

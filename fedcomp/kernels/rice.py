@@ -34,10 +34,7 @@ _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers of `widths` bits that are written before the codes, in the order of the rows.
-
-    Each array is int64 [f]. A number has at most 40 bits.
-    """
+    """Numbers of `widths` ≤ 40 bits that are written before the codes, in the order of the rows: int64 arrays with one entry per number."""
 
     rows: np.ndarray
     widths: np.ndarray
@@ -81,7 +78,7 @@ def best_parameters(
 
 
 def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest parameter to try, given b*."""
+    """Return the smallest and the largest Rice parameter to try, given b*, the parameter for uniformly distributed positions."""
     return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 

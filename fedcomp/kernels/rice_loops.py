@@ -139,14 +139,14 @@ def best_parameter(rest, low, high):
 
 @compiled
 def best_blocks(rest, each, begins, unit, sizes, gain):
-    """Find the shortest code of a row in blocks (kernels/positions.py). Return s and w, and write the parameters of the blocks to `each`.
+    """Find a row's shortest code in blocks. Return the block size exponent and offset width, and write Rice parameters to `each`.
 
     If blocks save at most the fraction 2^-gain of the bytes of the code without blocks, return 0, 0 and leave `each` unchanged. `begins`:
     the lowest parameter of a block for each width w from 2 on. `sizes`: number of values of s to try.
     """
     first, columns = begins[-1], 1 << (begins.size + 1)
     n_blocks = (rest.size + unit - 1) // unit
-    # number of bits of each block with each parameter
+    # code length in bits of each block with each parameter
     table, bits = np.zeros((n_blocks, columns), np.int64), 0
     for i in range(rest.size):
         bits += (rest[i] >> each[i]) + 1 + each[i]

@@ -151,7 +151,7 @@ def _keys(x: np.ndarray) -> np.ndarray:
 
 
 def _values(keys: np.ndarray) -> np.ndarray:
-    """Return the float64 values of these keys (see `_keys`). Keys beyond the range of float32 give ±2^128."""
+    """Return the float64 values with the given keys, the inverse of `_keys`. Keys beyond the range of float32 give ±2^128."""
     sizes = np.abs(keys)
     values = np.minimum(sizes, INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
     return np.copysign(np.where(sizes < INFINITE, values, 2.0**128), keys)

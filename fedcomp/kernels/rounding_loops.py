@@ -59,7 +59,7 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first, width, table):
-    """Add x·factor to a histogram: counts to table[0], and the lowest `width` bits of the keys to table[1].
+    """Add x·factor to a histogram: the count of each bin to table[0], and the sum of the lowest `width` bits of its keys to table[1].
 
     `first`: the value of key >> width for bin 0.
     """

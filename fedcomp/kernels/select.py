@@ -147,7 +147,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 def _compiles(rows: Rows) -> bool:
-    """Return whether the compiled loops process the vectors, one by one."""
+    """Return whether the compiled loops process the vectors one by one, instead of numpy or torch as a batch."""
     if not len(rows) or not _on_cpu(rows[0]):
         return False
     numel = rows[0].numel()
@@ -173,7 +173,7 @@ def keep_largest(keys: Array, k: int) -> Array:
 
 
 def _top(rows: Rows, k: int, side: Side) -> Chosen:
-    """Select the k largest positive keys of each vector."""
+    """Select the k largest positive keys (see `Side`) of each vector."""
     if not _compiles(rows):
         return _split(keep_largest((_bits(rows) ^ side.flip) & side.mask, k))
     found = [_largest(np.ascontiguousarray(_floats(row)).view(np.int32), k, side) for row in rows]
@@ -184,7 +184,7 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
     """Return the positions of the k largest positive keys, ascending, given the bits [n] of a vector.
 
-    In a large vector, a sample excludes most elements from the search. If the sample is misleading, all elements are searched.
+    In a large vector, a sample excludes most elements from the search; if it excludes too many or too few, all elements are searched.
     """
     from . import select_loops
 
@@ -207,7 +207,7 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    # The rank is 4 standard deviations above the expected rank, so that almost certainly at least k keys reach the threshold.
+    # The sample rank is 4 standard deviations above that expected of the k-th key, so almost certainly at least k keys reach the threshold.
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)

@@ -1,7 +1,7 @@
 """Loops of kernels/select.py, compiled by numba.
 
-The key of a float32 is the integer `(bits ^ flip) & mask`, computed from its bits. Only keys above 0 are selected. Most blocks of elements
-have no key that is large enough, and cost only one vectorized maximum.
+The key of a float32 is the integer `(bits ^ flip) & mask`, computed from its bits. Most blocks of elements have no key large enough to be
+selected, and cost only one vectorized maximum.
 """
 
 import numba
@@ -11,7 +11,7 @@ from numpy import int32, uint64
 from .loops import compiled
 
 BLOCK = 64
-DIGITS = (11, 10, 10)  # numbers of bits of a key that are counted in each pass
+DIGITS = (11, 10, 10)  # numbers of bits of a key by which each pass narrows down the k-th largest
 
 
 @numba.njit(nogil=True, inline="always")

@@ -1,6 +1,6 @@
 """Loops of kernels/count_sketch.py, compiled by numba.
 
-The lowest bit of a random word decides whether the sign bit of a float32 is flipped. `first`: first coordinate of a range, a multiple of 4.
+The lowest bit of a random word decides whether the sign of a coordinate is flipped. `first`: first coordinate of a range, a multiple of 4.
 """
 
 import numba

@@ -102,8 +102,8 @@ def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
     x [rows · columns] must be finite, nonempty and row-major.
     Sums are not exact, but computed in the same order everywhere: on the CPU, in float64, row after row within a block, and then block
-    after block. A block has BLOCK elements, and at least MIN_BLOCK_ROWS rows. A single column is summed as LANES columns and a remainder,
-    whose sums are then added in order.
+    after block. A block has about BLOCK elements, but at least MIN_BLOCK_ROWS rows. A single column is summed as LANES columns and a
+    remainder, whose sums are then added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)
@@ -127,7 +127,7 @@ def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return the mean of the ranks first..last-1 in each column of a finite float32 array [m, n], as float32 [n].
+    """Return the mean of the values with ranks first..last-1 in each column of a finite float32 array [m, n], as float32 [n].
 
     Rank 0 is the smallest value.
 

@@ -25,10 +25,7 @@ Votes = Sequence[Vote]
 
 
 def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
-    """Return the majority in each coordinate as packed bits, uint8 [⌈numel/8⌉].
-
-    A tie is broken by a random bit that depends on the seed and the coordinate.
-    """
+    """Return the majority in each coordinate as packed bits, uint8 [⌈numel/8⌉]."""
     arrays = _as_arrays(votes, numel)
     if len(arrays) % 2 == 0:
         arrays.append(bits.random_bits(seed, numel, TIE_STREAM))
@@ -52,7 +49,7 @@ def disagreement(
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)
-    # The margin is reached by at least `high` ones, and by fewer than `low` ones.
+    # The margin is reached if at least `high` votes, or fewer than `low`, are positive.
     high, low = (len(arrays) + margin + 1) // 2, (len(arrays) - margin) // 2 + 1
 
     def work(start: int, stop: int) -> np.ndarray:
