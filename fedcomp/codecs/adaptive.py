@@ -7,15 +7,14 @@ quantization for data-parallel SGD", NeurIPS 2020.
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
 With rounding=stochastic, a value between two adjacent levels is rounded to one of them at random, without bias. The levels include the
-smallest value, the largest value, and 0 if the vector has values of both signs. Each remaining level minimizes the variance of stochastic
-rounding, given the adjacent levels a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the optimal level is v_j with j = ⌈Σ_i (c −
-v_i)/(c − a)⌉.
+smallest value, the largest value, and 0 if the vector has values of both signs. Each remaining level, between levels a and c, minimizes the
+variance: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. Such quantiles minimize the squared error for many levels (Panter and Dite, "Quantization distortion in pulse-count modulation with
-nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16 instead of 1/3, because square
-roots, unlike cube roots, have the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts at the levels of
-placement=quantiles and improves them iteratively.
+values. Quantiles of a cube-root density minimize the squared error for many levels (Panter and Dite, "Quantization distortion in
+pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16
+instead of 1/3, because square roots, unlike cube roots, have the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts
+at the levels of placement=quantiles and improves them iteratively.
 
 With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has a smaller error than rounding
 them to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.

@@ -316,7 +316,7 @@ class Codec(ABC):
         Raises FrameError unless all frames have the same vector size, scope and seed.
 
         If neither `numel` nor `layout` is given, the size of the vector is taken from the first frame. For frames from untrusted senders,
-        give `numel` or `layout`, so that time and memory are O(numel) and the merged frame fits the model.
+        give `numel` or `layout`, so that time and memory are O(numel) and the merged frame can be decoded with this layout.
         """
         if not self.linear:
             raise ConfigError(

@@ -10,18 +10,17 @@ The decoded vector C(x) is computed as follows:
     C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
 DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is unbiased, and for large d its relative error E‖x − C(x)‖²/‖x‖²
-tends to 0.571, 0.133, 0.036 and 0.0096 for one, two, three and four bits. Averaging the decoded vectors of m clients divides the relative
-error by about m.
+tends to 0.571, 0.133, 0.036 and 0.0096 for one, two, three and four bits. Averaging the vectors of m clients divides this error by about m.
 
 The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴
 coordinates, and each block has its own scale (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the
-rotated coordinates are far from normal and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0). The
-codec declares no variance bound because it is biased.
+rotated coordinates are far from normal and the codec is biased, so it declares no variance bound. For example, DRIVE always decodes (1, ½,
+0, …, 0) as (1¼, 0, …, 0).
 
-The option `damped` selects the scale with the smallest squared error, for error feedback. The codec then contracts for every x, in the mean
-over the random signs of the rotation, with the factor δ = 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. The proof (see
-tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for more bits, where z is a rotated coordinate with mean
-square 1.
+The option `damped` selects the scale with the smallest squared error, for error feedback. With `damped`, the codec contracts for every x,
+in the mean over the random signs of the rotation, with the factor δ = 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. The proof
+(see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for more bits, where z is a rotated coordinate with
+mean square 1.
 
 Format of the body (see codecs/rotated.py):
 

@@ -86,7 +86,7 @@ def start_name(tensor: int) -> str:
 def orthonormal(p: Tensor) -> Tensor:
     """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k].
 
-    The basis is float64, but rounded to float32 numbers.
+    The basis has dtype float64, but its entries are float32 numbers.
     """
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 
@@ -119,7 +119,7 @@ class FactorLayout:
         self.other_shapes = [(e.numel,) for e in self.others]
 
     def matrices_of(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield each matrix of a vector [numel] that is sent as factors, as float64."""
+        """Yield, as float64, each matrix in a vector [numel] that is sent as factors."""
         return (x[e.span].reshape(shape).to(torch.float64) for e, shape in self.matrices)
 
     def update(self, left: bytes, numbers: np.ndarray) -> Update:
