@@ -7,8 +7,8 @@ quantization for data-parallel SGD", NeurIPS 2020.
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
 With rounding=stochastic, a value between two adjacent levels is rounded to one of them at random, without bias. The levels include the
-smallest value, the largest value, and 0 if the vector has values of both signs. Each remaining level, between levels a and c, minimizes the
-variance: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+smallest value, the largest value, and 0 if the vector has values of both signs. Every level but 0 and the two extremes minimizes the
+variance, given its neighbors a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
 values. Quantiles of a cube-root density minimize the squared error for many levels (Panter and Dite, "Quantization distortion in
@@ -147,10 +147,7 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
 def _least_variance(
     values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str
 ) -> np.ndarray:
-    """Return at most `size` levels for which stochastic rounding has a small variance.
-
-    The levels include the smallest and the largest value.
-    """
+    """Return at most `size` levels for which stochastic rounding has a small variance."""
     fixed = np.unique([*ends, np.clip(0.0, *ends)])
     grid = np.unique(np.concatenate([fixed, values[(values > ends[0]) & (values < ends[1])]]))
     if grid.size <= size:

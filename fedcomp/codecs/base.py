@@ -3,7 +3,7 @@
 A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
 `_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
 checksums, the scopes @layer and @chunk, input checks, batches and accumulation. A batch of m vectors [n] is either a tensor [m, n] or a
-sequence of m tensors [n]. A single vector is a batch with m = 1.
+sequence of m tensors [n].
 """
 
 from abc import ABC
@@ -90,8 +90,6 @@ class Codec(ABC):
         """The codec without its scope `@layer` or `@chunk`."""
         return self
 
-    # Properties of the codec for vectors with `numel` elements.
-
     def contraction(self, numel: int) -> float | None:
         """Return the contraction factor δ ≥ 0, or None if none is known.
 
@@ -110,7 +108,7 @@ class Codec(ABC):
         """Return the largest size in bytes of one encoded vector and its coordinate count, or None if it is unbounded."""
         return None
 
-    # Methods for subclasses to implement (see the module docstring). Linear codecs also implement `_merge_sections`.
+    # Methods for subclasses to implement. Linear codecs also implement `_merge_sections`.
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         """Encode one finite, nonempty vector x [n] as a section, without modifying x.
@@ -194,8 +192,6 @@ class Codec(ABC):
             updates += self._decode_rows(sections[whole:], rest, seeds[whole:])
         spans = (slice(*edge) for edge in pairwise(edges))
         return join(numel, list(zip(spans, map(or_raise, updates), strict=True)))
-
-    # Public methods for encoding, decoding and merging.
 
     def encode(
         self,

@@ -3,8 +3,7 @@
 A symbol is the index 0..size-1 of one of `size` levels. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
 them. The decoder sees from the length of the data whether symbols are packed. Packed symbols are digits in base `size`: each 64-bit word
 holds as many digits as fit, and the first symbol is the lowest digit. The last word of packed symbols is cut to the bytes that it needs.
-From 2²⁰ symbols on, several symbols are combined into one before entropy coding if the result has at most 256 possible values
-(`range_coder.group`).
+From 2²⁰ symbols on, several symbols are combined into one before entropy coding if the result has at most 256 possible values.
 
 If the levels are integer multiples of a unit, the body of a section contains:
 
@@ -100,7 +99,7 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
 
 
 def open_multiples(section: Section) -> Dense:
-    """Decode a section of integer multiples of a unit into an update. Raises FrameError in the same cases as `unpack_multiples`."""
+    """Decode a section of integer multiples of a unit into an update. Raises FrameError."""
     symbols, top, unit = unpack_multiples(section)
     if top == 0:
         return Dense(np.zeros(section.count, np.float32))

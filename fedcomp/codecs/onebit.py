@@ -9,7 +9,7 @@ flattened. Tensors of one dimension, and vectors without a layout, are treated a
 feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
 
 The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. Replacing k entries of one sign by their
-mean leaves an error of at most 1 − 1/k of their squared norm. Inexact subnormal means lower the bound to 1/n².
+mean leaves a squared error of at most 1 − 1/k of their squared norm. Inexact subnormal means lower the bound to 1/n².
 
 Format of the body (see codecs/frame.py), for each nonempty tensor:
 
@@ -115,7 +115,7 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # The smallest mean that the value's column can have: its other entries are 0, or −SMALLEST if the value is negative.
+        # The smallest mean magnitude of the column: all other entries are 0, or −SMALLEST if the value is negative.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
         expect(is_needed, "a section has only the largest coordinate; expected signs and means")

@@ -101,7 +101,6 @@ class FactorLayout:
     """For strategies/powersgd.py: which tensors of a layout are sent as factors, and which are sent uncompressed.
 
     `matrices`: the tensors that are sent as factors, with their shapes as matrices. `others`: the tensors that are sent uncompressed.
-    `left_shapes`, `right_shapes`, `other_shapes`: the shapes of the left factors, right factors and uncompressed tensors.
     """
 
     def __init__(self, layout: Layout, rank: int):

@@ -7,10 +7,10 @@ seed in the frame, so they are not sent. Drawn coordinates are sent even if they
 
 The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
 2018. With by=magnitude, coordinate i is sent with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. The
-p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if |x_i| ≥ m, and ±m
-otherwise. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here the mean number k is given, and
-the threshold m is computed exactly and rounded down to float32, so Σ p_i ≥ k. With by=magnitude, the number of coordinates in a frame
-varies, positions are sent, and zeros are not.
+probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
+|x_i| ≥ m, and ±m otherwise. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here the mean
+number k is given, and the threshold m is computed exactly and rounded down to float32, so Σ p_i ≥ k. With by=magnitude, the number of
+coordinates in a frame varies, positions are sent, and zeros are not.
 
 Without `scaled`, the contraction factor is δ = k/n in the mean, for both variants. With `scaled`, the codec is unbiased with the variance
 bound ω = n/k − 1, except that values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
@@ -38,7 +38,7 @@ from .selection import Unpacked
 STREAM = 7
 # XORed with the seed in `drop_small`, because the second codec of a product may round values with the seed itself.
 DROP_MASK = 1 << 63
-# flag of a section in which every value smaller than the threshold m is replaced by ±m
+# flag of a section in which values with magnitudes below the threshold m are replaced by ±m
 COMMON_MAGNITUDE = 2
 CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 

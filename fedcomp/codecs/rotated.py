@@ -11,7 +11,7 @@ For each block of d coordinates, the decoder applies the inverse rotation to a·
 of the d codes, and clips the result to the range of float32.
 
 If the largest magnitude of a vector is above 0 and below 2⁻¹⁰⁰, the first byte is 0 and the vector is sent as float32 without rotation,
-which would give subnormal numbers.
+because rotation would give subnormal numbers.
 """
 
 from abc import abstractmethod

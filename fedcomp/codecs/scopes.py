@@ -1,11 +1,11 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer coordinates. SparseLoCo
-selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706). The
-seed of tensor or chunk i is the seed of the frame plus i.
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer than N coordinates.
+SparseLoCo selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025,
+arXiv:2508.15706). The seed of tensor or chunk i is the seed of the frame plus i.
 
 With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of its section, its coordinate count and its body.
-Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one joint body for all chunks, which is shorter.
+Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one body for all chunks, which is shorter.
 
 Only a codec with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
 """
@@ -30,10 +30,7 @@ JOINT_BYTES = 24
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec that applies the codec `inner` separately to parts of the vector.
-
-    The attributes named in `inherited` are copied from `inner`.
-    """
+    """A codec that applies the codec `inner` separately to parts of the vector."""
 
     inner: Codec
     inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
