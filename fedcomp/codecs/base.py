@@ -173,7 +173,7 @@ class Codec(ABC):
             sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), own)
             return b"".join(part for section in sections for part in frame.with_length(section))
 
-        # Codecs look up a scale that the server announced by `context.section`, so with announcements each call encodes one chunk.
+        # Codecs use `context.section` to look up a scale that the server announced, so with announcements each call encodes one chunk.
         elements = size if context.announced else STACK_ELEMENTS
         return b"".join(starmap(encode_stack, stacks(x, size, elements)))
 
@@ -384,7 +384,7 @@ def at_density(codec: Codec, density: float) -> Codec:
 def spans(codec: Codec, layout: Layout) -> list[slice]:
     """Return the slices of a vector that are encoded separately.
 
-    With `@layer`, there is one slice per tensor; with `@chunk`, one per chunk; without a scope, one in all.
+    With `@layer`, there is one slice per tensor; with `@chunk`, one per chunk; without a scope, one for the whole vector.
     """
     if codec.scope == frame.LAYER:
         return [e.span for e in layout]

@@ -10,7 +10,8 @@ The decoded vector C(x) is computed as follows:
     C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
 DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is unbiased, and for large d its relative error E‖x − C(x)‖²/‖x‖²
-tends to 0.571, 0.133, 0.036 and 0.0096 for one, two, three and four bits. Averaging the vectors of m clients divides this error by about m.
+tends to 0.571, 0.133, 0.036 and 0.0096 for one, two, three and four bits. Averaging the vectors of m clients divides the relative error by
+about m.
 
 The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴
 coordinates, and each block has its own scale (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the

@@ -88,7 +88,7 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return the parts of a section to join: its length, coordinate count and body."""
+    """Return the parts of a section: its length, coordinate count and body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
@@ -108,9 +108,9 @@ def unseal(
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """Parse a frame and return its seed and its sections, each paired with the layout entry of its tensor.
 
-    The returned seed is 0 unless `seeded`. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with WHOLE. For a codec
-    with @chunk=N, `chunk` is N, and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame of
-    `codec` for a vector [numel], and its sections match `layout`.
+    The returned seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with WHOLE. For
+    a codec with @chunk=N, `chunk` is N, and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame
+    of `codec` for a vector [numel], and its sections match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:

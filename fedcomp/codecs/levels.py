@@ -109,7 +109,7 @@ def open_multiples(section: Section) -> Dense:
 def max_multiples_bytes(numel: int, top: int) -> int:
     """Return the largest size in bytes of a section of integer multiples, including the coordinate count.
 
-    `top`: largest magnitude of these integers.
+    `top`: largest magnitude of an integer.
     """
     return len(varint(numel)) + len(varint(top)) + UNIT.size + packed_bytes(numel, 2 * top + 1)
 

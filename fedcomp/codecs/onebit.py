@@ -9,7 +9,7 @@ flattened. Tensors of one dimension, and vectors without a layout, are treated a
 feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
 
 The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. Replacing k entries of one sign by their
-mean leaves a squared error of at most 1 − 1/k of their squared norm. Inexact subnormal means lower the bound to 1/n².
+mean leaves a squared error of at most (1 − 1/k) times their squared norm. Inexact subnormal means lower the contraction factor to 1/n².
 
 Format of the body (see codecs/frame.py), for each nonempty tensor:
 
@@ -39,7 +39,7 @@ SMALLEST = 2.0**-149  # the smallest positive float32
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """A codec that sends one bit per coordinate, which selects one of the two means of the coordinate's column."""
+    """A codec that sends one bit per coordinate, which selects one of two means of the coordinate's column."""
 
     name: ClassVar[str] = "onebit"
     id: ClassVar[int] = 11

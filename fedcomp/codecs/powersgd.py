@@ -9,7 +9,7 @@ Each matrix M [rows, columns] is decoded as C(M), which is computed from an init
     Q ← Mᵀ P̂;
     C(M) = P̂ Qᵀ.
 
-The initial Q consists of independent normal numbers, or is taken from `context.announced`, where the memory `lowrank` stores its last Q.
+The initial Q consists of independent normal numbers, or is the matrix's last Q, which the memory `lowrank` stores in `context.announced`.
 Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
 The error M − C(M) is a projection of M, so its norm is at most ‖M‖. With a normal initial Q, the contraction factor is at least rank·(rank

@@ -4,7 +4,7 @@ Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsificati
 
 The first codec of a product selects coordinates, and the second codec encodes the vector of their values. The first codec's option
 `values`, a precision, has no effect. Both codecs get the same seed and use different random streams. The contraction factor of the product
-is δ₁·δ₂(k), where δ₁ and δ₂ are those of the two codecs and k is the largest number of selected coordinates. If the second codec is
+is δ₁·δ₂(k), where δ₁ and δ₂(k) are the factors of the two codecs, and the first codec selects at most k coordinates. If the second codec is
 unbiased with a variance bound ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased, the
 product is unbiased, with the variance bound (1 + ω₁)(1 + ω₂(k)) − 1.
 
@@ -123,6 +123,6 @@ class Product(Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return the contraction factor that a codec declares, or 1 − ω if it declares only a variance bound ω ≤ 1, or None."""
+    """Return the contraction factor that a codec declares, or 1 − ω if it declares only a variance bound ω ≤ 1; None without both."""
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

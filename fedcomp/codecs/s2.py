@@ -57,7 +57,7 @@ from .update import Sparse, Update
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits of the magnitude of a value
 MAX_BITS = 62  # largest number of bits of the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # The limit is this per coordinate, plus 64.
+MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64.
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 

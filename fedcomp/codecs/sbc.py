@@ -2,9 +2,9 @@
 
 Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
-The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. Only the
-group with the larger mean magnitude μ is sent, and each of its coordinates is decoded as μ, or as −μ if the group is negative. If a vector
-has fewer than k coordinates of a sign, the group has all of them.
+The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. Of these
+positive and negative groups, only the one with the larger mean magnitude μ is sent, with every coordinate decoded as μ or −μ. A group is
+smaller than k if the vector has fewer coordinates of its sign.
 
 The magnitude μ is sent as float32; a flag of 1 means that the values are −μ. For the rest of the body, see codecs/selection.py.
 """

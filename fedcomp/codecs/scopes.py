@@ -24,7 +24,7 @@ from .base import SEEDS, Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-# Largest number of bytes by which counts and lengths make a joint body longer than separate sections.
+# Largest number of bytes by which counts and lengths make one body for all chunks longer than separate sections.
 JOINT_BYTES = 24
 
 
@@ -50,7 +50,7 @@ class Scoped(Codec):
 
 @dataclass(frozen=True)
 class LayerWise(Scoped):
-    """A codec that encodes each tensor separately. A frame has one section per tensor of the layout."""
+    """A codec that encodes each tensor separately."""
 
     scope: ClassVar[int] = frame.LAYER
     inherited: ClassVar[str] = f"{Scoped.inherited} whole"
@@ -100,7 +100,7 @@ class LayerWise(Scoped):
 class Chunked(Scoped):
     """A codec that encodes each chunk of a vector separately.
 
-    A frame has one section, which contains the chunk size N and the body of all chunks.
+    A frame has one section: the chunk size N and the body of all chunks.
     """
 
     size: int  # N

@@ -37,7 +37,7 @@ from .update import Sparse, Update
 MEAN = struct.Struct("<f")
 # first byte of the body: encoding (form) of the positions in the low bits, flag of the codec in the high bits
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2
-IMPLIED = 63  # form of a section whose positions are drawn from the seed
+IMPLIED = 63  # form for positions that are drawn from the seed, not sent
 Unpacked = tuple[np.ndarray, int]  # decoded values, float32, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
@@ -245,7 +245,7 @@ class Largest(DensityCodec):
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # A position takes b low bits, a one bit, and (gap − 1) >> b zero bits. All zero bits together are at most (numel − k) >> b.
+        # A position takes b low bits, a one bit, and (gap − 1) >> b zero bits. The zero bits total at most (numel − k) >> b.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 

@@ -45,7 +45,7 @@ from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
-MAX_COLUMNS_PER_COORDINATE = 8  # The limit is this per coordinate, plus 64.
+MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64.
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {

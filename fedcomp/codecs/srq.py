@@ -14,8 +14,8 @@ where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's
 (theorem 4), since most levels are rare.
 
 Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s. The length of a
-`vlc` frame therefore hardly depends on x. `srq` rounds the lowest level lo down and the step s up before it sends them. For `vlc`, lo = 0
-is not sent.
+`vlc` frame therefore hardly depends on x. `srq` rounds the lowest level lo down and the step s up before it sends them. `vlc` does not send
+lo, which is always 0.
 
 The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """

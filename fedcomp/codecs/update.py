@@ -24,7 +24,7 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Join parts of a vector into one update: Sparse or Dense if all parts have this one class, Sections for a mixture.
+    """Join parts of a vector into one update, which is Sparse or Dense if all parts are, and Sections for a mixture.
 
     The slices of the parts cover a vector [numel] in order.
     """
@@ -56,7 +56,7 @@ class Update(ABC):
 
     @abstractmethod
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Return the coordinates start..stop-1 of the update as float32. Reading many updates block by block avoids dense copies."""
+        """Return the coordinates start..stop-1 of the update as float32."""
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
