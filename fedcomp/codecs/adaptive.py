@@ -7,23 +7,23 @@ quantization for data-parallel SGD", NeurIPS 2020.
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
 With rounding=stochastic, a value between two adjacent levels is rounded to one of them at random, without bias. The levels include the
-smallest value, the largest value, and 0 if the vector has values of both signs. Every other level minimizes the variance, given its
-neighboring levels a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the optimal level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+smallest value, the largest value, and 0 if the vector has values of both signs. Every level but 0 and the two extremes minimizes the
+variance, given its neighbors a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. Quantiles of this cube-root distribution minimize the squared error if there are many levels (Panter and Dite, "Quantization
-distortion in pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code uses the exponent 5/16
-instead of 1/3, because square roots have the same bits on every machine and cube roots do not. With placement=lloyd, Lloyd's algorithm
-starts at the levels of placement=quantiles and improves them iteratively.
+values. Quantiles of a cube-root density minimize the squared error for many levels (Panter and Dite, "Quantization distortion in
+pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16
+instead of 1/3, because square roots, unlike cube roots, have the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts
+at the levels of placement=quantiles and improves them iteratively.
 
-With rounding=nearest, the squared error is at most ‖x‖², because rounding to the mean of a group is better than rounding to 0. With
-rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
+With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has a smaller error than rounding
+them to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
 
 Format of the body (see codecs/frame.py):
 
     the number of levels minus one, in one byte;
     the levels that occur, as float32, ascending;
-    the code of each coordinate (see codecs/levels.py), omitted if there is only one level.
+    the index of each coordinate's level (see codecs/levels.py), omitted if there is only one level.
 """
 
 import math
@@ -51,7 +51,7 @@ class Adaptive(Codec):
     """A codec that quantizes every coordinate to one of at most 256 levels, and also sends the levels."""
 
     levels: int = 16  # More levels give longer frames and less quantization noise.
-    # Stochastic rounding is unbiased, but has a larger error.
+    # Stochastic rounding is unbiased, but has a larger error than nearest.
     rounding: Literal["nearest", "stochastic"] = "nearest"
     # `quantiles` computes the levels in one step; the error is nearly as small as with `lloyd`.
     placement: Literal["lloyd", "quantiles"] = "lloyd"
@@ -147,10 +147,7 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
 def _least_variance(
     values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str
 ) -> np.ndarray:
-    """Return at most `size` levels for which stochastic rounding has a small variance.
-
-    The levels include the smallest and the largest value.
-    """
+    """Return at most `size` levels for which stochastic rounding has a small variance."""
     fixed = np.unique([*ends, np.clip(0.0, *ends)])
     grid = np.unique(np.concatenate([fixed, values[(values > ends[0]) & (values < ends[1])]]))
     if grid.size <= size:

@@ -9,20 +9,20 @@ A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and
     C(x) = Σ (λᵢ / pᵢ) aᵢ, summed over the atoms that are drawn;
     pᵢ = min(1, λᵢ / τ) is the probability to draw atom i, with τ such that Σ pᵢ equals the option `budget`.
 
-The probabilities pᵢ minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², the value for equal probabilities
-budget/k.
+The probabilities pᵢ minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², the variance for k equal
+probabilities budget/k.
 
 With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, the atoms are
 the coordinates.
 
 The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here atoms are drawn by systematic
 sampling (Madow, 1949): divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one
-uniform random number r. Atom i is still drawn with probability pᵢ. Systematic sampling does not change the mean and the variance, because
-the atoms are orthogonal. The number of atoms in a frame is the budget, rounded up or down.
+uniform random number r. Because the atoms are orthogonal, systematic sampling has the same mean and variance as independent draws with the
+probabilities pᵢ. The number of atoms in a frame is the budget, rounded up or down.
 
-Probabilities are rounded up to multiples of 2⁻³², and increased further where λᵢ/pᵢ would exceed the range of float32. The coefficients λᵢ
-are divided by the rounded probabilities. With atoms=singular, vectors are sent uncompressed, and so are matrices whose factors would not be
-smaller. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
+Probabilities are rounded up to multiples of 2⁻³², and increased further where a sent value λᵢ/pᵢ would exceed the range of float32. With
+atoms=singular, vectors are sent uncompressed, and so are matrices that are not larger than their two factors. The singular value
+decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -46,7 +46,7 @@ from .update import Sparse, Update
 ONE = 2**32  # The probability 1 in units of 2⁻³².
 # Singular values below this fraction of the largest one are treated as rounding errors.
 NEGLIGIBLE = 2.0**-40
-# values of the flag in the first byte: the atoms are singular triplets, or entries
+# flags in the first byte of the body, for atoms=singular and atoms=entries
 SINGULAR, ENTRIES = 0, 1
 
 

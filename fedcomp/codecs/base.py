@@ -3,7 +3,7 @@
 A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
 `_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
 checksums, the scopes @layer and @chunk, input checks, batches and accumulation. A batch of m vectors [n] is either a tensor [m, n] or a
-sequence of m tensors [n]. A single vector is a batch with m = 1.
+sequence of m tensors [n].
 """
 
 from abc import ABC
@@ -31,22 +31,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """The round and phase in which a vector is encoded, and other values that codecs and memories need."""
+    """The round and phase in which a vector is encoded, and other values that codecs and memories (such as error feedback) need."""
 
     round: int = 0
     phase: str = "train"
-    # The layout of the encoded vector: that of the model, one tensor, or one chunk.
+    # Names and shapes of the encoded tensors: those of the model, one tensor, or one chunk.
     layout: Layout | None = None
-    # Index of the encoded tensor (@layer) or chunk (@chunk), else 0.
+    # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
-    # For memories: the sums of the gradients and of the squared gradients of the local steps, shaped like the updates.
+    # Sum of the gradients of the local steps, and sum of their squares, both shaped like the update; read by memories.
     moments: tuple[Tensor, Tensor] | None = None
     # Values that the server announced, by name, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)
     rate: float = 1.0  # learning rate of the current round, divided by the learning rate of the run
 
     def at(self, index: int | None) -> "Context":
-        """Return a copy with the `moments` of the update with this index in a batch.
+        """Return a copy whose `moments` are those of update number `index` in a batch.
 
         If `index` is None, add a batch dimension to the moments of a single update.
         """
@@ -58,8 +58,8 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS.
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# Largest number of elements of all vectors (SLICE_ELEMENTS), or of all chunks (STACK_ELEMENTS), that are encoded together. These limits
-# bound the memory for temporary arrays.
+# To bound the memory for temporary arrays, vectors with at most SLICE_ELEMENTS elements in total, or chunks with at most STACK_ELEMENTS,
+# are encoded together.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -90,8 +90,6 @@ class Codec(ABC):
         """The codec without its scope `@layer` or `@chunk`."""
         return self
 
-    # Properties of the codec for vectors with `numel` elements.
-
     def contraction(self, numel: int) -> float | None:
         """Return the contraction factor δ ≥ 0, or None if none is known.
 
@@ -107,10 +105,10 @@ class Codec(ABC):
         return None
 
     def longest_section(self, numel: int) -> int | None:
-        """Return the largest size in bytes of a section, including its coordinate count, or None if the size has no bound."""
+        """Return the largest size in bytes of one encoded vector and its coordinate count, or None if it is unbounded."""
         return None
 
-    # Methods for subclasses to implement (see the module docstring). Linear codecs also implement `_merge_sections`.
+    # Methods for subclasses to implement. Linear codecs also implement `_merge_sections`.
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         """Encode one finite, nonempty vector x [n] as a section, without modifying x.
@@ -128,11 +126,11 @@ class Codec(ABC):
         return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        """Decode a section into the update of a nonempty vector [layout.numel].
+        """Decode a section into an `Update` of a nonempty vector [layout.numel].
 
-        Raises FrameError if the section is too short or too long, or holds NaN or infinity. If the codec is `whole`, the caller has already
-        checked the coordinate count. `layout`: the layout of the model or of one tensor; a flat layout if the caller has none. `seed`: the
-        seed in the frame; 0 unless the codec is `seeded`.
+        Raises FrameError if the section is too short or too long, or holds NaN or infinity. If the attribute `whole` is true, the caller
+        has checked that the coordinate count is layout.numel. `layout`: the tensors of the model, one tensor, or one flat tensor if shapes
+        are unknown. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
@@ -141,7 +139,7 @@ class Codec(ABC):
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
-        """Decode each section into an update. An invalid section gives a FrameError in the list."""
+        """Decode each section into an `Update`, or a FrameError if the section is invalid."""
         if not layout.numel:
             return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
@@ -175,12 +173,12 @@ class Codec(ABC):
             sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), own)
             return b"".join(part for section in sections for part in frame.with_length(section))
 
-        # Codecs look up an announced scale by `context.section`, so each call encodes only one chunk if there are announcements.
+        # Codecs use `context.section` to look up a scale that the server announced, so with announcements each call encodes one chunk.
         elements = size if context.announced else STACK_ELEMENTS
         return b"".join(starmap(encode_stack, stacks(x, size, elements)))
 
     def _decode_chunks(self, data: memoryview, numel: int, size: int, seed: int) -> Update:
-        """Decode the body of a frame in chunks of `size` coordinates into the update of a vector [numel]. Raises FrameError."""
+        """Decode the body of a frame with chunks of `size` coordinates into an `Update` of a vector [numel]. Raises FrameError."""
         edges = [*range(0, numel, size), numel]
         seeds, sections = chunk_seeds(seed, 0, len(edges) - 1), []
         for begin, end in pairwise(edges):
@@ -194,8 +192,6 @@ class Codec(ABC):
             updates += self._decode_rows(sections[whole:], rest, seeds[whole:])
         spans = (slice(*edge) for edge in pairwise(edges))
         return join(numel, list(zip(spans, map(or_raise, updates), strict=True)))
-
-    # Public methods for encoding, decoding and merging.
 
     def encode(
         self,
@@ -224,7 +220,7 @@ class Codec(ABC):
     ) -> list[bytes | NonFiniteError]:
         """Encode each of m vectors of one size, dtype and device as a frame.
 
-        A vector that holds NaN or infinity gives a NonFiniteError in the list.
+        The result for a vector with NaN or infinity is a NonFiniteError.
 
         If `onto` (m float32 vectors) is given, x[i] is added to onto[i] in place, and the sum is encoded, as in error feedback. If the sum
         for vector i is not finite, onto[i] is not changed.
@@ -240,7 +236,7 @@ class Codec(ABC):
         return [result for (result,) in starmap(encode, calls)]
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
-        """Decode a frame into an update, a compact form of the vector.
+        """Decode a frame into an `Update`, a compact form of the vector, such as its nonzeros.
 
         Raises FrameError unless `data` is exactly one valid frame of this codec for a vector with `numel` elements.
         """
@@ -250,7 +246,7 @@ class Codec(ABC):
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        """Decode each frame into the update of a vector [numel]. An invalid frame gives a FrameError in the list."""
+        """Decode each frame into an `Update` of a vector [numel], or a FrameError if the frame is invalid."""
         if type(numel) is not int or numel < 0:
             raise ConfigError(
                 f"numel is {numel!r}; give the number of elements of the receiver's vector"
@@ -316,7 +312,7 @@ class Codec(ABC):
         Raises FrameError unless all frames have the same vector size, scope and seed.
 
         If neither `numel` nor `layout` is given, the size of the vector is taken from the first frame. For frames from untrusted senders,
-        give `numel` or `layout`. Time and memory are then O(numel), and the merged frame can be decoded with this layout.
+        give `numel` or `layout`, so that time and memory are O(numel) and the merged frame can be decoded with this layout.
         """
         if not self.linear:
             raise ConfigError(
@@ -346,7 +342,7 @@ class Codec(ABC):
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
-        """Encode vectors together and return their frames. A vector that is not finite gives an error in the list."""
+        """Encode vectors together and return their frames. The result for a vector that is not finite is an error."""
         if onto is None:
             sums, finite = rows, kernels.are_finite(rows)
         else:
@@ -388,7 +384,7 @@ def at_density(codec: Codec, density: float) -> Codec:
 def spans(codec: Codec, layout: Layout) -> list[slice]:
     """Return the slices of a vector that are encoded separately.
 
-    There is one slice per tensor with `@layer`, one per chunk with `@chunk`, and else one for the whole vector.
+    With `@layer`, there is one slice per tensor; with `@chunk`, one per chunk; without a scope, one for the whole vector.
     """
     if codec.scope == frame.LAYER:
         return [e.span for e in layout]

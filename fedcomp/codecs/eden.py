@@ -9,16 +9,17 @@ The decoded vector C(x) is computed as follows:
     q_i = the level nearest to u_i·√d/‖u‖, where the levels are optimal for a normal variable (Lloyd 1982, Max 1960);
     C(x) = R⁻¹(S·q), where the scale is S = ‖x‖²/⟨u, q⟩, or S = ⟨u, q⟩/‖q‖² with the option `damped`.
 
-DRIVE is EDEN with one bit. If R is uniform over all rotations, the codec is unbiased. The relative error E‖x − C(x)‖²/‖x‖² then tends to
-0.571, 0.133, 0.036 and 0.0096 for one to four bits. Averaging the decoded vectors of m clients divides the relative error by about m.
+DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is unbiased, and for large d its relative error E‖x − C(x)‖²/‖x‖²
+tends to 0.571, 0.133, 0.036 and 0.0096 for one, two, three and four bits. Averaging the vectors of m clients divides the relative error by
+about m.
 
 The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴
 coordinates, and each block has its own scale (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the
-rotated coordinates are far from normal and the codec is biased. For example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0). The
-codec declares no variance bound because it is biased.
+rotated coordinates are far from normal and the codec is biased, so it declares no variance bound. For example, DRIVE always decodes (1, ½,
+0, …, 0) as (1¼, 0, …, 0).
 
-With `damped`, the scale minimizes the squared error; use `damped` with error feedback. With `damped`, the codec contracts for every x, in
-the mean over the random signs of the rotation, with the contraction factor δ = 0.5, 0.67, 0.89 and 0.96 for one to four bits. The proof
+The option `damped` selects the scale with the smallest squared error, for error feedback. With `damped`, the codec contracts for every x,
+in the mean over the random signs of the rotation, with the factor δ = 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. The proof
 (see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for more bits, where z is a rotated coordinate with
 mean square 1.
 
@@ -38,7 +39,7 @@ from ..kernels.hadamard import RotatedBlocks
 from . import rotated
 from .base import expect
 
-# Optimal magnitudes for a normal variable by number of bits, all float32 numbers.
+# Number of bits → optimal magnitudes of levels for a standard normal variable, as float32.
 MAGNITUDES = {
     1: (0.7978845834732056,),
     2: (0.4527800381183624, 1.5104175806045532),

@@ -1,6 +1,6 @@
 """The encoding of values as float32 or float16. A flag in the frame gives the precision.
 
-Values in float16 share one power of two, so that large updates do not overflow and small ones do not become zero:
+Values in float16 are divided by one power of two, so that large updates do not overflow and small updates do not become zero:
 
     the exponent e, as int16, with 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵, or 0 if all values v are zero;
     the values v·2⁻ᵉ, as float16, rounded to nearest.
@@ -19,7 +19,7 @@ from .base import expect
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
 FLOAT, HALF, EXPONENT = np.dtype("<f4"), np.dtype("<f2"), np.dtype("<i2")
-# The largest float16 below 2¹⁵. The value 2¹⁵·2ᵉ itself could exceed the range of float32.
+# Scaled values are clipped to the largest float16 below 2¹⁵, since 2¹⁵·2ᵉ could exceed the range of float32.
 LARGEST = np.float32(32752)
 FP16_ERROR = 2.0**-21  # upper bound of the relative squared error ‖v − float16(v)‖²/‖v‖²
 

@@ -8,7 +8,7 @@ The header of a frame contains, in order:
     Scope: 1 byte, 0 for one section for the whole vector, 1 for one section per tensor, 2 for chunks of N coordinates.
     Checksum: 4 bytes, the CRC-32 of three things: the bytes above, the number of coordinates of the receiver's vector as 8 bytes, and
               all bytes after the checksum.
-    Product: 2 bytes, the ids of the two codecs, only in the frame of a product.
+    Product: 2 bytes, the ids of the two codecs, only for a product such as topk+fp16.
     Seed: 8 bytes, only if decoding needs the seed.
 
 The sections follow, in a format that depends on the scope:
@@ -17,10 +17,10 @@ The sections follow, in a format that depends on the scope:
     scope 1: for each tensor, the length of the rest of its section in bytes, the coordinate count and the body;
     scope 2: the chunk size N and the body of all chunks (see codecs/scopes.py).
 
-All fixed-size integers are little-endian. Counts, lengths and N are in LEB128 format: seven bits per byte, the lowest bits first, in the
-smallest number of bytes. The codec defines the body. The size of the vector is not sent: the receiver knows it, and the checksum covers it.
-Without the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes per section with scope 1. The checksum detects accidental damage;
-it does not authenticate the sender.
+All fixed-size integers are little-endian. Counts, lengths and the chunk size N are in LEB128 format: seven bits per byte, the lowest bits
+first, in the smallest number of bytes. The codec defines the format of a body. The size of the vector is not sent: the receiver knows it,
+and the checksum covers it. Without the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes per section with scope 1. The checksum
+detects accidental damage; it does not authenticate the sender.
 """
 
 import struct
@@ -36,7 +36,7 @@ from ..messages import skips_checksums
 MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
-FACTOR = struct.Struct("<f")  # the factor in a decay frame
+FACTOR = struct.Struct("<f")  # a decay frame's factor for the weights
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # Offsets in a frame.
 
 # Ids of frames that are not written by a single codec.
@@ -59,7 +59,7 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # the layout entry of a section with scope 0 or 2
+WHOLE = Entry("", (), 0)  # layout entry of a section for a whole vector (scope 0 or 2)
 
 
 class Section(NamedTuple):
@@ -108,9 +108,9 @@ def unseal(
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """Parse a frame and return its seed and its sections, each paired with the layout entry of its tensor.
 
-    The seed is 0 if not `seeded`. With scopes 0 and 2, there is one section, paired with WHOLE. For a codec with @chunk=N, `chunk` is N,
-    and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and
-    its sections match `layout`.
+    The returned seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with WHOLE. For
+    a codec with @chunk=N, `chunk` is N, and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame
+    of `codec` for a vector [numel], and its sections match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:

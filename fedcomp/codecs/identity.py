@@ -59,7 +59,7 @@ class Identity(Codec):
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """A codec that sends every coordinate as float16, scaled by a common power of two. Frames are half as long as with float32."""
+    """A codec that sends every coordinate as float16, scaled by a common power of two."""
 
     name: ClassVar[str] = "fp16"
     id: ClassVar[int] = 2

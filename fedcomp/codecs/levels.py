@@ -1,13 +1,13 @@
 """The format of codecs that send each coordinate as one of a small number of levels.
 
-A symbol is the index of a level, from 0 to size − 1. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
-them. The length of the data shows whether the symbols are packed. Packed symbols are digits in base `size`: each 64-bit word holds as many
-digits as fit, and the first symbol is the lowest digit. The last word of packed symbols is cut to the bytes that it needs. From 2²⁰ symbols
-on, several symbols are combined into one before entropy coding if the result has at most 256 possible values (`range_coder.group`).
+A symbol is the index 0..size-1 of one of `size` levels. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
+them. The decoder sees from the length of the data whether symbols are packed. Packed symbols are digits in base `size`: each 64-bit word
+holds as many digits as fit, and the first symbol is the lowest digit. The last word of packed symbols is cut to the bytes that it needs.
+From 2²⁰ symbols on, several symbols are combined into one before entropy coding if the result has at most 256 possible values.
 
 If the levels are integer multiples of a unit, the body of a section contains:
 
-    m, the largest magnitude of an integer (LEB128);
+    m, the largest magnitude of these integers (LEB128);
     if m > 0: the unit, as float32, and each integer plus m, as a symbol from 0 to 2m.
 """
 
@@ -29,7 +29,7 @@ WORD = np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
-    """Encode symbols [n], uint8 or uint16, from 0 to size − 1: entropy-coded if that is shorter, else packed."""
+    """Encode symbols 0..size-1 [n], uint8 or uint16: entropy-coded if that is shorter, else packed as digits."""
     coded = _coded(symbols, size)
     if coded is not None and len(coded) < packed_bytes(symbols.size, size):
         return coded
@@ -99,7 +99,7 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
 
 
 def open_multiples(section: Section) -> Dense:
-    """Decode a section of integer multiples of a unit into an update. Raises FrameError in the same cases as `unpack_multiples`."""
+    """Decode a section of integer multiples of a unit into an update. Raises FrameError."""
     symbols, top, unit = unpack_multiples(section)
     if top == 0:
         return Dense(np.zeros(section.count, np.float32))
@@ -109,7 +109,7 @@ def open_multiples(section: Section) -> Dense:
 def max_multiples_bytes(numel: int, top: int) -> int:
     """Return the largest size in bytes of a section of integer multiples, including the coordinate count.
 
-    `top`: largest magnitude of a multiple.
+    `top`: largest magnitude of an integer.
     """
     return len(varint(numel)) + len(varint(top)) + UNIT.size + packed_bytes(numel, 2 * top + 1)
 

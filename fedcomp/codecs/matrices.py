@@ -1,10 +1,10 @@
 """The base class of codecs that send matrices as products of two factors.
 
 A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are all other dimensions,
-flattened. Tensors with fewer dimensions are treated as vectors. The coordinate count of a section is the size of the encoded vector. The
-body of the section contains all nonempty tensors, in the order of the layout:
+flattened. Tensors with fewer than two dimensions are treated as vectors. The coordinate count of a section is the size of the encoded
+vector. The body of the section contains all nonempty tensors, in the order of the layout:
 
-    a matrix as factors: k in one byte, then the factors left [rows, k] and right [columns, k];
+    a matrix as factors: the rank k in one byte, then the factors left [rows, k] and right [columns, k];
     a matrix without factors: the byte 255, then the values;
     a vector: the values.
 
@@ -84,9 +84,9 @@ class MatrixCodec(Codec):
     def factor(
         self, matrix: Tensor, tensor: int, seed: int, context: Context
     ) -> tuple[Tensor, Tensor] | None:
-        """Factor a finite nonzero matrix. Return left [rows, k] and right [columns, k], with left · rightᵀ ≈ matrix; all are float64.
+        """Factor a finite nonzero float64 matrix. Return float64 factors left [rows, k] and right [columns, k] with left · rightᵀ ≈ matrix.
 
-        Return None to send the matrix uncompressed. `tensor`: index of the tensor in the layout, 0 under @layer.
+        Return None to send the matrix uncompressed. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
         """
 
     def needs_layout(self) -> bool:

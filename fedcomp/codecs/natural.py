@@ -5,8 +5,9 @@ Horváth et al., "Natural compression for distributed deep learning", 2019 (arXi
 A magnitude |x_i| between 2^a and 2^(a+1) is rounded at random to one of these two powers, so that the mean of the decoded value is x_i. The
 codec is unbiased, with the variance bound ω = 1/8 (theorem 1) and the contraction factor δ = 7/8.
 
-Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−149), or 2^(−126 − h) if the largest
-|x_i| is above 2^104. Magnitudes below the smallest power are rounded to the smallest power or to 0. The largest float32 replaces 2^128.
+Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−149), or 2^(−126 − h) with the frame's
+shift h if the largest |x_i| is above 2^104. Magnitudes below the smallest power are rounded to the smallest power or to 0. The largest
+float32 replaces 2^128, which float32 cannot represent.
 
 Format of the body (see codecs/frame.py):
 

@@ -8,8 +8,8 @@ entries of its column. A tensor with two or more dimensions is treated as a matr
 flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the quantizer with error
 feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
 
-The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. A mean of k entries with the same sign
-removes at least 1/k of their squared norm. Subnormal means may be inexact, which lowers the bound to 1/n².
+The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. Replacing k entries of one sign by their
+mean leaves a squared error of at most (1 − 1/k) times their squared norm. Inexact subnormal means lower the contraction factor to 1/n².
 
 Format of the body (see codecs/frame.py), for each nonempty tensor:
 
@@ -39,7 +39,7 @@ SMALLEST = 2.0**-149  # the smallest positive float32
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """A codec that sends one bit per coordinate, which selects one of two means of the column."""
+    """A codec that sends one bit per coordinate, which selects one of two means of the coordinate's column."""
 
     name: ClassVar[str] = "onebit"
     id: ClassVar[int] = 11
@@ -86,7 +86,7 @@ def columns(entry: Entry) -> int:
 
 
 def _means(x: Tensor, columns: int) -> np.ndarray:
-    """Return the means of the entries ≥ 0 and of the negative entries in each column of x [rows · columns]: float32 [2, columns]."""
+    """Return the means of the entries ≥ 0 and of the negative entries in each column of x [rows · columns], as float32 [2, columns]."""
     totals, counts = sums.column_sides(x, columns)
     return (totals / counts.clip(1)).astype(np.float32)
 
@@ -94,7 +94,7 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means.reshape(2, -1)
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
-    # Columns that have entries ≥ 0, and columns that have negative entries.
+    # whether each column has entries ≥ 0, and whether it has negative entries
     positive, negative = grid.any(axis=0), ~grid.all(axis=0)
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
     high_fits = not np.signbit(high).any() and not high[~positive].any()
@@ -115,7 +115,7 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # The smallest possible mean of the column: all other entries have the smallest possible magnitude.
+        # The smallest mean magnitude of the column: all other entries are 0, or −SMALLEST if the value is negative.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
         expect(is_needed, "a section has only the largest coordinate; expected signs and means")

@@ -9,7 +9,7 @@ Each matrix M [rows, columns] is decoded as C(M), which is computed from an init
     Q ← Mᵀ P̂;
     C(M) = P̂ Qᵀ.
 
-The initial Q consists of independent normal numbers, or is taken from `context.announced`, where the memory `lowrank` stores its last Q.
+The initial Q consists of independent normal numbers, or is the matrix's last Q, which the memory `lowrank` stores in `context.announced`.
 Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
 The error M − C(M) is a projection of M, so its norm is at most ‖M‖. With a normal initial Q, the contraction factor is at least rank·(rank
@@ -86,7 +86,7 @@ def start_name(tensor: int) -> str:
 def orthonormal(p: Tensor) -> Tensor:
     """Return an orthonormal basis [rows, k] of a space that contains the columns of p [rows, k].
 
-    The basis is float64, but rounded to float32 numbers.
+    The basis has dtype float64, but its entries are float32 numbers.
     """
     return torch.linalg.qr(p.to(torch.float64)).Q.to(torch.float32).to(torch.float64)
 
@@ -101,7 +101,6 @@ class FactorLayout:
     """For strategies/powersgd.py: which tensors of a layout are sent as factors, and which are sent uncompressed.
 
     `matrices`: the tensors that are sent as factors, with their shapes as matrices. `others`: the tensors that are sent uncompressed.
-    `left_shapes`, `right_shapes`, `other_shapes`: the shapes of the left factors, right factors and uncompressed tensors.
     """
 
     def __init__(self, layout: Layout, rank: int):
@@ -119,7 +118,7 @@ class FactorLayout:
         self.other_shapes = [(e.numel,) for e in self.others]
 
     def matrices_of(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield each matrix of a vector [numel] that is sent as factors, as float64."""
+        """Yield, as float64, each matrix in a vector [numel] that is sent as factors."""
         return (x[e.span].reshape(shape).to(torch.float64) for e, shape in self.matrices)
 
     def update(self, left: bytes, numbers: np.ndarray) -> Update:

@@ -2,11 +2,11 @@
 
 Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS 2019.
 
-The first codec of a product selects coordinates, and the second codec encodes the vector of their values. The option `values` of the first
-codec has no effect. Both codecs get the same seed and use different streams of random words. The contraction factor of the product is
-δ₁·δ₂(k), where k is the largest number of coordinates that the first codec selects. If the second codec is unbiased with a variance bound
-ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased, the product is unbiased, with 1 + ω =
-(1 + ω₁)(1 + ω₂(k)).
+The first codec of a product selects coordinates, and the second codec encodes the vector of their values. The first codec's option
+`values`, a precision, has no effect. Both codecs get the same seed and use different random streams. The contraction factor of the product
+is δ₁·δ₂(k), where δ₁ and δ₂(k) are the factors of the two codecs, and the first codec selects at most k coordinates. If the second codec is
+unbiased with a variance bound ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased, the
+product is unbiased, with the variance bound (1 + ω₁)(1 + ω₂(k)) − 1.
 
 Format of the values (for the rest of the body, see codecs/selection.py):
 
@@ -123,6 +123,6 @@ class Product(Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return the contraction factor δ that a codec declares. Otherwise return 1 − ω if the codec has a variance bound ω ≤ 1, else None."""
+    """Return the contraction factor that a codec declares, or 1 − ω if it declares only a variance bound ω ≤ 1; None without both."""
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

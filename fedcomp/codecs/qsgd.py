@@ -6,17 +6,17 @@ A vector x of n coordinates is rounded to multiples of the unit u, where s is th
 
     C(x)_i = u·sign(x_i)·⌊|x_i|/u + r⌋ with u = ‖x‖₂/s.
 
-The codec is unbiased, with the variance bound ω = min(n/s², √n/s) (lemma 3.1). Without `damped`, error feedback diverges with this codec.
-With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
+The codec is unbiased, with the variance bound ω = min(n/s², √n/s) (lemma 3.1). Error feedback diverges with this codec unless the option
+`damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
 
-With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits, such as the quantizer of LAQ (Sun, Chen,
-Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1), since the error of
-a coordinate is at most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
+With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits per coordinate, like that of LAQ (Sun,
+Chen, Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1), since the
+error of a coordinate is at most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
 
-The paper sends the norm ‖x‖₂. Here the unit u is sent, so that decoding does not need s. The unit is rounded down so that no level exceeds
-the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks (@chunk) correspond to the
-buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, and then the levels of all chunks, as multiples of
-the unit 1.
+The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down
+so that no level exceeds the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks (@chunk)
+correspond to the buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, and then the levels of all
+chunks, as multiples of the unit 1.
 """
 
 import math
@@ -45,10 +45,10 @@ MAX_LEVELS = 1000  # largest s
 class QSGD(Codec):
     """A codec that sends every coordinate as one of 2s + 1 levels, where s is the option `levels`."""
 
-    # s: number of levels between 0 and the norm. More levels give longer frames and less noise.
+    # s: number of levels above 0 up to the norm. More levels give longer frames and less noise.
     levels: int = 16
     damped: bool = False  # Divide the decoded vector by 1 + ω, for use with error feedback.
-    # With max, the unit is u = max|x|/s, which gives less noise for the same number of levels.
+    # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which gives less noise.
     norm: Literal["l2", "max"] = "l2"
     # With nearest, rounding is deterministic and biased, for error feedback and the strategy `laq`; needs norm=max.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
@@ -80,7 +80,7 @@ class QSGD(Codec):
         return None if self.damped or self.rounding == "nearest" else self.omega(numel)
 
     def longest_section(self, numel: int) -> int:
-        # If the unit is one of the smallest float32 numbers, there can be twice as many levels.
+        # Rounding down a unit near the smallest float32 can double the number of levels.
         return wire.max_multiples_bytes(numel, 2 * self.levels + 2)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
@@ -124,7 +124,7 @@ class QSGD(Codec):
 
 
 def _unit(norm: float, s: int) -> float:
-    """Return norm/s, rounded down to float32. The unit is slightly smaller if a level could otherwise exceed the largest float32."""
+    """Return norm/s, rounded down to float32. The result is slightly below norm/s if a level could otherwise exceed the largest float32."""
     unit = wire.round_down(norm / s)
     if unit * (s + 2) > wire.LARGEST:
         unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))

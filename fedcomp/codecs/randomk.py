@@ -1,15 +1,16 @@
 """Random-k sparsification: random masks, subsampling, dropping.
 
 The variant by=uniform is described by Konečný et al., "Federated learning: strategies for improving communication efficiency", 2016 (random
-masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. This variant draws k of n coordinates without
-replacement. With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The positions are drawn from the seed in
-the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
+masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. With by=uniform, k of n coordinates are drawn
+without replacement. With `scaled`, the drawn values are multiplied by n/k, so that the codec is unbiased. The positions are drawn from the
+seed in the frame, so they are not sent. Drawn coordinates are sent even if they are zero. Frames with the same seed can be added.
 
 The variant by=magnitude is due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS
-2018. This variant sends coordinate i with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. These
-probabilities minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i: x_i if |x_i| ≥ m, else
-±m. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here k is given, and m is computed exactly
-and rounded down to float32, so Σ p_i ≥ k. The number of coordinates in a frame varies; their positions are sent, and zeros are not.
+2018. With by=magnitude, coordinate i is sent with the probability p_i = min(1, |x_i|/m), where the threshold m is such that Σ p_i = k. The
+probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
+|x_i| ≥ m, and ±m otherwise. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here the mean
+number k is given, and the threshold m is computed exactly and rounded down to float32, so Σ p_i ≥ k. With by=magnitude, the number of
+coordinates in a frame varies, positions are sent, and zeros are not.
 
 Without `scaled`, the contraction factor is δ = k/n in the mean, for both variants. With `scaled`, the codec is unbiased with the variance
 bound ω = n/k − 1, except that values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
@@ -35,9 +36,9 @@ from .selection import Unpacked
 
 # Number of the random stream that draws positions. The second codec of a product may use stream 0 to round values.
 STREAM = 7
-# Changes the seed in `drop_small`, because the second codec of a product may use the seed itself to round values.
+# XORed with the seed in `drop_small`, because the second codec of a product may round values with the seed itself.
 DROP_MASK = 1 << 63
-# This flag means that all values of at most the threshold m have the magnitude m.
+# flag of a section in which values with magnitudes below the threshold m are replaced by ±m
 COMMON_MAGNITUDE = 2
 CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 
@@ -49,7 +50,7 @@ class RandomK(selection.DensityCodec):
     density: float = 1 / 100  # Fraction of the coordinates sent.
     # With uniform, all coordinates are equally likely; with magnitude, larger coordinates are more likely.
     by: Literal["uniform", "magnitude"] = "uniform"
-    # If true, the codec is unbiased, for the memories none and diana; if false, the error is smaller, for error feedback.
+    # If true, values are scaled to be unbiased, for the memories none and diana; if false, the error is smaller, for error feedback.
     scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"

@@ -7,11 +7,11 @@ The body of a section contains, in order:
     the shift b of each block in the same format, if the codec uses shifts;
     the codes, as bit planes (kernels/bit_planes.py) unless the codec has its own format.
 
-Each code stands for a value. Let v be the vector of the values of a block of d coordinates. The decoder applies the inverse rotation to a·v
-+ b/d and clips the result to the range of float32.
+For each block of d coordinates, the decoder applies the inverse rotation to a·v + b/d, where a is the scale, b the shift and v the values
+of the d codes, and clips the result to the range of float32.
 
-If the largest magnitude of a vector is above 0 and below 2⁻¹⁰⁰, the vector is sent as float32 without rotation, and the first byte is 0.
-Rotating such a small vector would give subnormal float32 numbers.
+If the largest magnitude of a vector is above 0 and below 2⁻¹⁰⁰, the first byte is 0 and the vector is sent as float32 without rotation,
+because rotation would give subnormal numbers.
 """
 
 from abc import abstractmethod
@@ -34,12 +34,12 @@ from .frame import Section, varint
 from .update import Dense, Update
 
 UNROTATED = 0  # First byte of a body with float32 values.
-# A vector is sent as float32 values if the binary exponent of its largest magnitude is at most this.
+# A vector is sent as float32, unrotated, if its largest magnitude has at most this binary exponent.
 MAX_UNROTATED_EXPONENT = -100
 HALF = np.dtype("<u4")  # the upper half of a float64 number
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # Possible range of the scale of a float32 vector.
 
-# A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Blocks begin at start and stop.
+# A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Both start and stop are block boundaries.
 ReadCodes = Callable[[int, int], np.ndarray]
 
 

@@ -8,28 +8,27 @@ cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
 Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
-supports recovers the values by peeling (kernels/peeling.py). A table needs 1.25 cells per coordinate of the union for 10⁴ coordinates or
-more, 1.6 for 10³, and more for fewer. If the table has enough cells, the recovered values are usually exact. In about one of a thousand
-tables, two coordinates share all their cells. The values of such coordinates are estimated by least squares, and `RecoveredUpdate.missed`
-counts them.
+supports recovers the values by peeling (kernels/peeling.py). Recovery is usually exact if the table has 1.25 cells per coordinate of the
+union for 10⁴ coordinates or more, and 1.6 for 10³ coordinates. In about one of a thousand tables, two coordinates share all their cells;
+their values are estimated by least squares and counted in `RecoveredUpdate.missed`.
 
 The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
 aggregation. If all nodes can decode, frames of `topk` are smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with int16) and
 5.0 bytes in `topk` (3.0 with fp16). A relay that is allowed to read frames can also decode them and forward the sum of their values. On
-updates of the task digits, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 % for N = 32,
-and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
+updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 % for N =
+32, and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
 
 The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frames of `s2`. Frames can be added only if their tables have the
 same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.
-Without a first codec, the table has room for the number of nonzeros, multiplied by `union`. The option `columns` sets the size of the table
-directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its own
-values from the table, it doubles the number of columns; its frame can then not be added to other frames.
+With the spec `s2` alone, the table has room for the number of nonzeros, multiplied by `union`. The option `columns` sets the size of the
+table directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its
+own values from the table, it doubles the number of columns; its frame can then not be added to other frames.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
-subtraction is exact. With values=fp32, 2^e is the largest power of two of which all values are multiples. If the largest value would need
-more than 48 bits (35 bits for 10⁸ values), e is larger and values are rounded. With values=int24 or int16, values are rounded to 24 or 16
-bits, relative to the largest. Cells in float32 would take 32 bits, compared with about 27 for int24. Peeling float32 cells would also
-accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
+subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. If the largest value would need
+more than 48 bits (35 bits for 10⁸ values), the unit is larger and values are rounded. With values=int24 or int16, values are rounded to 24
+or 16 bits, relative to the largest value. Cells in float32 would take 32 bits, compared with about 27 for int24. Peeling float32 cells
+would also accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
 
 The body of a section is specified in docs/reference/frame-format.md.
 """
@@ -58,7 +57,7 @@ from .update import Sparse, Update
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits of the magnitude of a value
 MAX_BITS = 62  # largest number of bits of the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # A constant is added for short vectors.
+MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64.
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
@@ -105,7 +104,7 @@ class S2(Codec):
     def pack_sparse(
         self, positions: np.ndarray, values: np.ndarray, numel: int, max_count: int, seed: int
     ) -> Section:
-        """Encode a sparse vector [numel] with these values, float32, at these positions, int64, ascending.
+        """Encode a sparse vector [numel] with the float32 `values` at the ascending int64 `positions`.
 
         `max_count`: largest number of nonzeros in any frame, which determines the number of columns.
         """
@@ -254,7 +253,7 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
         return 0, np.zeros(values.size, np.int64)
     exact = int((exponents - 24 + zeros)[filled].min())
     unit = max(exact, int(exponents[filled].max()) - bits)
-    # The clipping bound: no value is rounded up to infinity.
+    # Clip to `top`, so that no value is rounded up to infinity.
     top = math.floor(math.ldexp(LARGEST, -unit))
     multiples = np.rint(np.ldexp(values.astype(np.float64), -unit))
     return unit, multiples.clip(-top, top).astype(np.int64)

@@ -2,9 +2,9 @@
 
 Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
-The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. The codec
-sends the coordinates with the larger mean μ, and decodes all of them as μ or all as −μ. All values have the same magnitude and sign, so
-there are no sign bits. If a vector has fewer than k positive or negative coordinates, all of them are used.
+The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. Of these
+positive and negative groups, only the one with the larger mean magnitude μ is sent, with every coordinate decoded as μ or −μ. A group is
+smaller than k if the vector has fewer coordinates of its sign.
 
 The magnitude μ is sent as float32; a flag of 1 means that the values are −μ. For the rest of the body, see codecs/selection.py.
 """
@@ -48,7 +48,7 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # The sign of the first value of each run determines the flag of the run. The appended element is read for empty runs at the end.
+        # The sign of a vector's first value determines its flag. The appended False is read for vectors without values at the end.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

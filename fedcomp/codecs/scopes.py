@@ -1,11 +1,11 @@
 """The scopes `@layer` and `@chunk=N`: a codec encodes every tensor, or every chunk of N consecutive coordinates, separately.
 
-Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer coordinates. SparseLoCo
-selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025, arXiv:2508.15706). The
-seed of tensor or chunk i is the seed of the frame plus i.
+Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer than N coordinates.
+SparseLoCo selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025,
+arXiv:2508.15706). The seed of tensor or chunk i is the seed of the frame plus i.
 
 With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of its section, its coordinate count and its body.
-Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one joint body for all chunks, which is shorter.
+Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one body for all chunks, which is shorter.
 
 Only a codec with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
 """
@@ -24,16 +24,13 @@ from .base import SEEDS, Codec, Context, expect
 from .frame import Section
 from .update import Update
 
-# Largest number of bytes by which counts and lengths make a joint body longer than separate sections.
+# Largest number of bytes by which counts and lengths make one body for all chunks longer than separate sections.
 JOINT_BYTES = 24
 
 
 @dataclass(frozen=True)
 class Scoped(Codec):
-    """A codec that applies the codec `inner` separately to parts of the vector.
-
-    The attributes named in `inherited` are copied from `inner`.
-    """
+    """A codec that applies the codec `inner` separately to parts of the vector."""
 
     inner: Codec
     inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
@@ -53,7 +50,7 @@ class Scoped(Codec):
 
 @dataclass(frozen=True)
 class LayerWise(Scoped):
-    """A codec that encodes each tensor separately. A frame has one section per tensor of the layout."""
+    """A codec that encodes each tensor separately."""
 
     scope: ClassVar[int] = frame.LAYER
     inherited: ClassVar[str] = f"{Scoped.inherited} whole"
@@ -103,7 +100,7 @@ class LayerWise(Scoped):
 class Chunked(Scoped):
     """A codec that encodes each chunk of a vector separately.
 
-    A frame has one section, which contains the chunk size N and the body of all chunks.
+    A frame has one section: the chunk size N and the body of all chunks.
     """
 
     size: int  # N

@@ -2,13 +2,13 @@
 
 The body of a section contains, in order:
 
-    one byte: the form of the positions in the low six bits, and a flag of the codec in the high two bits;
+    one byte: the form (encoding) of the positions in the low six bits, and a flag of the codec in the high two bits;
     the values, in a format defined by the codec;
     the positions, in the shortest form, usually a Rice code (kernels/positions.py).
 
-Positions that are drawn from the seed are not sent. The body of a section with drawn positions contains the form 63, the number of values
-(LEB128), and the values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same
-seed can be added. If all coordinates are selected, but not drawn, the coordinate count is also the size of the vector, and the form is 42.
+Positions that are drawn from the seed are not sent: the first byte has the form 63, followed by the number of values (LEB128) and the
+values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same seed can be added. If
+a codec that does not draw positions selects all coordinates, the coordinate count is also the size of the vector, and the form is 42.
 
 With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
 joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
@@ -35,9 +35,9 @@ from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
-# first byte of the body: form of the positions in the low bits, flag of the codec in the high bits
+# first byte of the body: encoding (form) of the positions in the low bits, flag of the codec in the high bits
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2
-IMPLIED = 63  # form of a section whose positions are drawn from the seed
+IMPLIED = 63  # form for positions that are drawn from the seed, not sent
 Unpacked = tuple[np.ndarray, int]  # decoded values, float32, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
@@ -48,8 +48,7 @@ class Selective(Codec):
 
     Coordinates that are zero are selected only if positions are drawn from the seed.
 
-    Subclasses implement `select` or `choose` to select coordinates, and `pack_values` and `unpack_values` to encode and decode values. This
-    class encodes and decodes positions.
+    Subclasses implement `select` or `choose` to select coordinates, and `pack_values` and `unpack_values` to encode and decode values.
     """
 
     # whether positions are drawn from the seed by `implied` instead of being sent
@@ -76,7 +75,7 @@ class Selective(Codec):
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
         """Draw `count` of the positions 0..numel-1 from the seed, and return them as int64, ascending.
 
-        Codecs with `draws` implement this method.
+        Codecs with draws=True implement this method.
         """
         raise FrameError(
             f"a frame has positions drawn from a seed, but {self.name} sends positions; both sides need the same codec"
@@ -115,7 +114,7 @@ class Selective(Codec):
     ) -> list[Update | FrameError]:
         numel = layout.numel
         opened: list[Update | FrameError] = [Sparse(numel, NO_POSITIONS, NO_VALUES)] * len(sections)
-        # place in the batch, count, form, encoded positions and values of each section with positions
+        # for each section with positions: index in the batch, number of values, form, encoded positions, values
         read = []
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
@@ -246,7 +245,7 @@ class Largest(DensityCodec):
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # Each gap between positions is shifted right by b. The sum of the shifted gaps is at most the shifted sum of the gaps.
+        # A position takes b low bits, a one bit, and (gap − 1) >> b zero bits. The zero bits total at most (numel − k) >> b.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 

@@ -14,12 +14,12 @@ from one row has the variance (‖x‖² − x_i²)/columns, and the median of r
 contracts only if a small number of coordinates has most of ‖x‖, so it declares no contraction factor. The strategies `fetchsgd` and
 `sketched-sgd` have their own error feedback.
 
-The body of a section is specified in docs/reference/frame-format.md. In form 0, cells are float32; in form 1, bfloat16. Forms 2, 3 and 4
-have an exponent e (int16), followed by cells that are integers of 8, 16 or 32 bits in units of 2^e.
+The body of a section is specified in docs/reference/frame-format.md. Cells are float32 (form 0), bfloat16 (form 1), or integers of 8, 16 or
+32 bits (forms 2, 3 and 4) in units of 2^e, preceded by the exponent e (int16).
 
-With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of int8 cells uses the smallest unit of
-the added frames if 32 bits per cell suffice, and is then exact; else it is rounded to a larger unit. With cells=bf16, cells are added in
-float32. The sum is sent as bfloat16 if that is exact, else as float32.
+With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of int8 cells is exact, in the smallest
+unit of the added frames, if 32 bits per cell suffice; otherwise it is rounded to a larger unit. With cells=bf16, cells are added in
+float32, and the sum is sent as bfloat16 if that is exact, and as float32 otherwise.
 """
 
 import math
@@ -45,7 +45,7 @@ from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
-MAX_COLUMNS_PER_COORDINATE = 8  # A constant is added for short vectors.
+MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64.
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
@@ -67,7 +67,7 @@ class Sketch(Codec):
 
     rows: int = 5  # An odd number of rows. More rows give fewer large errors.
     columns: int = 0  # Cells per row; 0 = determined by `ratio`.
-    ratio: float = RATIO  # size of the vector in float32, divided by the size of the cells
+    ratio: float = RATIO  # size of the float32 vector divided by that of the cells
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells.
     # Fraction of the coordinates that are decoded, those with the largest estimates; 1 = all, without bias.
     density: float = 1 / 100
@@ -164,7 +164,7 @@ class SketchSection(NamedTuple):
 
 @dataclass
 class SketchUpdate(Update):
-    """The sketch of a vector [numel], which is decoded on first use."""
+    """An update stored as a count sketch, which is decoded when it is first added or read."""
 
     numel: int
     cells: np.ndarray  # float32 [rows, columns]
@@ -173,7 +173,7 @@ class SketchUpdate(Update):
 
     @cached_property
     def decoded(self) -> Update:
-        """The update with the `count` largest estimates."""
+        """The decoded vector: the `count` largest estimates, and 0 elsewhere."""
         estimates = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
         if self.count == self.numel:
             return Dense(estimates)
@@ -215,7 +215,7 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
     """Add the sketches among the updates, multiplied by their weights.
 
-    Return one sum for each seed and shape, in the order of first occurrence.
+    Return one sum for each seed and table shape, in the order of first occurrence.
     """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):

@@ -1,9 +1,9 @@
 """A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
-A subnormal mean has fewer than 24 bits of precision, and rounding it can break the contraction. Codecs that send means therefore send only
-the largest coordinate of a vector with a subnormal mean. Sending only the largest of n coordinates contracts with δ = 1/n for every vector.
-The coordinate count is 1 in such a section, and n in all other sections of these codecs. The body contains the position (LEB128) and the
-value (float32, not zero).
+A subnormal mean has fewer than 24 bits of precision, and its rounding error can break the contraction bound. Codecs that send means
+therefore send only the largest coordinate of a vector with a subnormal mean. Sending only the largest of n coordinates contracts with δ =
+1/n for every vector. A section with only the largest of n coordinates has the coordinate count 1 instead of n. The body contains the
+position (LEB128) and the value (float32, not zero).
 """
 
 import math
@@ -52,5 +52,5 @@ def unpack(section: Section, numel: int) -> Sparse:
 
 
 def max_bytes(numel: int) -> int:
-    """Return the largest size in bytes of a section, including the coordinate count."""
+    """Return the largest size in bytes of a section with one coordinate, including its coordinate count."""
     return 1 + len(varint(numel)) + VALUE.size

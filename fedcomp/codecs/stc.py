@@ -35,7 +35,7 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # The bound is attained by a constant vector, and in the limit by a vector with one large coordinate.
+        # The contraction bound is attained by a constant vector, and in the limit by a vector with one large coordinate.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

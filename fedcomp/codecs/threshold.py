@@ -1,14 +1,14 @@
 """Selection of the coordinates whose magnitude reaches a fixed threshold.
 
-Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015, algorithm 1. The algorithm combines this
-codec with the memory `residual`.
+Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015, algorithm 1. Strom combines this codec
+with error feedback (the memory `residual`).
 
 Coordinates with |x_i| ≥ τ are decoded as τ·sign(x_i), or as x_i with values=fp32 or fp16. All other coordinates are decoded as 0. The
 number of selected coordinates depends on the update, from none to all. The error is never larger than ‖x‖, so the contraction factor is δ =
 0. The threshold τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
-The flag is 2 if the values are ±τ: τ as float32, then the signs, one bit each (1 = positive), padded to a byte. With the flags 0 and 1, the
-values have the format of codecs/floats.py. For the rest of the body, see codecs/selection.py.
+If the values are ±τ, the flag is 2, and τ is sent as float32, followed by the signs, one bit each (1 = positive), padded to a byte. The
+flags 0 and 1 stand for float32 and float16 values (codecs/floats.py). For the rest of the body, see codecs/selection.py.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ TAU = 2  # value of the flag for ±τ; the other values are those of codecs/floa
 class Threshold(selection.Selective):
     """A codec that sends the coordinates whose magnitude is at least τ, as ±τ or with their values."""
 
-    # The threshold τ. A higher threshold gives smaller frames, but small coordinates are sent later.
+    # The threshold τ. A higher threshold gives smaller frames, but error feedback sends small coordinates later.
     tau: float = 0.01
     values: Literal["tau", "fp32", "fp16"] = "tau"  # Send ±τ, or the values in float32 or float16.
     name: ClassVar[str] = "threshold"

@@ -24,7 +24,7 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Join parts of a vector into one update: Sparse or Dense if all parts have this class, else Sections.
+    """Join parts of a vector into one update, which is Sparse or Dense if all parts are, and Sections for a mixture.
 
     The slices of the parts cover a vector [numel] in order.
     """
@@ -56,7 +56,7 @@ class Update(ABC):
 
     @abstractmethod
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Return the coordinates start..stop-1 of the update as float32. Reading many updates in blocks avoids dense copies."""
+        """Return the coordinates start..stop-1 of the update as float32."""
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
@@ -108,7 +108,7 @@ class Sparse(Update):
 
     numel: int
     positions: np.ndarray  # int64, ascending
-    values: np.ndarray  # float32 values at these positions
+    values: np.ndarray  # float32 values at `positions`
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         kernels.add_all_at(into, [self.positions], [self.values], [weight])
