@@ -34,9 +34,9 @@ from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, ReadValue, ReadVector, State
 from .shift import ShiftCounterpart, ShiftMemory, contraction
 
-THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping
+THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping rounds
 NUMBER = struct.Struct("<d")
-NEVER = 2**62  # value of `age` before the first accepted proposal
+NEVER = 2**62  # `age` before any proposal was accepted, in rounds
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
 
 
@@ -44,7 +44,7 @@ STEPS = "steps"  # name of the checkpoint entry with the squared norms of model 
 class LAQOptions:
     window: int = 10  # D: number of past model steps in the threshold for skipping
     weight: float = 0.8  # Σ ξ_d: weight of the model steps in the threshold; higher = skip more
-    errors: float = 3.0  # weight of the codec's errors in the threshold; 0 = ignore errors
+    errors: float = 3.0  # weight of the codec's errors in this threshold; 0 = ignore errors
     patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Variance-based gradient compression: a coordinate is sent once its gradient is no longer ambiguous.
+"""Variance-based gradient compression: a coordinate is sent once its gradient is large compared to its variance.
 
 Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distributed deep learning. ICLR 2018 (workshop), algorithm 1.
 
@@ -6,8 +6,8 @@ Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distri
 
 The sums are over the gradients g of the local steps; in the paper, the sums are over the examples of a batch. The client sends the
 accumulated update e, which for plain SGD with the learning rate η is −η·r. As in error feedback, e keeps the codec's error. Without
-`Context.moments`, an update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's option
-`density` has no effect. The codec `topk` suits best, since the magnitudes of the selected coordinates differ widely.
+`Context.moments` (sums of g and g²), an update counts as the gradient of a single step. The memory itself selects the coordinates, so the
+codec's `density` has no effect. The codec `topk` suits best, since the magnitudes of the selected coordinates differ widely.
 """
 
 from dataclasses import dataclass
