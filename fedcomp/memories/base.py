@@ -114,9 +114,8 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Encode the updates of m memories with the same class and codec.
 
-        `x`: the updates, a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel],
-        or None. If an update holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and its memory is
-        unchanged.
+        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. If an
+        update holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and its memory is unchanged.
         """
         if not memories:
             return []

@@ -111,7 +111,7 @@ class Robust(RoundStrategy):
         return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return the matrix, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None without both options.
+        """Return the matrix, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None if neither is used.
 
         `products`: the inner products of the vectors, which only mixing needs.
         """

@@ -3,10 +3,10 @@
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
 Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019.
 
-    v_i = sign(x_i);   V = majority of the v_i in each coordinate;   θ ← θ + η V
-    momentum on the server   m ← β m + (1 − β) V;   θ ← θ + η sign(m)
-    momentum on the client   x_i is replaced by the momentum of the memory `signum` (the papers' Signum)
-    weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
+    v_i = sign(x_i);   V = majority of the v_i in each coordinate;   θ ← θ + η V.
+    Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m).
+    Momentum on the client:   x_i is replaced by the momentum of the memory `signum` (the papers' Signum).
+    Weight decay:             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
 
 Here x_i is the update of client i, and θ the model. The step size η is `lr`, the learning rate of local SGD, since a majority of signs has
 no length of its own. A zero in x_i gets a random sign, which differs between clients, so that these signs cancel on average. Ties are
