@@ -29,7 +29,7 @@ from .schedule import DENSITY_SCHEDULE, Schedule
 DEADLINE = "deadline"  # reported as the stage in which a client missed the deadline
 QUORUM = "quorum"  # reported as the stage if a client had not answered at the quorum
 
-Frame = bytes | None | FedcompError  # None: the client sends nothing; an error: the client failed
+Frame = bytes | None | FedcompError  # None if the client sends nothing, an error if it failed
 Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round
 
 

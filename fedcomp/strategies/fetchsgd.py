@@ -1,7 +1,7 @@
 """FetchSGD: the server keeps momentum and error feedback in sketches, and clients have no state.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
-ICML 2020, algorithm 1.
+ICML 2020, algorithm 1. With the update x_i and the weight w_i of client i, and the count sketch S(x) of x,
 
     S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
     S_e ← S_e + S_u
@@ -10,10 +10,9 @@ ICML 2020, algorithm 1.
     Then with error=subtract, S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
     Then with error=zero, the cells of S_e and S_u for the coordinates of C(Δ) become 0.
 
-Here x_i is the update of client i, w_i its weight, and S(x) the count sketch of x. The server stores the sketch S_u of the momentum and the
-sketch S_e of the accumulated error. The factor λ is the learning rate of the round divided by that of the run. Updates are proportional to
-λ, but S_u and S_e are not, so these sketches never mix the learning rates of rounds. As in the authors' code, the λ of the round multiplies
-the step Δ.
+The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. The factor λ is the learning rate of the round
+divided by that of the run. Updates are proportional to λ, but S_u and S_e are not, so these sketches never mix the learning rates of
+rounds. As in the authors' code, the λ of the round multiplies the step Δ.
 
 C is the downlink codec, which has no error-feedback memory. With error=subtract, the error of codec C stays in S_e. The paper subtracts
 gradients; in fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, the
