@@ -15,7 +15,7 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # as --memory: choose the memory `residual` or `none`, whichever suits the codec
+AUTO = "auto"  # value of --memory for the memory `residual` or `none`, whichever suits the codec
 
 __all__ = [
     "AUTO",

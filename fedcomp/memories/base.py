@@ -57,7 +57,7 @@ class Memory(ABC):
     required_strategy: ClassVar[str] = ""  # the only strategy that allows this memory ("" = any).
     # Whether the memory itself selects the coordinates to send; the density of its codec is then 1.
     selects_coordinates: ClassVar[bool] = False
-    default_uplink: ClassVar[str] = ""  # default of --uplink ("" = none)
+    default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
     residual: Tensor | None = None  # unsent part of the updates [numel]; None = zero.
     # Largest possible ratio of the residual's norm to the sum of all updates' norms.
@@ -283,7 +283,7 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel], on the device of the last update. None stands for zeros.
+    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector that is None stands for zeros.
 
     Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
     `_on_accepted` if an accepted frame changes vectors other than `residual`.
@@ -409,7 +409,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint; `vector` and `value` read its entries. Raises ValueError or TypeError for invalid data."""
+        """Restore the state from a checkpoint, whose entries `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:

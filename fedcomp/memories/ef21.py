@@ -1,7 +1,7 @@
 """EF21: error feedback in which a client sends the compressed difference between its update and the server's estimate of it.
 
 Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021, algorithm
-2. With the update x, the estimate g and the codec C:
+2. With the update x, its estimate g on the server, and the codec C:
 
     c = C(x − g);  send c;  client and server set g ← g + c;  the server moves the model by the mean of all g.
 

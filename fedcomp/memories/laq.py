@@ -36,7 +36,7 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping rounds
 NUMBER = struct.Struct("<d")
-NEVER = 2**62  # `age` before any proposal was accepted, in rounds
+NEVER = 2**62  # `age` (rounds since the last accepted proposal) before the first proposal
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
 
 

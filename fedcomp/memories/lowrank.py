@@ -46,7 +46,7 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by `start_name` of the matrix
+        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by `start_name`
         self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
         self.basis = b""  # basis P̂ of the pending update in the phase `right`, else b""
 

@@ -2,14 +2,14 @@
 
 docs/explanation/elections.md specifies the protocol, and strategies/sealed_election.py has a glossary.
 
-    Card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s. The signature σ of v is over (slot, v, R).
+    Card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s. Voter v's signature σ covers (slot, v, R).
     Ballot   (E, h, σ, wraps, c):
              E is a one-time X25519 public key of the sender, with the private key e.
              The content c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
              The commitment h of the sender is SHA-256(slot, salt, bits).
              The wrap for voter v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
              also includes the R of v's card.
-             The sender's signature σ is over (slot, h, SHA-256 of E, the wraps and c).
+             The sender's signature σ covers (slot, h, SHA-256 of E, the wraps and c).
     Slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
 
 Every key encrypts only one text, so the nonce is a constant. If a voter cannot open (decrypt) a ballot, it proves this by revealing the

@@ -68,8 +68,8 @@ def resolved(config: RunConfig) -> RunConfig:
     """Return a copy of the run options `config` in which unset options have the defaults of the strategy and the memory.
 
     If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses a
-    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` (end of schedules) is set if needed.
-    Raises UserError.
+    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` (last round of schedules) is set if
+    needed. Raises UserError.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

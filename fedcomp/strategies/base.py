@@ -26,8 +26,8 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-DEADLINE = "deadline"  # reported as the stage in which a client missed the deadline
-QUORUM = "quorum"  # reported as the stage if a client had not answered at the quorum
+DEADLINE = "deadline"  # stage reported if a client missed the deadline
+QUORUM = "quorum"  # stage reported if a client had not answered when the quorum was reached
 
 Frame = bytes | None | FedcompError  # None if the client sends nothing, an error if it failed
 Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round

@@ -3,7 +3,7 @@
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
     Local election:    seat i votes for the majority of the signs of its partitions, those j with G_ij = 1.
-    Global election:   the model moves by η·(majority of the votes), as in the strategy `vote`.
+    Global election:   the model moves by the learning rate times the majority of the votes, as in the strategy `vote`.
 
 codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects what voters
 count:
@@ -87,9 +87,9 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`, which limits the work of a voter
 STATE = "election"  # name of the checkpoint entry with all known clients
-MANY_CARDS = 1000  # if a round has more cards (one-time keys), the start notice says so
+MANY_CARDS = 1000  # number of cards (one-time keys) per round above which a notice warns
 NO_SEATS = codes.Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # for an update that the server cannot read
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for an encrypted update
 
 
 @dataclass(frozen=True)

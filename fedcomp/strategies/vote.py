@@ -10,10 +10,10 @@ of client i and the model θ:
     Weight decay:             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
 
 The step size η is `lr`, the learning rate of local SGD, since a majority of signs has no length of its own. A zero in x_i gets a random
-sign, which differs between clients, so that these signs cancel on average. Ties are broken at random. The number of clients in a round
-should be odd: if it is even, breaking ties at random costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error
-feedback is optional: with the codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the
-scales of `efsign`. The default downlink codec, `efsign`, sends ±η without loss.
+sign, which differs between clients, so that these signs cancel on average. The number of clients in a round should be odd: if it is even,
+breaking ties at random costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error feedback is optional: with the
+codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of `efsign`. The
+default downlink codec, `efsign`, sends ±η without loss.
 
 The suspicion of a client is the fraction of its votes on single coordinates, over all rounds, that lost by a margin of at least half of the
 voters.
