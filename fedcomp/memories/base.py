@@ -179,7 +179,7 @@ class Memory(ABC):
 
     @property
     def sent_positions(self) -> np.ndarray | None:
-        """Indices of the coordinates that the pending frame sends, int64, ascending; None if the frame sends all coordinates."""
+        """Indices of the coordinates that the pending frame sends, int64, ascending, or None if it sends all coordinates."""
         if self.pending is None:
             return np.empty(0, np.int64)
         return self.codec.open(self.pending, self.numel, self.layout).positions

@@ -26,7 +26,7 @@ from .shift import ShiftCounterpart, ShiftMemory
 
 @dataclass(frozen=True)
 class DianaOptions:
-    # α: step size of the shift, above 0, at most 1/(1 + ω) for the codec's variance bound ω; None = 1/(1 + ω)
+    # α: step size of the shift, above 0, at most 1/(1 + ω) for the codec's variance bound ω (None = 1/(1 + ω))
     alpha: float | None = None
 
 

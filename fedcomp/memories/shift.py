@@ -3,9 +3,9 @@ With the update x, the codec C, and the learning rate η of the round divided by
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift).
 
-Updates grow with the learning rate, but shifts estimate gradients, which do not. Shifts are therefore stored for η = 1. So every shift
-stays valid when a schedule or a warm-up changes the learning rate, also for clients that are not in the round. If a schedule changes the
-local steps or the batch size, shifts are not rescaled, but adapt in later rounds.
+Updates grow with the learning rate, but shifts estimate gradients, which do not. Shifts are therefore stored for η = 1, so that they stay
+valid when a schedule or a warm-up changes the learning rate, also for clients that are not in the round. If a schedule changes the local
+steps or the batch size, shifts are not rescaled, but adapt in later rounds.
 
 The shift changes only when a proposal is committed. Client and server therefore have the same shift while a proposal is pending, and after
 a rollback.

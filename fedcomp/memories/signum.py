@@ -6,7 +6,7 @@ Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is comm
     u ← β·u + (1 − β)·x;  send C(u).
 
 The momentum u does not depend on whether the server accepts C(u), since u is not an unsent error. With `--uplink sign --strategy vote`,
-this memory is the paper's algorithm. With the momentum factor β = 0, Signum is signSGD.
+this memory is the paper's algorithm. With β = 0, Signum is signSGD.
 """
 
 from typing import ClassVar

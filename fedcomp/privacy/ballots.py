@@ -12,8 +12,7 @@ docs/explanation/elections.md specifies the protocol, and strategies/sealed_elec
              The sender's signature σ covers (slot, h, SHA-256 of E, the wraps and c).
     Slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
 
-Every key encrypts only one text, so the nonce is a constant. If a voter cannot open (decrypt) a ballot, it proves this by revealing the
-private key of its card, which cannot open any other ballot.
+If a voter cannot open (decrypt) a ballot, it proves this by revealing the private key of its card, which cannot open any other ballot.
 """
 
 import os

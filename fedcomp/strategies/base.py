@@ -2,7 +2,7 @@
 
 A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges of messages between server and cohort). In
 each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements (named byte strings) to an
-assignment. At last, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the rounds.
+assignment. Finally, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the rounds.
 Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
 """
 
@@ -51,7 +51,7 @@ class StrategyConfig:
     budget_bytes: int = 0
     memory: str = "residual"  # error-feedback memory of the clients
     quorum: float = 1.0
-    timeout_s: float | None = None  # time limit of a phase (--deadline); None = no limit.
+    timeout_s: float | None = None  # time limit of a phase (--deadline), or None for no limit.
     # Learning rate of local SGD, and the server's step size in strategies with a majority vote
     lr: float = 0.05
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
@@ -296,7 +296,7 @@ class Phase:
     """An exchange of messages between server and clients within a round, and the rule that ends it."""
 
     name: str = TRAIN
-    completion: RoundCompletion | None = None  # None: use the run's quorum and deadline
+    completion: RoundCompletion | None = None  # None = the run's quorum and deadline
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class AcceptedUpdate:
     """A client's report (update and metrics) that passed every check."""
 
     client: int
-    # None: the client sent no update, or a relay has added its update to that of another client
+    # The update, or None if the client sent none or a relay has added it to that of another client
     update: Update | None
     examples: int
     loss: float
@@ -391,7 +391,7 @@ class RoundStrategy(ABC):
     # Whether the server applies weight decay in its step, instead of clients in local SGD.
     decays_in_server_step: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # whether a round ends with the first updates to arrive.
-    # 0/1 array [clients in the round, data partitions]: 1 if the client uses the partition. None for strategies without partitions.
+    # 0/1 array [clients in the round, data partitions] with 1 if the client uses the partition, or None without partitions.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -474,7 +474,7 @@ class RoundStrategy(ABC):
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         """Encode the part of an accepted update that `aggregate` did not use, to return it to the client; b"" if all was used.
 
-        The uplink codec encodes this frame, unless the clients' memory reads another format. Its bytes are counted as traffic.
+        The uplink codec encodes this frame, unless the clients' memory reads another format. The frame counts as traffic.
         """
         return b""
 

@@ -91,7 +91,7 @@ def default_redundancy(n: int) -> float:
 
 @dataclass(frozen=True)
 class Seats:
-    """An election's seats, with their voters, and its partitions, with their data sets."""
+    """The seats of an election with their voters, and the partitions with their data sets."""
 
     members: tuple[tuple[int, ...], ...]  # for each seat, its voters (client ids, ascending)
     groups: tuple[tuple[int, ...], ...]  # for each partition, its data sets, ascending
@@ -120,8 +120,8 @@ def assign_seats(
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
     Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The remaining m mod n
-    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join in pairs the seats i
-    and s+i of the deterministic code; a client without a partner joins a seat that counts all partitions. So the correct votes lead by at
+    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join seats i and s+i of
+    the deterministic code in pairs; a client without a partner joins a seat that counts all partitions. So the correct votes lead by at
     least
 
         margin = g·(2b+1) + the number of remaining clients in seats that count all partitions.

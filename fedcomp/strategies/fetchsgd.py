@@ -14,10 +14,10 @@ The server stores the sketch S_u of the momentum and the sketch S_e of the accum
 divided by that of the run. Updates are proportional to λ, but S_u and S_e are not, so these sketches never mix the learning rates of
 different rounds. As in the authors' code, the λ of the round multiplies the step Δ.
 
-C is the downlink codec, which has no error-feedback memory. With error=subtract, the downlink codec's error stays in S_e. The paper
-subtracts gradients; in fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors'
-code, the server multiplies Δ by η; the paper multiplies S_u by η, which is equivalent. Removing the sent coordinates from S_u is the
-momentum masking of Lin et al. 2018.
+C is the downlink codec, which has no error-feedback memory; with error=subtract, its error stays in S_e. The paper subtracts gradients; in
+fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, the server
+multiplies Δ by η; the paper multiplies S_u by η, which is equivalent. Removing the sent coordinates from S_u is the momentum masking of Lin
+et al. 2018.
 
 The authors' code implements error=zero, which also deletes the values of other coordinates in the zeroed cells, so that S_e stays bounded.
 With large sketches, error=subtract and error=zero reach the same accuracy: 91.4 % on MNIST after 200 rounds, with 5 × 3000 cells for 7,850

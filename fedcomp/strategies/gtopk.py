@@ -7,7 +7,7 @@ networks. ICDCS 2019. With the decoded update C(a_i) and the weight w_i of clien
 
 The density of the uplink codec determines k. If a schedule makes updates denser, k is the number of coordinates of the densest update in
 the round. In the paper, pairs of workers select coordinates in a tree; in fedcomp, the server sees the whole sum and selects once. The
-returned values are encoded as a frame, whose bytes count as traffic.
+frame with the returned values counts as traffic.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """

@@ -207,7 +207,7 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
 
 
 class UpdateMatrix:
-    """Updates as the rows of a matrix [m, numel]. An update None is a row of zeros. Infinite values become the largest float32."""
+    """Updates as the rows of a matrix [m, numel]. A missing update (None) is a row of zeros. Infinite values become the largest float32."""
 
     block: ClassVar[int] = BLOCK
 

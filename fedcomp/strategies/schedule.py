@@ -57,7 +57,7 @@ class Schedule:
             self._min_frame_bytes()
         every = schedules.of_options(config, horizon)
         self.local = {name: values for name, values in every.items() if values.text}
-        # Schedule of the uplink codec's density; None = constant density
+        # Schedule of the uplink codec's density, or None for a constant density
         self.density: OptionSchedule | None = None
         if text := config.density_schedule:
             kind, warmup = schedules.FRACTION, config.density_warmup

@@ -1,8 +1,8 @@
 """Elections with sealed (encrypted) ballots, which the server forwards but cannot read.
 
 Clients vote as in election.py with form=ballots (Sohn et al., NeurIPS 2020). The election code must be `deterministic` with b = (n − 1)/2
-for n seats. Then every voter counts all data partitions, and honest votes reveal no more than the result. docs/explanation/elections.md
-specifies the protocol, and privacy/ballots.py implements the cryptography.
+for n seats. With this code, every voter counts all data partitions, and honest votes reveal no more than the result.
+docs/explanation/elections.md specifies the protocol, and privacy/ballots.py implements the cryptography.
 
 Glossary:
 
@@ -84,8 +84,8 @@ ANSWERED = "answered/"  # "answered/<phase>": the client has answered this phase
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
     """Return the terms of a round: a digest (32 hexadecimal digits) of everything that determines how clients train.
 
-    All clients must train with the same terms. Otherwise, a server could make the ballots of all clients but one predictable, for example
-    with lr=0, and compute the remaining ballot from the votes.
+    All clients must train with the same terms. If terms differed, a server could make the ballots of all clients but one predictable, for
+    example with lr=0, and compute the remaining ballot from the votes.
     """
     return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
 
@@ -200,7 +200,7 @@ class SealedElectionClient(ClientAlgorithm):
     """Client half: send cards (one-time keys), an encrypted ballot, a vote, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
-    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for virtual clients; devices have PinnedKeys
+    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for simulated clients; devices use PinnedKeys
     options: str = ""  # options of the run that the server announced to the client
 
     one_by_one: ClassVar[bool] = True
@@ -285,7 +285,7 @@ class SealedElectionClient(ClientAlgorithm):
     def _start_phase(self, values: Values, context: Context) -> None:
         """Record that the client answers a phase after the first.
 
-        If the server repeats an assignment, the session sends the stored answer and does not call this method.
+        If the server repeats an assignment, the client sends its stored report without calling this method.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
