@@ -7,8 +7,8 @@ client's shift h, and the codec C with variance bound ω (`Codec.variance`):
     The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round; this sum is unbiased.
 
 With `@layer`, ω is the largest variance bound among the tensors. The server stores the shift of each client, not the mean shift, so that a
-single client can start again without state. Before the first accepted update of a client, h = 0. With a robust strategy or `--clip-update`,
-the server instead aggregates h + C(x − h) of the clients in the round only, which bounds the influence of each client.
+single client can start again without state. Before the first accepted update of a client, its shift h is 0. With a robust strategy or
+`--clip-update`, the server instead aggregates h + C(x − h) of the clients in the round only, which bounds the influence of each client.
 """
 
 from collections.abc import Mapping

@@ -15,8 +15,8 @@ A vote is correct if it is the majority over all partitions. If all voters are h
 least 2b+1. The last 2b+1 seats count all partitions, so they always vote correctly. Of the seats i and s+i, at least one votes correctly:
 seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A Byzantine
 vote reduces the lead of the correct votes by two, and an absent seat by one. So if 2f + a ≤ 2b, the result stays correct with f Byzantine
-votes and `a` absent seats. Every seat counts an odd number of partitions, so it never has a tie. The redundancy (mean number of partitions
-per seat) is (n+2b+1)/2 − s/n.
+votes and `a` absent seats. Every seat counts an odd number of partitions, so it never has a tie. The redundancy of `deterministic` (mean
+number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
 failed draws, a 1 is added to each empty row and column of the last draw. Drawing again raises the redundancy, for example from 2 to about
