@@ -15,7 +15,7 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # value of --memory: `residual` or `none`, whichever suits the codec
+AUTO = "auto"  # value of --memory for the memory `residual` or `none`, whichever suits the codec
 
 __all__ = [
     "AUTO",
@@ -33,7 +33,7 @@ _MEMORIES: PluginRegistry[type[Memory]] = PluginRegistry(
 
 
 def available_memories() -> dict[str, type[Memory]]:
-    """Return a dict from name to memory class, including those of other packages."""
+    """Return the memory classes by name, including those that other packages define."""
     return _MEMORIES.available()
 
 

@@ -54,12 +54,12 @@ class Memory(ABC):
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
     counterpart: ClassVar["type[Counterpart] | None"] = None  # server part of the memory
-    required_strategy: ClassVar[str] = ""  # the only strategy with this memory; "" = any
-    # Whether the memory itself selects the coordinates to send. Its codec then has density 1.
+    required_strategy: ClassVar[str] = ""  # the only strategy that allows this memory ("" = any).
+    # Whether the memory itself selects the coordinates to send; the density of its codec is then 1.
     selects_coordinates: ClassVar[bool] = False
-    default_uplink: ClassVar[str] = ""  # --uplink by default; "" = as without a memory
+    default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
-    residual: Tensor | None = None  # unsent part of the updates, [numel]; None = zero
+    residual: Tensor | None = None  # unsent part of the updates [numel]; None = zero.
     # Largest possible ratio of the residual's norm to the sum of all updates' norms.
     gain: float = 1.0
 
@@ -114,8 +114,8 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Encode the updates of m memories with the same class and codec.
 
-        `x`: the updates, as a tensor [m, numel] or as m vectors [numel]. `context.moments`: two tensors [m, numel], or None. If an update
-        holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and the memory of this update is unchanged.
+        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. If an
+        update holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and its memory is unchanged.
         """
         if not memories:
             return []
@@ -179,7 +179,7 @@ class Memory(ABC):
 
     @property
     def sent_positions(self) -> np.ndarray | None:
-        """Indices of the coordinates that the pending frame sends, int64, ascending; None if the frame sends all coordinates."""
+        """Indices of the coordinates that the pending frame sends, int64, ascending, or None if it sends all coordinates."""
         if self.pending is None:
             return np.empty(0, np.int64)
         return self.codec.open(self.pending, self.numel, self.layout).positions
@@ -212,7 +212,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned, with checked vectors. Subclasses first call `super()._load_state(state)`."""
+        """Restore a state that `_state` returned, after its vectors were checked. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
     # Methods for subclasses to implement.
@@ -237,7 +237,7 @@ class Memory(ABC):
         )
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
-        """Change the state after a frame was accepted. `update`: the decoded frame; `dropped`: its part that the receiver did not use."""
+        """Change the state after a frame was accepted. `update`: the decoded frame; `dropped`: the part that the receiver did not use."""
 
     @classmethod
     def _commit(
@@ -283,7 +283,7 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector None stands for zeros.
+    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector that is None stands for zeros.
 
     Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
     `_on_accepted` if an accepted frame changes vectors other than `residual`.
@@ -294,7 +294,7 @@ class VectorMemory(Memory):
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         """Return the new state vectors after the update x [numel], and the vector to encode. Do not modify the arguments.
 
-        The new state must be valid even if no frame is ever accepted. `context.moments`: two vectors [numel], or None.
+        The new state must be valid even if no frame is accepted. `context.moments`: sums of gradients and squared gradients, or None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement _update_vectors or _propose"
@@ -353,12 +353,12 @@ class Counterpart(ABC):
     """The part of a memory that runs on the server and estimates each client's update.
 
     Server and client have the same state, because they apply the same updates with the same operations. If a client starts without state
-    (`fresh`), the server deletes what it stored for this client. `memory`: a memory like those of the clients.
+    (`fresh`), the server deletes what it stored for this client. `memory`: a memory configured like the clients' memories.
     """
 
     rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run
-    rates: Mapping[int, float] = {}  # the `rate` of each client's update.
-    # Whether the counterpart compares the norms of model steps and of client updates.
+    rates: Mapping[int, float] = {}  # relative learning rate of each client's update.
+    # Whether the server compares the norms of model steps and of client updates.
     compares_model_steps: ClassVar[bool] = False
 
     @abstractmethod
@@ -369,7 +369,7 @@ class Counterpart(ABC):
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the learning rate of a round, `rate`, and those of the clients' updates, `rates`. Called at the end of a round."""
+        """Set the relative learning rates of a round (`rate`) and of its clients' updates (`rates`). Called at the end of a round."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
@@ -389,7 +389,7 @@ class Counterpart(ABC):
         """Return a vector to add to the mean estimate of the clients in this round, or None if there is nothing to add.
 
         `weights`: the weights of all clients of the run, normalized. `present`: the weights of the clients in this round, normalized.
-        Clients that start without state are in neither dict.
+        Neither `weights` nor `present` includes clients that start without state.
         """
         return None
 
@@ -409,7 +409,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from the checkpoint that `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
+        """Restore the state from a checkpoint, whose entries `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:

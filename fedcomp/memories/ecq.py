@@ -1,18 +1,18 @@
 """ECQ-SGD: error feedback with a weight α and a decay β for the accumulated error.
 
-Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to large-scale distributed optimization. ICML 2018.
+Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to large-scale distributed optimization. ICML 2018. With the
+update x, the accumulated error h and the codec C:
 
     y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x.
 
-Here x is the update, h the accumulated error, and C the codec. γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A
-contractive codec with contraction δ has γ = 1 − δ. An unbiased codec with variance bound ω has γ = ω. Since x − C(y) = (y − C(y)) − α·h,
-the contribution of the old error h shrinks if α²γ + (β − α)² < 1. Values with α²γ + (β − α)² ≥ 1 are an error. With biased codecs, β > 1 is
-also an error: coordinates that the codec never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the
-memory `residual`.
+The number γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A contractive codec with contraction δ has γ = 1 − δ. An
+unbiased codec with variance bound ω has γ = ω. Since x − C(y) = (y − C(y)) − α·h, the old error h shrinks if α²γ + (β − α)² < 1. Options
+with α²γ + (β − α)² ≥ 1 are an error. With biased codecs, β > 1 is also an error: coordinates that the codec never sends would grow by the
+factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory `residual`.
 
-For quantizers that send every coordinate, the paper uses α far below β. For sparse codecs use α = β: with a smaller α, old errors would be
-too small to be selected. The default α and β are stable with every contractive codec, and with unbiased codecs whose variance bound ω is at
-most 1.1.
+For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs use α = β: with a smaller α,
+old errors would be too small to be selected. The default α and β are stable with every contractive codec, and with unbiased codecs whose
+variance bound ω is at most 1.1.
 """
 
 import math

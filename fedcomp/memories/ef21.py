@@ -1,13 +1,13 @@
 """EF21: error feedback in which a client sends the compressed difference between its update and the server's estimate of it.
 
 Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021, algorithm
-2.
+2. With the update x, its estimate g on the server, and the codec C:
 
     c = C(x − g);  send c;  client and server set g ← g + c;  the server moves the model by the mean of all g.
 
-Here x is the update, g the estimate, and C the codec. The mean includes the stored estimate g of each client that is not in the round or
-whose reply is lost, as in EF21-PP (Fatkhullin, Sokolov, Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In EF21-PP, every
-client has an estimate from the start. In fedcomp, the mean includes a client only after its first accepted update.
+The mean includes the stored estimate g of each client that is not in the round or whose reply is lost, as in EF21-PP (Fatkhullin, Sokolov,
+Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In EF21-PP, every client has an estimate from the start. In fedcomp, the mean
+includes a client only after its first accepted update.
 """
 
 from typing import ClassVar

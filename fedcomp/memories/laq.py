@@ -1,18 +1,18 @@
 """LAQ: a client sends the difference between its update and the server's estimate, but only if this difference is large enough.
 
-Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019.
+Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019. With the
+update x, the codec C, the estimate q of x that client and server store, the model θ^k in round k, and the server's learning rate η:
 
     δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
     else send δQ, and client and server set q ← q + δQ;  the server moves the model by η times the mean of all q.
 
-Here x is the update, C the codec, q the estimate of x that client and server store, θ^k the model in round k, and η the server's learning
-rate. ε = x − q − δQ is the codec's error in this round, and ε̂ the codec's error in the last accepted proposal. As in the authors' code,
-the threshold covers D = 10 model steps with the weights ξ_d = 0.8/D, and a client skips at most t̄ = 100 rounds in a row. The paper has
-1/(α²M²) in place of 1/η², since its model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits
-corresponds to `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their error is small. With a large
-error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip rounds. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and
-Yin, NeurIPS 2018) and works with any contractive codec. A client that is not in the round counts with its estimate q, like a client that
-skips the round.
+The codec's error is ε = x − q − δQ in this round, and ε̂ in the last accepted proposal. As in the authors' code, the threshold covers D =
+10 model steps with the weights ξ_d = 0.8/D, and a client skips at most t̄ = 100 rounds in a row. The paper has 1/(α²M²) in place of 1/η²,
+since its model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits corresponds to
+`qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their error is small. With a large error, ‖δQ‖²
+never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip rounds. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and Yin, NeurIPS
+2018) and works with any contractive codec. A client that is not in the round counts with its estimate q, like a client that skips the
+round.
 """
 
 import json
@@ -34,9 +34,9 @@ from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, ReadValue, ReadVector, State
 from .shift import ShiftCounterpart, ShiftMemory, contraction
 
-THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping
+THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping rounds
 NUMBER = struct.Struct("<d")
-NEVER = 2**62  # value of `age` before the first accepted proposal
+NEVER = 2**62  # `age` (rounds since the last accepted proposal) before the first proposal
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
 
 
@@ -44,7 +44,7 @@ STEPS = "steps"  # name of the checkpoint entry with the squared norms of model 
 class LAQOptions:
     window: int = 10  # D: number of past model steps in the threshold for skipping
     weight: float = 0.8  # Σ ξ_d: weight of the model steps in the threshold; higher = skip more
-    errors: float = 3.0  # weight of the codec's errors in the threshold; 0 = ignore errors
+    errors: float = 3.0  # weight of the codec's errors in this threshold; 0 = ignore errors
     patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:

@@ -1,14 +1,14 @@
 """The memory of PowerSGD: error feedback for matrices that are sent as low-rank factors.
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithms 1, 2.
+With the residual e and the update x:
 
-    e ← e + x;  P = M Q for each matrix M of e;  P̂ is an orthonormal basis of P;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted.
+    e ← e + x,  P = M Q for each matrix M of e,  P̂ is an orthonormal basis of P,  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted.
 
-Here e is the residual and x the update. With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a
-round. Before the phase `left`, the server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂,
-which it computes from the mean of the clients' P. The second frame also contains the tensors that are not matrices, so P̂ and this frame
-determine the accepted update. With any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last
-accepted update as the next Q.
+With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a round. Before the phase `left`, the
+server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂, which it computes from the mean of
+the clients' P. The second frame also contains the tensors that are not matrices, so P̂ and this frame determine the accepted update. With
+any other strategy, a client sends one frame of the codec `powersgd`, and uses the Q' of its last accepted update as the next Q.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,9 +46,9 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by `start_name` of its tensor
+        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by `start_name`
         self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
-        self.basis = b""  # P̂ of the pending update in the phase `right`, else b""
+        self.basis = b""  # basis P̂ of the pending update in the phase `right`, else b""
 
     def _check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
@@ -156,7 +156,7 @@ def _frame(parts: Iterable[Tensor]) -> bytes:
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return a dict from the `start_name` of each matrix in `update` to the bytes of its right factor."""
+    """Return the right factor of each matrix in `update`, as bytes, by `start_name` of the matrix."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

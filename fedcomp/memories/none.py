@@ -1,4 +1,4 @@
-"""No error feedback: the codec's error is lost. `NoMemory` is the null object among the memories."""
+"""No error feedback: the codec's error is lost."""
 
 from collections.abc import Sequence
 from typing import ClassVar

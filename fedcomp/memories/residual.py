@@ -1,12 +1,12 @@
 """Error feedback: the unsent part of an update is added to the next one.
 
 Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified SGD with memory.
-NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
+NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019. With update x, residual e and codec C:
 
     a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a.
 
-Here x is the update, e the residual, and C the codec. After every round, the residual plus the sum of all accepted C(a) equals the sum of
-all updates x, up to rounding. Until `commit` subtracts C(a), the attribute `residual` is a, so `rollback` changes nothing.
+After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. Until `commit` subtracts
+C(a), the attribute `residual` holds a, so `rollback` changes nothing.
 
 With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of a in `residual`.
 

@@ -1,11 +1,11 @@
 """Base classes of memories that send the difference to a *shift*: a vector that client and server store and change by the same operations.
+With the update x, the codec C, and the learning rate η of the round divided by the run's --lr:
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift).
 
-Here x is the update, C the codec, and η the learning rate of the round divided by the run's learning rate, the option --lr. Updates grow
-with η, but shifts estimate gradients, which do not depend on η. Shifts are therefore stored for η = 1. So every shift stays valid when a
-schedule or a warm-up changes the learning rate, also for clients that are not in the round. If a schedule changes the local steps or the
-batch size, shifts are not rescaled; clients send the difference in later rounds.
+Updates grow with the learning rate, but shifts estimate gradients, which do not. Shifts are therefore stored for η = 1, so that they stay
+valid when a schedule or a warm-up changes the learning rate, also for clients that are not in the round. If a schedule changes the local
+steps or the batch size, shifts are not rescaled, but adapt in later rounds.
 
 The shift changes only when a proposal is committed. Client and server therefore have the same shift while a proposal is pending, and after
 a rollback.
@@ -32,7 +32,7 @@ CLIENTS = "clients"  # name of the checkpoint entry that lists the clients with 
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """Return the larger of the codec's contraction δ and 1 − ω, where ω is its variance bound. Return 0 if neither is positive."""
+    """Return max(δ, 1 − ω, 0), where δ is the codec's contraction and ω its variance bound."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
@@ -116,8 +116,8 @@ class ShiftCounterpart(Counterpart):
 
     def __init__(self, memory: ShiftMemory):
         self.numel, self.step = memory.numel, memory.step
-        self.clients: set[int] = set()  # clients that have a shift
-        # The shift of each client that has been used; read from the checkpoint on first use.
+        self.clients: set[int] = set()  # clients that have a shift.
+        # Shifts by client; a shift is read from the checkpoint when it is first used.
         self.shifts: dict[int, Tensor] = {}
         self.changed: set[int] = set()  # clients whose shift changed since the last checkpoint
         self._clients_written: set[int] = set()

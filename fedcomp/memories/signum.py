@@ -1,12 +1,12 @@
 """Signum: the client sends its momentum instead of its update.
 
 Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019, algorithm
-1.
+1. With the update x, the codec C, the momentum u and its factor β:
 
     u ← β·u + (1 − β)·x;  send C(u).
 
-Here x is the update, C the codec, u the momentum, and β its factor. u does not depend on whether the server accepts C(u), since u is not an
-unsent error. With `--uplink sign --strategy vote`, this memory is the paper's algorithm. With the momentum factor β = 0, Signum is signSGD.
+The momentum u does not depend on whether the server accepts C(u), since u is not an unsent error. With `--uplink sign --strategy vote`,
+this memory is the paper's algorithm. With β = 0, Signum is signSGD.
 """
 
 from typing import ClassVar

@@ -1,14 +1,14 @@
 """The memory of sketched SGD: a client sends a sketch of its residual, and then exact values at the coordinates that the server requests.
 
-Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithm 3.
+Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithm 3. With
+the update x, the momentum u, its factor m and the residual v:
 
     u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  set u and v to zero where accepted.
 
-Here x is the update, u the momentum, m its factor, and v the residual. The candidates are coordinates that the server expects to be large.
-The memory works only with the strategy `sketched-sgd`, in which a client sends two frames for an update, in the phases `sketch` and
-`values`. The second frame contains exact values, so if m = 0, the sum of all accepted values plus the residual equals the sum of all
-updates. The server sends back only the positions of the candidates that it did not use, since the client knows their values. With any other
-strategy, a client would not know which part of its sketch was used.
+The candidates are coordinates that the server expects to be large. The memory works only with the strategy `sketched-sgd`, in which a
+client sends two frames for an update, in the phases `sketch` and `values`. The second frame contains exact values, so if m = 0, the sum of
+all accepted values plus the residual equals the sum of all updates. The server sends back only the positions of the candidates that it did
+not use, since the client knows their values. With any other strategy, a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from ..errors import MismatchError, ProtocolError
 from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
 SKETCH, VALUES = "sketch", "values"  # names of the phases.
-# Name of the announced candidates, and of their entry in the memory's state
+# Name of the announced candidates (coordinates to send), and of their entry in the state
 CANDIDATES = "candidates"
 NUMBERS = codec("identity")  # codec for values at the candidates
 MARKS = codec("sbc:density=1")  # codec for sets of positions

@@ -1,13 +1,13 @@
-"""Variance-based gradient compression: a coordinate is sent once its gradient is no longer ambiguous.
+"""Variance-based gradient compression: a coordinate is sent once its gradient is large compared to its variance.
 
 Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distributed deep learning. ICLR 2018 (workshop), algorithm 1.
 
     r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  set r and v to zero where accepted, and v ← ζ·v elsewhere.
 
 The sums are over the gradients g of the local steps; in the paper, the sums are over the examples of a batch. The client sends the
-accumulated update e, which for plain SGD with the learning rate η is −η·r. As in error feedback, e keeps the codec's error. Without
-`Context.moments`, an update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's option
-`density` has no effect. The codec `topk` suits best, since the magnitudes of the selected coordinates differ widely.
+accumulated update e, which for plain SGD with the learning rate η is −η·r. As in error feedback, the sum e keeps the codec's error. Without
+`Context.moments` (sums of g and g²), an update counts as the gradient of a single step. The memory itself selects the coordinates, so the
+codec's `density` has no effect. The codec `topk` suits best, since the magnitudes of the selected coordinates differ widely.
 """
 
 from dataclasses import dataclass

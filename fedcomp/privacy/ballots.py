@@ -2,18 +2,17 @@
 
 docs/explanation/elections.md specifies the protocol, and strategies/sealed_election.py has a glossary.
 
-    card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s. σ is v's signature over (slot, v, R).
-    ballot   (E, h, σ, wraps, c):
+    Card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s. Voter v's signature σ covers (slot, v, R).
+    Ballot   (E, h, σ, wraps, c):
              E is a one-time X25519 public key of the sender, with the private key e.
-             c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
-             h = SHA-256(slot, salt, bits) is the commitment of the sender.
-             The wrap for v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
+             The content c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
+             The commitment h of the sender is SHA-256(slot, salt, bits).
+             The wrap for voter v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
              also includes the R of v's card.
-             σ is the sender's signature over (slot, h, SHA-256 of E, the wraps and c).
-    slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
+             The sender's signature σ covers (slot, h, SHA-256 of E, the wraps and c).
+    Slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
 
-Every key encrypts only one text, so the nonce is a constant. If a voter cannot open (decrypt) a ballot, it proves this by revealing the
-private key of its card, which cannot open any other ballot.
+If a voter cannot open (decrypt) a ballot, it proves this by revealing the private key of its card, which cannot open any other ballot.
 """
 
 import os
@@ -40,8 +39,8 @@ KEY, TAG, SALT, HASH = 32, 16, 32, 32  # bytes
 HALF = 48  # bytes of each of the two numbers of a P-384 signature
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
-HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps of a ballot
-WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, R of the voter's card, encrypted K
+HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # fields of a ballot: E, h, σ, number of wraps
+WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, public key of its card, encrypted K
 NONCE = bytes(12)  # a constant nonce is safe, since every key is used once
 
 Entropy = Callable[[int], bytes]  # returns a given number of random bytes
@@ -87,7 +86,7 @@ def signed(key: ec.EllipticCurvePublicKey, signature: bytes, text: bytes) -> boo
 
 @dataclass(frozen=True)
 class Card:
-    """A voter's one-time key pair for one ballot. The voter keeps the private key and sends the rest."""
+    """A voter's one-time key pair for one ballot. The voter keeps the private key and sends `data`."""
 
     private: bytes  # X25519
     data: bytes  # what the voter sends: the public key and its signature
@@ -134,7 +133,7 @@ def seal(
 ) -> bytes:
     """Encrypt bits in a ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
 
-    `voters`: from voter to the public key R on the voter's card.
+    `voters`: dict from voter to the public key on its card.
     """
     key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
     point = own.public_key().public_bytes_raw()
@@ -155,7 +154,7 @@ class SealedBallot:
     slot: Slot
     point: bytes
     commitment: bytes  # the commitment h
-    wraps: Mapping[int, tuple[bytes, bytes]]  # for each voter: R of the card, encrypted K
+    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: public key of its card, encrypted K
     content: bytes
 
     @classmethod

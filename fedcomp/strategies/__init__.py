@@ -35,7 +35,7 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-# From the name of a run option to the function that parses its value, and raises SpecError for an invalid value.
+# By name of a run option, the function that parses its value and raises SpecError if the value is invalid.
 SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
@@ -45,12 +45,12 @@ SPEC_READERS = {
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
-    """Return a dict from name to strategy class, including those of other packages."""
+    """Return the strategy classes by name, including those that other packages define."""
     return _STRATEGIES.available()
 
 
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
-    """Create the server half of a strategy from a spec string such as `powersgd:rank=2`, for models of this layout.
+    """Create the server half of a strategy from a spec string such as `powersgd:rank=2`, for models of the given layout.
 
     Raises SpecError for an invalid spec string, and ConfigError for settings that do not suit the strategy.
     """
@@ -68,8 +68,8 @@ def resolved(config: RunConfig) -> RunConfig:
     """Return a copy of the run options `config` in which unset options have the defaults of the strategy and the memory.
 
     If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses a
-    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` is set if a schedule needs it. Raises
-    UserError.
+    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` (last round of schedules) is set if
+    needed. Raises UserError.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

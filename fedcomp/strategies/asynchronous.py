@@ -1,7 +1,7 @@
 """Asynchronous averaging: the server moves the model whenever enough updates have arrived.
 
 In AsyLPG (Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization, NeurIPS 2019), workers compute gradients
-at a low-precision copy of the model and send them in low precision; the model moves before they arrive. In "Asynchronous federated
+at a low-precision copy of the model and send them in low precision; the model moves before the gradients arrive. In "Asynchronous federated
 optimization" (Xie, Koyejo, Gupta, 2019), an update of staleness s has the weight (1 + s)^−a. In "Federated learning with buffered
 asynchronous aggregation" (Nguyen et al., AISTATS 2022), the model moves when K updates have arrived. This strategy combines these three
 ideas:

@@ -1,15 +1,15 @@
 """Federated averaging of compressed updates.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017.
-Sattler et al. 2019, algorithm 2, compresses the downlink as well.
+Sattler et al. 2019, algorithm 2, compresses the downlink as well. With the decoded update C(a_i) and the weight w_i of client i:
 
     y = Σ w_i C(a_i) / Σ w_i.
 
-C(a_i) is the decoded update of client i. The weight w_i is 1, or the number of examples of client i, but at most `weight_cap` times the
-mean weight. With `clip_update` = c, the server multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). Clipping with `clip_update` is the norm bound
-of Sun, Kairouz, Suresh, McMahan (Can you really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning
-differentially private recurrent language models, ICLR 2018), clients clip before they send. The part of an update that the server clips is
-lost: if the server returned this part to the client's memory, the client would send it again.
+The weight w_i is 1 or the number of examples of client i, capped at `weight_cap` times the mean weight. With `clip_update` = c, the server
+multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). Clipping with `clip_update` is the norm bound of Sun, Kairouz, Suresh, McMahan (Can you
+really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning differentially private recurrent language models,
+ICLR 2018), clients clip before they send. The part of an update that the server clips is lost: if the server returned this part to the
+client's memory, the client would send it again.
 """
 
 import math
@@ -61,7 +61,7 @@ class Average(RoundStrategy):
     def discount(self, accepted: AcceptedUpdate) -> float:
         """Return a factor 0..1 for an update.
 
-        Updates are multiplied by weight and factor, and their sum is divided by the sum of weights.
+        The mean divides the sum of weight · factor · update by the sum of weights.
         """
         return 1.0
 

@@ -2,7 +2,7 @@
 
 A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges of messages between server and cohort). In
 each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements (named byte strings) to an
-assignment. At last, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the rounds.
+assignment. Finally, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the rounds.
 Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
 """
 
@@ -26,10 +26,10 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-DEADLINE = "deadline"  # reported for clients that missed the deadline
-QUORUM = "quorum"  # reported for clients that had not answered when the quorum was reached
+DEADLINE = "deadline"  # stage reported if a client missed the deadline
+QUORUM = "quorum"  # stage reported if a client had not answered when the quorum was reached
 
-Frame = bytes | None | FedcompError  # None: the client sends nothing; an error: the client failed
+Frame = bytes | None | FedcompError  # None if the client sends nothing, an error if it failed
 Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round
 
 
@@ -51,7 +51,7 @@ class StrategyConfig:
     budget_bytes: int = 0
     memory: str = "residual"  # error-feedback memory of the clients
     quorum: float = 1.0
-    timeout_s: float | None = None  # time limit of a phase (--deadline); None = no limit.
+    timeout_s: float | None = None  # time limit of a phase (--deadline), or None for no limit.
     # Learning rate of local SGD, and the server's step size in strategies with a majority vote
     lr: float = 0.05
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
@@ -60,15 +60,15 @@ class StrategyConfig:
     local_steps_schedule: str | None = None
     batch_size_schedule: str | None = None
     density_schedule: str | None = None
-    local_steps: int = 5  # number of local steps without a schedule
-    batch_size: int = 20  # batch size without a schedule
+    local_steps: int = 5  # local steps, unless a schedule sets them
+    batch_size: int = 20  # batch size, unless a schedule sets it
     horizon: int = 0
     rounds: int = 0  # 0 = unknown
     server_optimizer: str = "sgd"
     clip_update: float = 0.0
     clients: int = 0  # number of clients of the run; 0 = unknown
     momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # in local SGD, or in the server's step (decays_in_server_step)
+    weight_decay: float = 0.0  # in local SGD, or in the server's step (decays_in_server_step).
 
 
 # The client half.
@@ -113,7 +113,7 @@ class ClientAlgorithm:
 
     # Whether clients train on `partitions` instead of their own data
     trains_on_partitions: ClassVar[bool] = False
-    # Whether `encode` calls `encode_one` for each client even in a phase with updates
+    # Whether `encode` always calls `encode_one` for each client, and never encodes a batch
     one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
@@ -134,7 +134,7 @@ class ClientAlgorithm:
         return assignment.phase == first
 
     def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
-        """Return the initial `RoundState.values` of a round. `previous`: the state of the client's previous round."""
+        """Return the `RoundState.values` with which a client starts a round. `previous`: the state of its previous round."""
         return {}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
@@ -150,7 +150,7 @@ class ClientAlgorithm:
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
-        """Return the part that `combine` needs of an update [numel] trained on a data partition. `seed`: the run's seed."""
+        """Reduce an update [numel], trained on a data partition, to the input of `combine`. `seed`: the run's seed."""
         return update
 
     def combine(
@@ -296,7 +296,7 @@ class Phase:
     """An exchange of messages between server and clients within a round, and the rule that ends it."""
 
     name: str = TRAIN
-    completion: RoundCompletion | None = None  # None: use the run's quorum and deadline
+    completion: RoundCompletion | None = None  # None = the run's quorum and deadline
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class AcceptedUpdate:
     """A client's report (update and metrics) that passed every check."""
 
     client: int
-    # None: the client sent no update, or a relay has added its update to that of another client
+    # The update, or None if the client sent none or a relay has added it to that of another client
     update: Update | None
     examples: int
     loss: float
@@ -370,8 +370,8 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 class RoundStrategy(ABC):
     """The server half of a federated algorithm: its decisions in a round, and its state between rounds.
 
-    The strategy calls `warn(sentence, kind)` to warn the user. A run shows the first warning of each kind, but every warning of the kind
-    "". Raises ConfigError for settings that do not suit the algorithm.
+    The strategy calls `warn(sentence, kind)` to warn the user. A run shows each kind of warning once, but always shows warnings of kind "".
+    Raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
@@ -381,7 +381,7 @@ class RoundStrategy(ABC):
     notice: str = ""  # text to print at the start of a run.
     # Codec classes that --uplink allows, also with a scope such as @layer; () = all
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
-    required_memory: ClassVar[str] = ""  # the only --memory for this strategy; "" = any
+    required_memory: ClassVar[str] = ""  # the only --memory that this strategy allows; "" = any
     supports_weights: ClassVar[bool] = True  # whether `--weights examples` is allowed.
     # Whether all frames of a run must have the same density
     fixed_frame_size: ClassVar[bool] = False
@@ -391,7 +391,7 @@ class RoundStrategy(ABC):
     # Whether the server applies weight decay in its step, instead of clients in local SGD.
     decays_in_server_step: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # whether a round ends with the first updates to arrive.
-    # 0/1 array [clients in the round, data partitions]: 1 if the client uses the partition. None for strategies without partitions.
+    # 0/1 array [clients in the round, data partitions] with 1 if the client uses the partition, or None without partitions.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -474,7 +474,7 @@ class RoundStrategy(ABC):
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
         """Encode the part of an accepted update that `aggregate` did not use, to return it to the client; b"" if all was used.
 
-        The uplink codec encodes this frame, unless the clients' memory reads another format. Its bytes are counted as traffic.
+        The uplink codec encodes this frame, unless the clients' memory reads another format. The frame counts as traffic.
         """
         return b""
 

@@ -1,13 +1,13 @@
 """Centered clipping: the server clips each update to a radius around the previous aggregate, and averages the clipped updates.
 
-Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2.
+Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2. With the n updates x_i of a round,
+at most f of them Byzantine, the aggregate v and the clipping radius τ:
 
     v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,  starting from the v of the previous round, or from 0 in the first round.
 
-The x_i are the n updates of a round, at most f of them Byzantine. v is the aggregate, τ the clipping radius. A round that does not move the
-model leaves v unchanged. Centered clipping needs n > 2f. The paper's proof needs f ≤ n/10, a τ proportional to the distances between honest
-updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ is the median of the distances ‖x_i − v‖.
-For n > 2f, this median is at most the largest distance of an honest update from v.
+A round that does not move the model leaves v unchanged. Centered clipping needs n > 2f. The paper's proof needs f ≤ n/10, a τ proportional
+to the distances between honest updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ is the
+median of the distances ‖x_i − v‖. For n > 2f, this median is at most the largest distance of an honest update from v.
 """
 
 from collections.abc import Sequence
@@ -47,13 +47,13 @@ class CenteredClipping(ByDistance):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
-        self._next: Tensor | None = None  # v after this round, kept if the model moves
+        self._next: Tensor | None = None  # aggregate v after this round, kept if the model moves
 
     def server_vectors(self) -> Sequence[Update | None]:
         return [None if self.center is None else Dense(self.center.numpy())]
 
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        weights = np.zeros(len(products))  # the last weight is that of v
+        weights = np.zeros(len(products))  # the last weight is for v, the previous aggregate
         weights[-1] = 1
         for _ in range(self.options.iterations):
             lengths = distances_to_mean(products, weights)[:-1]

@@ -9,14 +9,14 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
 
     rows 0..s−1            partition i alone
     rows s+j, j = 0..s−1   all but {j, (j+1) mod s}; for s = 1 all but {0, n−1}
-    the other 2b+1 rows    all partitions
+    the other 2b+1 rows    all partitions.
 
 A vote is correct if it is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at
 least 2b+1. The last 2b+1 seats count all partitions, so they always vote correctly. Of the seats i and s+i, at least one votes correctly:
 seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A Byzantine
-vote reduces the lead of the correct votes by two, and an absent seat by one. So the result stays correct with f Byzantine votes and `a`
-absent seats while 2f + a ≤ 2b. Every seat counts an odd number of partitions, so it never has a tie. The redundancy (mean number of
-partitions per seat) is (n+2b+1)/2 − s/n.
+vote reduces the lead of the correct votes by two, and an absent seat by one. So if 2f + a ≤ 2b, the result stays correct with f Byzantine
+votes and `a` absent seats. Every seat counts an odd number of partitions, so it never has a tie. The redundancy of `deterministic` (mean
+number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
 failed draws, a 1 is added to each empty row and column of the last draw. Drawing again raises the redundancy, for example from 2 to about
@@ -91,7 +91,7 @@ def default_redundancy(n: int) -> float:
 
 @dataclass(frozen=True)
 class Seats:
-    """An election's seats, with their voters, and its partitions, with their data sets."""
+    """The seats of an election with their voters, and the partitions with their data sets."""
 
     members: tuple[tuple[int, ...], ...]  # for each seat, its voters (client ids, ascending)
     groups: tuple[tuple[int, ...], ...]  # for each partition, its data sets, ascending
@@ -119,15 +119,15 @@ def assign_seats(
 ) -> Seats:
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
-    Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The m − n·g remaining
-    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join in pairs the seats i
-    and s+i of the deterministic code; a client without a partner joins a seat that counts all partitions. So the correct votes lead by at
+    Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The remaining m mod n
+    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join seats i and s+i of
+    the deterministic code in pairs; a client without a partner joins a seat that counts all partitions. So the correct votes lead by at
     least
 
         margin = g·(2b+1) + the number of remaining clients in seats that count all partitions.
 
-    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. Only the deterministic code
-    guarantees a correct result; for other codes, `margin` is the same number.
+    The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. For codes other than
+    `deterministic`, `margin` is the same number but guarantees nothing.
 
     A partition of several data sets still has *one* sign per coordinate: that of a gradient over all its data, or the majority of its data
     sets' signs. A sum of signs would give partitions different weights.

@@ -2,8 +2,8 @@
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-    local election    vote of seat i = majority of the signs of the partitions j with G_ij = 1.
-    global election   θ ← θ + η·(majority of the votes), as in the strategy `vote`.
+    Local election:    seat i votes for the majority of the signs of its partitions, those j with G_ij = 1.
+    Global election:   the model moves by the learning rate times the majority of the votes, as in the strategy `vote`.
 
 codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects what voters
 count:
@@ -17,15 +17,15 @@ count:
             that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
             the ballots: the ballot of a Byzantine client counts like any other ballot.
 
-If a partition has several clients, its signs are those of an update on all of its data (`data`), or the majority of its clients' ballots
-(`ballots`). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
+If a partition has several clients, its signs are those of an update on all of its data (form=data), or the majority of its clients' ballots
+(form=ballots). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
-A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a < `Seats.margin`. Here f (an option) is the
-largest number of Byzantine clients in a round, m the number of clients that are proven Byzantine, and a the number of absent voters. An
-invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the server excludes the sender. A Byzantine vote
-reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If m > f, the option `f` is too small:
-the run warns once, and the result is correct only if no other client is Byzantine. If the result could be wrong, the round ends early: the
-server rejects its votes with the reason, and the next round draws a new cohort.
+A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a is below the lead of the correct votes
+(`Seats.margin`). Here f (an option) is the largest number of Byzantine clients in a round, m the number of clients that are proven
+Byzantine, and a the number of absent voters. An invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the
+server excludes the sender. A Byzantine vote reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by
+1. If m > f, the option `f` is too small: the run warns once, and the result is correct only if no other client is Byzantine. If the result
+could be wrong, the round ends early: the server rejects its votes with the reason, and the next round draws a new cohort.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """
@@ -87,9 +87,9 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`, which limits the work of a voter
 STATE = "election"  # name of the checkpoint entry with all known clients
-MANY_CARDS = 1000  # the notice mentions a larger number of cards (one-time keys)
+MANY_CARDS = 1000  # number of cards (one-time keys) per round above which a notice warns
 NO_SEATS = codes.Seats((), (), 0)
-UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # stands for an encrypted update
+UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for an encrypted update
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ class Election(Vote):
         self.f = o.byzantine if o.f is None else o.f
         self.code = np.empty((0, 0), np.uint8)  # allocation matrix G, empty at first
         self.notice = self._guarantee()
-        self.known_clients: set[int] = set()  # all clients that were ever connected.
+        self.known_clients: set[int] = set()  # all clients that ever connected.
         # State of the current round:
-        self.seats = NO_SEATS  # NO_SEATS if there are too few clients
+        self.seats = NO_SEATS  # no seats if there are too few clients
         self._asked = 0  # number of clients in the cohort
         self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
         self._round = 0

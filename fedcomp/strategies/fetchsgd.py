@@ -1,28 +1,27 @@
 """FetchSGD: the server keeps momentum and error feedback in sketches, and clients have no state.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
-ICML 2020, algorithm 1.
+ICML 2020, algorithm 1. With the update x_i and the weight w_i of client i, and the count sketch S(x) of x,
 
     S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
     S_e ← S_e + S_u
     Δ   = the k largest estimates from S_e, else 0
-    W   ← W + η C(λΔ); then
-    error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ))
-    error=zero       the cells of S_e and S_u for the coordinates of C(Δ) become 0.
+    W   ← W + η C(λΔ).
+    Then with error=subtract, S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
+    Then with error=zero, the cells of S_e and S_u for the coordinates of C(Δ) become 0.
 
-Here x_i is the update of client i, w_i its weight, and S(x) the count sketch of x. The server stores the sketch S_u of the momentum and the
-sketch S_e of the accumulated error. λ is the learning rate of the round divided by the learning rate of the run. Updates are proportional
-to λ, but S_u and S_e are not, so they never mix the learning rates of different rounds. As in the authors' code, the λ of the round
-multiplies the step Δ.
+The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. The factor λ is the learning rate of the round
+divided by that of the run. Updates are proportional to λ, but S_u and S_e are not, so these sketches never mix the learning rates of
+different rounds. As in the authors' code, the λ of the round multiplies the step Δ.
 
-C is the downlink codec, which has no error-feedback memory. With error=subtract, the error of C stays in S_e. The paper subtracts
-gradients; in fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, η
-multiplies Δ; the paper multiplies S_u by η, which is equivalent. Removing the sent coordinates from S_u is the momentum masking of Lin et
-al. 2018.
+C is the downlink codec, which has no error-feedback memory; with error=subtract, its error stays in S_e. The paper subtracts gradients; in
+fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, the server
+multiplies Δ by η; the paper multiplies S_u by η, which is equivalent. Removing the sent coordinates from S_u is the momentum masking of Lin
+et al. 2018.
 
 The authors' code implements error=zero, which also deletes the values of other coordinates in the zeroed cells, so that S_e stays bounded.
-With large sketches, `subtract` and `zero` reach the same accuracy: 91.4 % on MNIST after 200 rounds, with 5 × 3000 cells for 7,850
-coordinates. With small sketches of 3 × 1308 cells, `zero` reaches 89.6 %, but `subtract` only 10 %, so `zero` is the default.
+With large sketches, error=subtract and error=zero reach the same accuracy: 91.4 % on MNIST after 200 rounds, with 5 × 3000 cells for 7,850
+coordinates. With small sketches of 3 × 1308 cells, error=zero reaches 89.6 %, but error=subtract only 10 %, so error=zero is the default.
 
 All sketches of a run use the same hash functions and contain the whole model. An uplink codec with the scope `@layer` is an error, since k
 applies to the whole model. The strategy's option `density` determines k; the density of the uplink codec has no effect.
@@ -92,8 +91,8 @@ class FetchSGD(Average):
         self.seed = sketch_seed(self.config.seed)
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
-        self.error = np.zeros(self.shape, FLOAT)  # S_e
-        # S_u and S_e of the round, before the sent coordinates are removed
+        self.error = np.zeros(self.shape, FLOAT)  # S_e.
+        # Sketches S_u and S_e of the round, before the sent coordinates are removed
         self._next = self.momentum, self.error
 
     def _check_settings(self) -> None:

@@ -1,14 +1,13 @@
 """Global top-k: the server keeps the k largest coordinates of the mean of sparse updates that have k coordinates each.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
-networks. ICDCS 2019.
+networks. ICDCS 2019. With the decoded update C(a_i) and the weight w_i of client i (as in the strategy `average`):
 
-    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  the server returns the other values of C(a_i) to client i.
+    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, and 0 elsewhere;  the server returns the other values of C(a_i) to client i.
 
-C(a_i) is the decoded update of client i, and w_i its weight as in the strategy `average`. The density of the uplink codec determines k. If
-a schedule makes updates denser, k is the number of coordinates of the densest update in the round. In the paper, pairs of workers select
-coordinates in a tree; in fedcomp, the server sees the whole sum and selects once. The returned values are encoded as a frame, whose bytes
-count as traffic.
+The density of the uplink codec determines k. If a schedule makes updates denser, k is the number of coordinates of the densest update in
+the round. In the paper, pairs of workers select coordinates in a tree; in fedcomp, the server sees the whole sum and selects once. The
+frame with the returned values counts as traffic.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """

@@ -1,13 +1,13 @@
 """Krum chooses the update with the closest neighbours. Multi-Krum averages several updates with the closest neighbours.
 
-Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017.
+Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. With the n
+updates x_i of a round, at most f of them Byzantine, and the aggregate y:
 
-    s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors x_j nearest to x_i, j ≠ i
-    krum         y = x_i with the smallest s(i)
-    multi-krum   y = the mean of the `keep` vectors with the smallest s(i); `keep` is n − f by default, and at most n − f.
+    s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors x_j nearest to x_i, j ≠ i.
+    Krum:         y = x_i with the smallest s(i).
+    Multi-Krum:   y = the mean of the `keep` vectors with the smallest s(i); `keep` is n − f by default, and at most n − f.
 
-The x_i are the n updates of a round, at most f of them Byzantine, and y is the aggregate. Krum and Multi-Krum need n > 2f + 2. If two
-updates have equal scores s(i), the update of the smaller client id comes first.
+Krum and Multi-Krum need n > 2f + 2. If two updates have equal scores s(i), the update of the smaller client id comes first.
 """
 
 import math

@@ -2,10 +2,10 @@
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards optimal statistical rates. ICML 2018, options I and II.
 
-    median         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two
-    trimmed mean   y_i = the mean of these values without the f largest and the f smallest.
+    Median:         y_i = the median of the clients' values of coordinate i; for an even number of clients, the mean of the middle two.
+    Trimmed mean:   y_i = the mean of the clients' values without the f largest and the f smallest.
 
-With n clients, at most f of them Byzantine, median and trimmed mean need n > 2f. Then y_i lies within the range of the honest clients'
+With n clients, at most f of them Byzantine, median and trimmed mean need n > 2f, so that y_i lies within the range of the honest clients'
 values. The paper trims a fraction β ≥ f/n of the values on each side.
 
 If most clients do not send a coordinate, its median is 0. With a sparse uplink codec, most values that clients send are therefore lost: the
@@ -15,7 +15,7 @@ with the option `mix`, which averages each update with its nearest neighbours be
 The table shows the accuracy in % on the task digits for four uplink codecs, with 10 clients in each of 50 rounds, partition dirichlet:0.3,
 downlink fp16, f=2, and one seed.
 
-                     stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
+    Uplink           stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
     average            91.1      92.8             92.5              93.1
     median              8.6      34.7             91.9              90.6
     median, mixed      92.8      93.3             93.6              93.6

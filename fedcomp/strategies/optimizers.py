@@ -3,9 +3,9 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. The model x moves
 by x ← x + η·step, where η is `--server-lr`. With the averaged update Δ of the round, the optimizers are:
 
-    sgd     m ← μm + Δ;                 step = m, or with nesterov Δ + μm
-    adam    m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ)
-    yogi    m as for adam;              v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ).
+    `sgd`:    m ← μm + Δ;                 step = m, or with nesterov Δ + μm.
+    `adam`:   m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ).
+    `yogi`:   m as for `adam`;            v ← v − (1 − β₂)·Δ²·sign(v − Δ²);        step = m / (√v + τ).
 
 As in the paper, the first moment m starts from 0, the second moment v starts from τ², and there is no bias correction. Nesterov momentum
 with μ = 0.9 and η = 0.7, after many local steps, is the outer optimizer of DiLoCo (Douillard et al., arXiv:2311.08105, 2023). The downlink

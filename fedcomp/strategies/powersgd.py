@@ -2,9 +2,9 @@
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
-    phase left     The server announces Q. Client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ. The server computes P̂, an orthonormal basis of the
+    Phase left:    The server announces Q. Client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ. The server computes P̂, an orthonormal basis of the
                    weighted mean of the Pᵢ.
-    phase right    The server announces P̂. Client i sends Qᵢ = Mᵢᵀ P̂. The server computes Q, the weighted mean of the Qᵢ. The update is
+    Phase right:   The server announces P̂. Client i sends Qᵢ = Mᵢᵀ P̂. The server computes Q, the weighted mean of the Qᵢ. The update is
                    P̂ Qᵀ, and the next round starts from Q.
 
 Both phases are linear, so the update is one step of power iteration on the mean of the matrices Mᵢ. The error of each client, Mᵢ − P̂ Qᵢᵀ,

@@ -18,7 +18,7 @@ error of a squared distance is about 10⁻¹⁶ times the squared lengths of the
 With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than updates do.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
-heterogeneity. AISTATS 2023, algorithm 2.
+heterogeneity. AISTATS 2023, algorithm 2. With the m input vectors xᵢ of a rule:
 
     yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f.
 
@@ -26,9 +26,9 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
 
     y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer.
 
-Here the xᵢ are the m input vectors of a rule. Mixing and bucketing are linear: y = A x with a matrix A [k, m]. f Byzantine clients affect
-at most f buckets. If two vectors are equally near, the vector of the smaller client id counts as nearer. With `mix` and `buckets`, buckets
-are averaged first, and then these averages are mixed.
+Mixing and bucketing are linear: y = A x with a matrix A [k, m]. The f Byzantine clients affect at most f buckets. If two vectors are
+equally near, the vector of the smaller client id counts as nearer. With `mix` and `buckets`, buckets are averaged first, and then these
+averages are mixed.
 """
 
 import math
@@ -111,7 +111,7 @@ class Robust(RoundStrategy):
         return {a.client: reason for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """Return the matrix, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None without both options.
+        """Return the matrix, float64 [k, vectors], by which bucketing and mixing multiply the vectors, or None if neither is used.
 
         `products`: the inner products of the vectors, which only mixing needs.
         """
@@ -207,7 +207,7 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
 
 
 class UpdateMatrix:
-    """Updates as the rows of a matrix [m, numel]. An update None is a row of zeros. Infinite values become the largest float32."""
+    """Updates as the rows of a matrix [m, numel]. A missing update (None) is a row of zeros. Infinite values become the largest float32."""
 
     block: ClassVar[int] = BLOCK
 

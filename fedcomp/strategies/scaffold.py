@@ -1,15 +1,16 @@
 """SCAFFOLD: control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning. ICML 2020, algorithm 1,
-option II. Client i takes K local steps y ← y − η(g − c_i + c) from the model x, where g is the gradient. Then
+option II. Client i takes K local steps y ← y − η(g − c_i + c) from the model x, where g is the gradient, and c_i and c are the control
+variates of client i and of the server. Then
 
     Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i.
 
-Here c_i and c are the control variates of client i and of the server. The sums are over the clients S of the round, and N is the number of
-all clients. The server broadcasts the vector [w; v], and a client sends [Δw; Δv_i], where w are the model's weights. v = u·c and v_i =
-u·c_i are scaled control variates, with u = the run's learning rate times its local steps. Weights and scaled control variates have values
-of similar size, so they share a codec and a memory. Unsent parts of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus
-these residuals. Each client stores its v_i. The traffic is that of a model twice as large.
+The sums are over the clients S of the round, and N is the number of all clients. The server broadcasts the vector [w; v], and a client
+sends [Δw; Δv_i], with the model weights w. The scaled control variates are v = u·c and v_i = u·c_i, with u = the run's learning rate times
+its local steps. Weights and scaled control variates have values of similar size, so they share a codec and a memory. Unsent parts of Δv_i
+stay in the clients' residuals, so c is the mean of all c_i minus these residuals. Client i stores v_i. The traffic is that of a model twice
+as large.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,9 +2,9 @@
 
 The density warm-up is that of Lin, Han, Mao, Wang, Dally (Deep gradient compression, ICLR 2018): the density falls geometrically from 25 %
 to its final value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.25, 1.56, 0.39 and 0.1 %, as in the paper. The learning
-rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up,
-schedules.py takes over. A byte budget limits every update: a client's density is the largest density whose longest possible frame (encoded
-update) fits into the client's part of the budget.
+rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up, the rate
+follows its schedule (schedules.py). A byte budget limits every update: a client's density is the largest density whose longest possible
+frame (encoded update) fits into the client's part of the budget.
 """
 
 import math
@@ -57,7 +57,7 @@ class Schedule:
             self._min_frame_bytes()
         every = schedules.of_options(config, horizon)
         self.local = {name: values for name, values in every.items() if values.text}
-        # Schedule of the uplink codec's density; None = constant density
+        # Schedule of the uplink codec's density, or None for a constant density
         self.density: OptionSchedule | None = None
         if text := config.density_schedule:
             kind, warmup = schedules.FRACTION, config.density_warmup
@@ -70,7 +70,7 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return a dict from client to its settings in a round. `bandwidths`: from client to bytes/s.
+        """Return a dict from client to its settings in a round. `bandwidths`: bytes/s of each client.
 
         With the option `budget_bytes`, a client with unknown bandwidth counts with the mean bandwidth.
         """

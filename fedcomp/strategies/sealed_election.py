@@ -1,19 +1,19 @@
 """Elections with sealed (encrypted) ballots, which the server forwards but cannot read.
 
 Clients vote as in election.py with form=ballots (Sohn et al., NeurIPS 2020). The election code must be `deterministic` with b = (n − 1)/2
-for n seats. Then every voter counts all data partitions, and honest votes reveal no more than the result. docs/explanation/elections.md
-specifies the protocol, and privacy/ballots.py implements the cryptography.
+for n seats. With this code, every voter counts all data partitions, and honest votes reveal no more than the result.
+docs/explanation/elections.md specifies the protocol, and privacy/ballots.py implements the cryptography.
 
 Glossary:
 
-    row       the data partitions that a voter counts; a voter opens the ballots of all clients (senders) in its row.
-    attempt   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round.
-    terms     a digest of the model and the options with which clients train in the round.
-    slot      the identity of one ballot: run, attempt, round, sender and terms; every signature and every key is bound to a slot.
-    card      a voter's one-time public key for one slot, signed by the voter.
-    ballot    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender.
-    complaint the private key of a card, which a voter reveals if it cannot open (decrypt) a ballot with this key.
-    proof     a complaint with its card and its ballot; with a proof, anybody can check that the ballot does not open.
+    Row:       the data partitions that a voter counts; a voter opens the ballots of all clients (senders) in its row.
+    Attempt:   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round.
+    Terms:     a digest of the model and the options with which clients train in the round.
+    Slot:      the identity of one ballot: run, attempt, round, sender and terms; every signature and every key is bound to a slot.
+    Card:      a voter's one-time public key for one slot, signed by the voter.
+    Ballot:    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender.
+    Complaint: the private key of a card, which a voter reveals if it cannot open (decrypt) a ballot with this key.
+    Proof:     a complaint with its card and its ballot; with a proof, anybody can check that the ballot does not open.
 
 The phases of a round are `cards`, `ballots`, `tally` and, only if a complaint is proven, `recount`. Server and clients check every
 signature. Every row must contain each client exactly once: if a ballot counted more than others, the votes would reveal it. A client
@@ -54,17 +54,17 @@ from ..privacy.ballots import (
 from .base import AcceptedByPhase, AcceptedUpdate, ClientAlgorithm, RoundState, Values
 from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
-CARDS, RECOUNT = "cards", "recount"  # names of the other two phases
+CARDS, RECOUNT = "cards", "recount"  # names of the phases before the ballots and after the tally
 ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase.
 # Prefixes of the names of two announcements: a client's public key, and the proof that a client is Byzantine
 KEY_OF, PROOF_OF = "key/", "proof/"
 # Smallest number of partitions with valid ballots for a vote: a vote on fewer ballots would reveal them
 MIN_PARTITIONS = 3
 NO_CARD = bytes(CARD)  # sent instead of a card for a sender whose key is unknown
-MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # largest number of attempts in a run; bytes of an attempt
-COUNT = struct.Struct("<H")  # number of complaints at the start of a vote
+MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # most attempts (server starts) in a run; bytes of a name
+COUNT = struct.Struct("<H")  # field at the start of a vote: its number of complaints
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # a complaint: sender, private key of the voter's card.
-# The head of a proof, before the ballot: the voter, the voter's card, and the card's private key
+# Fields of a proof before its ballot: the voter, the voter's card, and the card's private key
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
 ROUND = struct.Struct("<q")  # round number at the start of what `pack_signed` returns
 NO_COMPLAINTS = COUNT.pack(0)
@@ -73,9 +73,9 @@ NO_COMPLAINTS = COUNT.pack(0)
 ATTEMPTS = "attempts"  # attempts in which the client has signed messages, the newest last
 BITS = "bits"  # the client's own signs (ballot before encryption)
 COMPLAINTS = "complaints"  # packed complaints, until the client sends them
-CARD_FOR = "card/"  # prefix, before a sender: private key of the card for this sender
-BALLOT_OF = "ballot/"  # prefix, before a sender: the opened ballot of this sender
-ANSWERED = "answered/"  # prefix, before a phase that the client has answered
+CARD_FOR = "card/"  # "card/<sender>": private key of the card for this sender
+BALLOT_OF = "ballot/"  # "ballot/<sender>": the opened ballot of this sender
+ANSWERED = "answered/"  # "answered/<phase>": the client has answered this phase.
 
 
 # Terms and messages.
@@ -84,8 +84,8 @@ ANSWERED = "answered/"  # prefix, before a phase that the client has answered
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
     """Return the terms of a round: a digest (32 hexadecimal digits) of everything that determines how clients train.
 
-    All clients must train with the same terms. Otherwise, a server could make the ballots of all clients but one predictable, for example
-    with lr=0, and compute the remaining ballot from the votes.
+    All clients must train with the same terms. If terms differed, a server could make the ballots of all clients but one predictable, for
+    example with lr=0, and compute the remaining ballot from the votes.
     """
     return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
 
@@ -200,13 +200,13 @@ class SealedElectionClient(ClientAlgorithm):
     """Client half: send cards (one-time keys), an encrypted ballot, a vote, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
-    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for virtual clients; devices have PinnedKeys
+    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for simulated clients; devices use PinnedKeys
     options: str = ""  # options of the run that the server announced to the client
 
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Also raise ProtocolError if the assignment contradicts the announced terms, or if the client has already signed this round."""
+        """Extend the base method: raise ProtocolError if the assignment contradicts the announced terms, or repeats a signed round."""
         if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, assignment.announcements
@@ -285,7 +285,7 @@ class SealedElectionClient(ClientAlgorithm):
     def _start_phase(self, values: Values, context: Context) -> None:
         """Record that the client answers a phase after the first.
 
-        If the server repeats an assignment, the session sends the stored answer instead.
+        If the server repeats an assignment, the client sends its stored report without calling this method.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
@@ -444,13 +444,13 @@ class SealedRound:
         self.start(0, {}, 0, "")
 
     def start(self, round: int, rows: Mapping[int, CodeRow], numel: int, terms: str) -> None:
-        """Start a new round. `rows`: from each voter to its row, the data partitions that it counts."""
+        """Start a new round. `rows`: by voter, its row (the data partitions that it counts)."""
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # card for each (voter, sender)
         self.ballots: dict[int, bytes] = {}  # ballot of each sender
         self.proofs: dict[int, Proof] = {}  # proof against each convicted sender
         self.present: set[int] = set()  # clients that were accepted in the phase `cards`
-        self.unknown_keys: dict[int, set[int]] = {}  # for each voter, senders with unknown keys
+        self.unknown_keys: dict[int, set[int]] = {}  # by voter, senders whose keys it does not know
         self._keys: dict[int, bytes] = {}
 
     def announce(self, phase: str, client: int, before: AcceptedByPhase) -> dict[str, bytes]:

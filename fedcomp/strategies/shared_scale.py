@@ -3,8 +3,8 @@
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
-    phase scale    client i trains and sends sᵢ = max |x| of each tensor, after clipping;  the server announces s = maxᵢ sᵢ
-    phase train    client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`.
+    Phase scale:   client i trains and sends sᵢ = max |x| of each tensor, after clipping;  the server announces s = maxᵢ sᵢ.
+    Phase train:   client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`.
 
 Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip, and increases
 the variance, since s is the largest scale of all clients. If a client reports a huge scale, nonzero values become rare and large for all

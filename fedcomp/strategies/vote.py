@@ -1,18 +1,19 @@
 """signSGD with majority vote: one bit per coordinate in each direction.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
-Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019.
+Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. With the update x_i
+of client i and the model θ:
 
-    v_i = sign(x_i);   V = majority of the v_i in each coordinate;   θ ← θ + η V
-    momentum on the server   m ← β m + (1 − β) V;   θ ← θ + η sign(m)
-    momentum on the client   x_i is replaced by the momentum of the memory `signum` (the papers' Signum)
-    weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
+    v_i = sign(x_i),   V = majority of the v_i in each coordinate;   θ ← θ + η V.
+    Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m).
+    Momentum on the client:   x_i is replaced by the momentum of the memory `signum` (the papers' Signum).
+    Weight decay:             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
 
-Here x_i is the update of client i, and θ the model. The step size η is `lr`, the learning rate of local SGD, since a majority of signs has
-no length of its own. A zero in x_i gets a random sign, which differs between clients, so that these signs cancel on average. Ties are
-broken at random. The number of clients in a round should be odd: if it is even, breaking ties at random costs 2 to 3 points of accuracy,
-compared with no step at tied coordinates. Error feedback is optional: with the codec `efsign` and the memory `residual`, clients correct
-the errors of their signs, and the vote ignores the scales of `efsign`. The default downlink codec, `efsign`, sends ±η without loss.
+The step size η is `lr`, the learning rate of local SGD, since a majority of signs has no length of its own. A zero in x_i gets a random
+sign, which differs between clients, so that these signs cancel on average. The number of clients in a round should be odd: if it is even,
+breaking ties at random costs 2 to 3 points of accuracy, compared with no step at tied coordinates. Error feedback is optional: with the
+codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of `efsign`. The
+default downlink codec, `efsign`, sends ±η without loss.
 
 The suspicion of a client is the fraction of its votes on single coordinates, over all rounds, that lost by a margin of at least half of the
 voters.
