@@ -214,7 +214,7 @@ class Checkpoint:
             return data if file is None else self._load(file)
 
     def _load(self, number: int) -> Tensor:
-        # `load_file` maps the file. The copy does not read pages from it later.
+        # `load_file` only maps the file into memory; the copy reads it all.
         return load_file(self._path(number))[DATA].clone()
 
     # Files.

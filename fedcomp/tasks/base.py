@@ -64,8 +64,8 @@ class Task:
     returns a batch, like the `collate_fn` of `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
-    model's output, if any, else the cross-entropy. If the model's output has an attribute `.logits`, these logits are the `outputs` of
-    loss, accuracy and metrics. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression, set `accuracy` to None.
+    model's output, if any, else the cross-entropy. If the model's output has an attribute `.logits`, loss, accuracy and metrics receive
+    these logits as `outputs`. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression, set `accuracy` to None.
     `metrics` maps names to functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and
     targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
@@ -76,7 +76,7 @@ class Task:
     --evaluate clients, `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
-    be called with the arguments shown above.
+    be called with the arguments shown here.
     """
 
     name: str
