@@ -73,7 +73,7 @@ class ClientHook:
         return updates
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
-        """Return the report that a client sends, by default `report`. The frame in `report` was made by `memory`."""
+        """Return the report that a client sends, by default `report`. `memory` made the encoded update in `report`."""
         return report
 
 
@@ -143,8 +143,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return one frame (encoded update) per client, and store the hash of each frame (its ticket) in the client's state.
 
-        The tensor `updates` [m, numel] may be overwritten. If `updates` is None, as in later phases of a round, each memory encodes the
-        next frame of its current update. If a client fails, the result has a FedcompError in place of the client's frame.
+        The tensor `updates` [m, numel] may be overwritten. If `updates` is None, as in later phases of a round, each client's memory
+        encodes the next frame of the client's update. If a client fails, the result has a FedcompError in place of the client's frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}

@@ -45,7 +45,7 @@ class ClientState:
             self.momentum = to_place(self.momentum)
 
     def settle(self, accepted: str, returned: bytes = b"") -> None:
-        """Commit the latest update to the memory if the server accepted it, else roll the memory back.
+        """Commit the latest update to the memory (fedcomp.memories) if the server accepted it, else roll the memory back.
 
         `accepted` is the ticket (hash) of the accepted update. `returned` encodes the entries of the accepted update that the server left
         out, b"" if there are none. The momentum of local SGD is set to zero at the accepted coordinates. Repeated calls have no effect.

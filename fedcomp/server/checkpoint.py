@@ -60,8 +60,8 @@ class Checkpoint:
         self.folder, self.flushed = folder, flushed
         self._lock = threading.RLock()  # protects `_state` and the removal of files
         self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
-        self._staging: Future[None] | None = None  # the write of the last staged batch
-        self._batch: Set[str] = set()  # names of the entries in the last staged batch
+        self._staging: Future[None] | None = None  # the last write that `stage` started
+        self._batch: Set[str] = set()  # names of the entries that `_staging` writes
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)

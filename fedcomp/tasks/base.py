@@ -72,8 +72,8 @@ class Task:
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
     training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. `train_fn` and `evaluate_fn`
     return a dict of numbers with at least the key "loss". If `train_fn` returns a number "examples", it is the weight of the update when
-    updates are weighted by examples. All other numbers in the returned dict are metrics: at most 64, with names of at most 64 bytes. With
-    --evaluate clients, `evaluate_fn` is called on clients.
+    updates are weighted by examples. Other numbers that either function returns are metrics: at most 64, with names of at most 64 bytes.
+    With --evaluate clients, `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown here.
