@@ -42,8 +42,8 @@ class Replica:
         skipped.
 
         Raises NeedDense, and leaves the weights unchanged, if the download cannot be applied to the current version. Raises FrameError for
-        a damaged frame. Also raises NeedDense if the hash of the updated weights differs from the server's hash. In this case, the copy has
-        no valid version until it receives all weights.
+        a damaged frame. Also raises NeedDense if the hash of the updated weights differs from the server's hash; the copy then has no valid
+        version until it receives all weights.
         """
         if assignment.version != self.version:
             self._apply(assignment)
@@ -68,8 +68,8 @@ class Replica:
     def check_path(self, assignment: Assignment, version: str) -> None:
         """Raise NeedDense if the download of an assignment cannot be applied to model version `version`.
 
-        A list of frames (encoded updates) can be applied to its base version, and to the version after each frame. If the server did not
-        receive the client's last report, the download's base version is older than the client's version.
+        A download of frames (encoded updates) can be applied to the model version before each frame, and after the last. If the server did
+        not receive the client's last report, the download starts from an older version than the client's.
         """
         a = assignment
         if a.form == DENSE or version == a.base:

@@ -73,7 +73,7 @@ class ClientHook:
         return updates
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
-        """Return the report that a client sends, by default `report`. The frame in `report` was made by `memory`."""
+        """Return the report that a client sends, by default `report`. `memory` made the encoded update in `report`."""
         return report
 
 
@@ -120,11 +120,11 @@ class EncodingSession:
         Raises NeedDense if the download cannot be applied to the client's version of the model, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        # Else `_commit_accepted` may have committed the update.
+        # Nothing is pending if `_commit_accepted` has committed the update.
         if state.memory.pending is not None:
             state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
-            state.memory.reset()  # the server has committed another frame of this client
+            state.memory.reset()  # the server has accepted another update of this client
             state.after = ""
         if state.version != a.version:
             self.replica.check_path(a, state.version)
@@ -143,8 +143,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return one frame (encoded update) per client, and store the hash of each frame (its ticket) in the client's state.
 
-        The tensor `updates` [m, numel] may be overwritten. If `updates` is None, as in later phases of a round, each memory encodes the
-        next frame of its current update. If a client fails, the result has a FedcompError in place of the client's frame.
+        The tensor `updates` [m, numel] may be overwritten. If `updates` is None, as in later phases of a round, each client's memory
+        encodes the next frame of the client's update. If a client fails, the result has a FedcompError in place of the client's frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -176,7 +176,7 @@ class EncodingSession:
 class ClientSession(EncodingSession):
     """A session that trains its clients, and answers assignments with reports.
 
-    With `keeps_rounds`, a client's state in a round is kept until the client's next round, instead of until the next round of any client.
+    With `keeps_rounds`, a client's state in a round is kept until this client's next round; otherwise, until any client's next round.
     `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are freed once
     they are applied.
     """
@@ -283,7 +283,7 @@ class ClientSession(EncodingSession):
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
         """Commit accepted updates to the memories of all clients in one call.
 
-        A client is left out if the server accepted only a part of its update, or if its momentum must be masked.
+        If the server accepted only a part of an update, or the client keeps momentum, `download` commits the update.
         """
         accepted = []
         for a in assignments:
@@ -426,7 +426,7 @@ def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> Fedcom
     """Return `error`, or a new error if NaN or infinity in the training data may be the cause."""
     if not isinstance(error, NonFiniteError):
         return error
-    if isinstance(trainer.data, LazyData):  # searching the data could take longer than training
+    if isinstance(trainer.data, LazyData):  # not searched, which may take longer than training
         return NonFiniteError(f"{error}, and check the data of train() for NaN and infinity")
     if found := describe_non_finite(trainer.data, trainer.shards[client]):
         return NonFiniteError(

@@ -41,7 +41,7 @@ class Answer:
 
     round: int  # round in which the client started to train
     arrival_s: float  # time at which the answer arrived, in seconds
-    report: Report | None  # None: the client sent no readable report
+    report: Report | None  # None if the client sent no readable report
     result: AcceptedUpdate | Rejection
 
     @property
@@ -68,7 +68,7 @@ class AsynchronousLoop(RoundLoop):
         self.changed: set[int] = set()
         # By round: the exchange of messages with the clients that started in the round.
         self._exchanges: dict[int, Exchange] = {}
-        self._reports: dict[int, Report] = {}  # reports that are not part of an Answer yet.
+        self._reports: dict[int, Report] = {}  # by client: report that is not in `answers` yet.
         # By client: seconds from the assignment to an answer that is not aggregated yet.
         self._seconds: dict[int, float] = {}
 
@@ -108,7 +108,7 @@ class AsynchronousLoop(RoundLoop):
     def _start_clients(self, round: int, traffic: Traffic, excluded: Collection[int]) -> None:
         """Send assignments to idle clients, except `excluded`, until the fraction --participation of the clients is busy."""
         clients = self.gather()
-        # Time may have passed while `gather` waited for clients.
+        # `gather` may have advanced the clock while it waited for clients.
         self.now = max(self.now, self.clock.time_s)
         free = set(clients) - self.started_in.keys() - set(excluded)
         room = max(0, cohort_size(self.config.participation, len(clients)) - len(self.started_in))
@@ -156,7 +156,7 @@ class AsynchronousLoop(RoundLoop):
         self._reports[report.client] = report
 
     def _collect(self) -> None:
-        """Convert newly received results to `Answer` objects."""
+        """Add the answers received since the last call to `answers`."""
         for started_in, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
                 work_s = self.work_s

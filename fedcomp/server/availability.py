@@ -5,9 +5,8 @@ arrives, however late. A round does not wait for silent clients, and silent clie
 are connected. A client that crashes or loses its network therefore delays a run by one deadline, not by one deadline per round. A client
 that answered after the deadline can be drawn again.
 
-In a run with a deadline, a round needs at least two clients. With --quorum below 1, the round also needs this fraction of the cohort. If
-fewer clients are connected than a round needs, the round waits. If the wait takes as long as the deadline, silent clients may be drawn as
-well.
+In a run with a deadline, a round needs at least two clients. With --quorum below 1, a round also needs this fraction of the cohort. If
+fewer clients are connected than a round needs, the round waits. If a round waits as long as the deadline, silent clients may be drawn, too.
 
 A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits for a
 disconnected client without a time limit, during a round and between rounds.
@@ -27,9 +26,10 @@ RETURN_S = 15.0
 
 @dataclass(frozen=True)
 class Quota:
-    """The number of clients that a round waits for. After a wait of `patience_s` seconds, the round begins with `min_clients` clients.
+    """The number of clients that a round waits for.
 
-    If `patience_s` is None, the round waits for `wanted` clients without a time limit.
+    After `patience_s` seconds, the round begins once `min_clients` clients are connected. If `patience_s` is None, the round waits for
+    `wanted` clients without a time limit.
     """
 
     wanted: int
@@ -76,10 +76,9 @@ def _min_after_deadline(config: RunConfig, cohort: int) -> int:
 
 
 class Availability:
-    """The record of silent clients (clients that missed a deadline). `usual` is the number of clients that were not silent when the last
-    round began.
+    """The record of silent clients (clients that missed a deadline).
 
-    A round waits for at most `usual` clients, so that it does not wait again for clients that were already missing.
+    A round waits for at most `usual` clients, the number of clients that were not silent when the last round began.
     """
 
     def __init__(self) -> None:

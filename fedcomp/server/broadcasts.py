@@ -7,7 +7,7 @@ smallest of three kinds of download, measured in encoded bytes:
     overwrite:   the current values of the coordinates that the missed broadcasts touched;
     dense:       the whole model.
 
-The cache never needs more bytes than the dense model. A client gets the whole model if the broadcasts that it missed are larger.
+The cache never needs more bytes than the dense model. A client gets the whole model if the cache lacks a broadcast that the client missed.
 """
 
 import sys
@@ -36,7 +36,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# Maximum number of model versions that `behind` knows. If the cache has more versions, `behind` knows all of them.
+# `Broadcasts.behind` knows this many of the latest model versions, and all versions in the cache.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
@@ -77,7 +77,7 @@ class TouchedPositions:
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
         """Return the positions that the newest `missed` broadcasts changed, in ascending order.
 
-        Return None if the values at these positions need at least `below` bytes.
+        Return None if the weights at the changed positions need at least `below` bytes.
         """
         counts, first = self._counts, self._first
         while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
@@ -109,7 +109,7 @@ class Broadcasts:
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        # None: not computed yet for the current cache.
+        # Positions that the cached broadcasts changed; None until needed.
         self._touched: TouchedPositions | None = None
         self._numbers = {self.version: 0}  # version → its number, counted from the first version
 
@@ -143,7 +143,7 @@ class Broadcasts:
                 f"--downlink-memory {downlink_memory.name} needs several phases, but a broadcast has one; use residual"
             )
         if downlink_memory.name == "residual" and codec.unscoped.lossless:
-            # A lossless codec leaves no residual.
+            # A lossless codec leaves no residual to store.
             downlink_memory = memory("none", codec, numel, layout)
         first = strategy.client_algorithm.initial_global_state(weights)
         return cls(first, layout, codec, downlink_memory, int(config.cache * 4 * numel))

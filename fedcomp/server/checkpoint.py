@@ -60,8 +60,8 @@ class Checkpoint:
         self.folder, self.flushed = folder, flushed
         self._lock = threading.RLock()  # protects `_state` and the removal of files
         self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
-        self._staging: Future[None] | None = None  # the write of the last staged batch
-        self._batch: Set[str] = set()  # names of the entries in the last staged batch
+        self._staging: Future[None] | None = None  # the last write that `stage` started
+        self._batch: Set[str] = set()  # names of the entries that `_staging` writes
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -214,7 +214,7 @@ class Checkpoint:
             return data if file is None else self._load(file)
 
     def _load(self, number: int) -> Tensor:
-        # `load_file` maps the file. The copy does not read pages from it later.
+        # `load_file` only maps the file into memory; the copy reads it all.
         return load_file(self._path(number))[DATA].clone()
 
     # Files.

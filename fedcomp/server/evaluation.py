@@ -49,8 +49,8 @@ class Evaluator:
 
     Before an evaluation or export, running statistics such as those of BatchNorm are computed again for the current weights
     (tasks/running_statistics.py). The statistics are always computed from the same sample of up to 2,000 training examples, so that the
-    exported model is the evaluated model. All other buffers keep the values that `task.model()` gave them. Between evaluations, the memory
-    of large parameters is freed.
+    exported model is the evaluated model. Buffers without running statistics keep the values that `task.model()` gave them. Between
+    evaluations, the memory of large parameters is freed.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Evaluator:
         """Return the tensors to write to model.safetensors: the trained parameters, or the whole `state_dict()` if the model has persistent
         buffers.
 
-        The parameters are views of `weights` where possible. Complex buffers are left out, because some versions of safetensors cannot
-        store them.
+        The returned parameters are views of `weights` where possible. Complex buffers are left out, because some versions of safetensors
+        cannot store them.
         """
         trained = {
             name: view.contiguous() for name, view in self.layout.views(weights.cpu()).items()

@@ -36,7 +36,7 @@ POLL_S = 0.1  # maximum seconds between two checks whether the phase is complete
 
 
 def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
-    """Return the AcceptedUpdate for a report whose decoded frame is `update`. `rate` is the client's learning rate divided by the run's."""
+    """Return a record of an accepted report and its decoded `update`. `rate` is the client's learning rate divided by the run's."""
     return AcceptedUpdate(
         report.client,
         update,
@@ -71,8 +71,8 @@ class Traffic:
     ) -> None:
         """Count the bytes of a download to a client.
 
-        `attached` are byte strings that are sent with the download, such as announcements. `first` is True if the client has never reported
-        a model version. `newest` is the size of the newest broadcast in bytes.
+        `attached` are further byte strings that are sent with the download. `first` is True if the client has never reported a model
+        version. `newest` is the size of the newest broadcast in bytes.
         """
         size = download.bytes
         self.downlink[client] += size + sum(map(len, attached))
@@ -105,7 +105,7 @@ class Exchange:
         self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
         self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.proven: set[int] = set()  # clients that sent frames which no honest client sends
+        self.proven: set[int] = set()  # clients that sent updates which no honest client sends
         self.waiting: set[int] = set()  # clients that have not answered
         self._asked: dict[int, Assignment] = {}
         self._sent_s: dict[int, float] = {}  # client → time at which its last assignment was sent
@@ -182,7 +182,7 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """After the rejection of a frame, also reject the other clients whose updates a relay has added to the same frame."""
+        """After the rejection of an encoded update, also reject the other clients whose updates a relay has added to it."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:

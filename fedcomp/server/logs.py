@@ -34,8 +34,8 @@ class JsonLog(Callback):
 
     While the log uses standard output, everything else that is printed goes to standard error.
 
-    The log is a context manager. Entering the context raises ConfigError if the log file cannot be written. On exit, the error that ended
-    the run is logged, if there is one.
+    Entering the log's context raises ConfigError if the log file cannot be written. On exit, the error that ended the run is logged, if
+    there is one.
     """
 
     def __init__(

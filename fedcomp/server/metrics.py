@@ -27,7 +27,7 @@ TOTALS = {  # fields of RoundRecord
     "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
     "relayed_bytes": "Bytes of frames (encoded updates) from relays.",
 }
-# If clients report more metrics, the least recently reported metrics are dropped.
+# Maximum number of client metrics; beyond it, the least recently reported are dropped.
 MAX_CLIENT_METRICS = 128
 MEAN_HELP = "Mean of a metric over the clients, as last reported."
 WORST_HELP = "Mean of a metric over the worst tenth of the clients, as last reported."
@@ -39,7 +39,7 @@ CLIENT_TOTALS = {
 
 
 class Metrics(Callback, Collector):
-    """The metrics of a run for Prometheus. The hooks are called in the run's thread, and `collect` in any thread."""
+    """The metrics of a run for Prometheus. Any thread may call `collect`."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -54,7 +54,8 @@ class Metrics(Callback, Collector):
         self.latency_s: dict[int, float] = {}  # by client: latency of the last answer.
         # The last values of each metric that clients reported. The least recently reported metric comes first.
         self.client_metrics: dict[str, ClientMetric] = {}
-        self.suspicion: Mapping[int, float] = {}  # suspicion in the last RoundRecord with votes
+        # By client: fraction of its votes that lost by a wide margin, in the last round with votes.
+        self.suspicion: Mapping[int, float] = {}
         self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
             "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS

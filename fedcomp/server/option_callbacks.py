@@ -13,8 +13,8 @@ from .logs import STDOUT, JsonLog
 
 FOLDER = "tensorboard"  # a subfolder of the run folder
 SCALARS = "accuracy loss train_loss uplink_bytes downlink_bytes seconds accepted rejected".split()
-HOURS = "simulated_hours"  # scalar of runs on a virtual network
-RATIO = "ratio"  # scalar: bytes of float32 models divided by bytes of frames
+HOURS = "simulated_hours"  # scalar: virtual hours since the run began
+RATIO = "ratio"  # scalar: bytes of float32 models divided by bytes of encoded updates
 
 
 @contextmanager

@@ -83,8 +83,8 @@ def bandwidths_of(
 ) -> dict[int, float]:
     """Return the uplink bandwidth of each client in bytes per second, or an empty dict if the run has no --budget.
 
-    The bandwidths are those of --bandwidths, or those of the virtual network, `uplinks`. Bandwidths are assigned to the clients in turn.
-    `uplinks` is None without a virtual network. Raises ConfigError if the budget is too small.
+    The bandwidths of --bandwidths or of the virtual network (`uplinks`, or None without a network) are assigned to clients cyclically.
+    Raises ConfigError if the budget is too small.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -135,8 +135,7 @@ def round_record(
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # A client without an update is counted as skipped, unless a relay has added its frame to another frame: the client then has a
-        # ticket.
+        # A client without an update counts as skipped, unless it has a ticket (hash): a relay then added its update to another client's.
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),
@@ -279,7 +278,7 @@ class WarningLog:
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn about a test loss that is not finite, once in a run. The file metrics.jsonl stores null for such a loss, as for rounds without
+    """Warn about a test loss that is not finite, once in a run. The file metrics.jsonl stores null for a non-finite loss, as without
     evaluation.
 
     `loss` is the loss on the data `test`, or None if the model was not evaluated in this round.

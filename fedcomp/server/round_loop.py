@@ -42,7 +42,7 @@ LARGE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round. To save memory, large dense updates in `accepted` no longer have values and frames."""
+    """The outcome of a round. To save memory, large dense updates in `accepted` have lost their values and encoded bytes."""
 
     round: int
     cohort: list[int]
@@ -93,7 +93,7 @@ class RoundLoop:
         self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update.
         # Number of examples in each client's last accepted report.
         self.examples: dict[int, int] = {}
-        # By client: a frame with the entries of its last accepted update that were left out, until the client has received this frame.
+        # By client: the encoded entries of its last accepted update that the server left out, until the client has received them.
         self.dropped: dict[int, bytes] = {}
 
     @property
@@ -118,13 +118,13 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # only the assignments refer to the downloads now
+            self.broadcasts.release_downloads()  # so that only the assignments hold downloads
             exchange.on_answer = partial(self.on_answer, round)
             exchange.run(assignments, phase.completion or completion)
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
-            del exchange, assignments  # so that the downloads are freed
+            del exchange, assignments  # frees the downloads
         return self.close(round, cohort, phases, rejected, traffic)
 
     # The steps of a round.
@@ -137,7 +137,7 @@ class RoundLoop:
         before: AcceptedByPhase,
         traffic: Traffic,
     ) -> tuple[Exchange, list[Assignment]]:
-        """Return the Exchange of a phase, and the assignments to send to the clients in `configs`.
+        """Return a message exchange for a phase, and the assignments to send to the clients in `configs`.
 
         `before` holds the accepted updates of the earlier phases of the round. The bytes of the assignments are counted in `traffic`.
         """
@@ -197,7 +197,7 @@ class RoundLoop:
             try:
                 aggregation, update = self._aggregate(round, {**phases, name: last})
                 if counterpart is None:
-                    # Frees the values before the broadcast is made.
+                    # Free the updates' memory before the broadcast is made.
                     last = [_without_values(a) for a in last]
                 broadcast = self._move(round, update, aggregation.decay)
             except NonFiniteError:
@@ -227,7 +227,7 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's model version, and that the client has received the entries of its update that were left out."""
+        """Record the client's model version. Forget the left-out entries of its last update, which the client has now received."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
@@ -260,7 +260,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the updates of the last phase by estimates of the counterpart (the server's side of the clients' memories).
+        """Replace the last phase's updates by estimates that the counterpart (the server's side of the clients' memories) makes.
 
         The counterpart may add estimates for clients that sent no update.
         """
@@ -290,8 +290,8 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return a large dense update without its frame and values, so that their memory can be freed. The values of the result are NaN. Return
-    other updates unchanged.
+    """Return a large dense update without its values and encoded bytes, so that their memory can be freed. The values of the result
+    are NaN. Return other updates unchanged.
     """
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-# Seconds that a client has to reconnect if its connection ends before it has answered. The client's assignment is then sent again.
+# Seconds that a client has to reconnect if its connection ends before it has answered. After it reconnects, its assignment is sent again.
 GRACE_S = 5.0
 NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
 

@@ -64,19 +64,19 @@ class Task:
     returns a batch, like the `collate_fn` of `torch.utils.data.DataLoader`.
 
     `loss(outputs, targets)` returns a scalar tensor, the mean over the batch. If `loss` is None, the loss is the attribute `.loss` of the
-    model's output, if any, else the cross-entropy. If the model's output has an attribute `.logits`, these logits are the `outputs` of
-    loss, accuracy and metrics. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression, set `accuracy` to None.
+    model's output, if any, else the cross-entropy. If the model's output has an attribute `.logits`, loss, accuracy and metrics receive
+    these logits as `outputs`. `accuracy(outputs, targets)` returns a fraction from 0 to 1. For a regression, set `accuracy` to None.
     `metrics` maps names to functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and
     targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
     training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. `train_fn` and `evaluate_fn`
     return a dict of numbers with at least the key "loss". If `train_fn` returns a number "examples", it is the weight of the update when
-    updates are weighted by examples. All other numbers in the returned dict are metrics: at most 64, with names of at most 64 bytes. With
-    --evaluate clients, `evaluate_fn` is called on clients.
+    updates are weighted by examples. Other numbers that either function returns are metrics: at most 64, with names of at most 64 bytes.
+    With --evaluate clients, `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
-    be called with the arguments shown above.
+    be called with the arguments shown here.
     """
 
     name: str

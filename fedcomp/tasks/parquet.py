@@ -1,6 +1,6 @@
 """Labelled images in parquet files with the schema of the Hugging Face hub, and a cache of the decoded arrays.
 
-The images of MNIST are read from mnist/train.parquet and mnist/test.parquet in the folder of --data, or from the same files without mnist/.
+The images of MNIST are train.parquet and test.parquet in the folder mnist/ of the --data folder, or directly in the --data folder.
 A file may be split into parts such as train-00000-of-00002.parquet. The column `image` (`img` in CIFAR-10) has the type struct<bytes:
 binary, path: string> and contains PNG or JPEG files. The column `label` has the type int64 and contains classes from 0 to 9.
 
@@ -69,7 +69,7 @@ class ImageDataset:
     dataset: str  # name of the data set in messages, and of its folder inside `folder`
     column: str  # name of the column with the images
     shape: tuple[int, ...]  # (channels, height, width), with 1 or 3 channels.
-    # By axes: the mean and the standard deviation of the training set over these axes.
+    # By axes: mean and standard deviation of the training set's pixels over these axes.
     _moments: dict[Any, tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -152,7 +152,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """Partition by the groups of the data. Groups are sorted and numbered from 0; group g belongs to client g mod clients.
+    """Partition by the groups of the data. Groups are sorted, then assigned to the clients cyclically.
 
     `column` names the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`. If the
     data is a list or dict with the data of each client, each client is a group.

@@ -90,7 +90,7 @@ def recalibration_error(task: Task, model: nn.Module, data: Examples, device: to
 def _average(layer: nn.Module) -> RemovableHandle:
     """Make a layer average its running statistics over all forward passes.
 
-    Setting momentum=None would have this effect for BatchNorm, but not for InstanceNorm.
+    With momentum=None, BatchNorm computes this average, but InstanceNorm does not.
     """
     passes = count(1)
     return layer.register_forward_pre_hook(

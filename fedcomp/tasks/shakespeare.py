@@ -35,9 +35,9 @@ from .data import Data
 
 WINDOW = 80  # characters
 TEST_FRACTION = 10  # 1 in 10 windows of a role is test data.
-# The alphabet consists of a newline and printable ASCII, so that the number of a character does not depend on the text.
+# The alphabet consists of a newline and printable ASCII, so that the index of a character does not depend on the text.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-UNKNOWN = len(ALPHABET)  # the number of all characters that are not in ALPHABET
+UNKNOWN = len(ALPHABET)  # the index of every character that is not in ALPHABET
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
 

@@ -51,7 +51,7 @@ def describe(error: BaseException) -> str:
 def client_error(error: BaseException) -> FedcompError:
     """Return the error of a client as a FedcompError.
 
-    A new FedcompError has no traceback, because the frames of a traceback would keep tensors in memory.
+    A new FedcompError has no traceback, because a traceback's stack frames would keep tensors in memory.
     """
     if isinstance(error, FedcompError):
         return error

@@ -1,8 +1,8 @@
 """Faster convolutions on a CPU: torch's channels_last memory format, and convolution, ReLU and max-pooling as one layer.
 
-Since max(relu(x)) = relu(max(x)), the maximum is computed first, so that the ReLU has fewer elements. Computing the maximum first gives
-bit-identical results. In relu(max(conv(x))), most outputs of the convolution have a zero gradient. For large convolutions, the backward
-pass skips zero gradients (kernels/pooled.py), and sums gradients in another order.
+Since max(relu(x)) = relu(max(x)), the ReLU is applied after max-pooling, to fewer elements than before it, with bit-identical results.
+In relu(max(conv(x))), most outputs of the convolution have a zero gradient. For large convolutions, the backward pass skips zero gradients
+(kernels/pooled.py), and sums gradients in another order than torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ class _PooledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, indices, result = ctx.saved_tensors
-        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # keeps the gradients of NaN results
+        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # NaN results keep their gradients
         grad_x, grad_weight = pooled.gradients(
             x, weight, grad_out, indices, ctx.padding, ctx.needs_input_grad[0]
         )

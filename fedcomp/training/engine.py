@@ -30,7 +30,7 @@ class Job(NamedTuple):
     client: int  # id of the client or number of a data partition; part of random seeds
     batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
     buffers: dict[str, Tensor] | None = None  # buffers of the model after the client's last round
-    traces: Traces = NO_TRACES  # float32 vectors [numel], changed in place
+    traces: Traces = NO_TRACES  # momentum and similar vectors [numel], changed in place
     rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn.
     # State of the optimizer or the train_fn after the client's last round.
     state: dict[str, Any] | None = None
@@ -138,7 +138,7 @@ class Engine(ABC):
         """
 
     def resident(self, data: Examples) -> Examples:
-        """Return the data on the device from which the engine reads it."""
+        """Return `data` on the device where the engine needs it."""
         return data.to(self.device)
 
     def close(self) -> None:
@@ -271,7 +271,7 @@ class SerialEngine(ClientEngine):
     """An engine that trains one client at a time by SGD or a torch optimizer.
 
     `model` is moved to `device`, and its float32 parameters become views of one vector. On a CPU, the weights of convolutions are separate
-    tensors in the channels_last format if the model works in that format. The channels_last format reduces the training time by a quarter.
+    tensors in the channels_last format if the model works in that format. On a CPU, channels_last reduces the training time by a quarter.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -291,7 +291,7 @@ class SerialEngine(ClientEngine):
         if self.device.type == "cuda":
             rnns = [module for module in self.model.modules() if isinstance(module, nn.RNNBase)]
             separate |= {p for rnn in rnns for p in rnn.parameters()}
-        # Pairs of a parameter that is not a view and its slice of `weights`. Values are copied between the two before and after training.
+        # Parameters that are not views, each with its slice of `weights`. Training starts from the slice, and stores its result there.
         self.copied: list[tuple[nn.Parameter, Tensor]] = []
         set_memory_format(self.model, self.channels_last)
         views = self.layout.views(self.weights).values()
@@ -326,7 +326,7 @@ class SerialEngine(ClientEngine):
         except RuntimeError as error:
             if not self.channels_last or NOT_CONTIGUOUS not in str(error):
                 raise
-            self.channels_last = False  # the model needs contiguous activations
+            self.channels_last = False  # the model does not work in this format
             self._arrange()
             return self.train_job(start, data, job, sgd, seed, out)
         state = steps.finish()

@@ -62,7 +62,7 @@ def evaluate(
     except RuntimeError as error:
         if not images or NOT_CONTIGUOUS not in str(error):
             raise
-        # A `view` in the forward pass needs contiguous activations.
+        # The model calls `view`, which fails in the channels_last format.
         set_memory_format(model, channels_last=False)
         return _evaluate_batches(task, model, data, batch_size or default, rows, lenient)
 

@@ -6,12 +6,12 @@ communication efficient momentum SGD. ICML 2019.
 
     g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start.
 
-Here, w are the weights, L_B is the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. The proximal term of
-FedProx, with the weight ρ (`proximal`), keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated
-optimization in heterogeneous networks. MLSys 2020. The gradient correction c is set by strategies such as SCAFFOLD, and is 0 otherwise.
+Here, w are the weights, g the gradient, L_B the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. The
+proximal term of FedProx, with the weight ρ (`proximal`), keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith:
+Federated optimization in heterogeneous networks. MLSys 2020. Strategies such as SCAFFOLD set the gradient correction c, otherwise 0.
 
-With `keep_momentum`, a client keeps the momentum vector u between rounds. At coordinates whose update was sent and accepted, u starts from
-zero. Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
+With `keep_momentum`, a client keeps the momentum vector u between rounds. At coordinates whose update was accepted, u starts from zero.
+Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math
@@ -103,8 +103,8 @@ class LocalSGD:
     def for_round(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """Return these options with the changes that the server assigned for a round.
 
-        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, the option stays unchanged. A nonzero `steps` replaces both
-        `steps` and `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
+        `lr` multiplies the learning rate. If `steps` or `batch_size` is 0, the option stays unchanged. A nonzero `steps` replaces the
+        options `steps` and `epochs`. Raises ProtocolError if `lr` is not positive and finite, or if a value exceeds the limits of a run.
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
@@ -141,7 +141,7 @@ class Traces(NamedTuple):
 
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """`sums` and `squares`, or None if no memory (fedcomp.memories) needs them."""
+        """`sums` and `squares` of gradients, or None if no memory (fedcomp.memories) needs them."""
         return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod
@@ -209,7 +209,7 @@ class Descent:
         self.correction = views(traces.correction)
         self.anchors = views(base) if sgd.proximal else None
 
-    @torch.no_grad()  # in torch 2.4, weights require gradients under vmap
+    @torch.no_grad()  # required under vmap in torch 2.4, where weights require gradients
     def step(self, gradients: Tensors) -> None:
         """Take a step with gradients that are already clipped."""
         gradients = self.adjusted(gradients, self.sgd.weight_decay)

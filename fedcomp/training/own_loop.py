@@ -51,7 +51,7 @@ class LocalRound:
 
     @classmethod
     def of(cls, job: Job, sgd: LocalSGD, device: torch.device, seed: int) -> "LocalRound":
-        """Return the `LocalRound` of a job, with the options of `sgd` and a copy of the client's state."""
+        """Return the argument `round` of a job's train_fn, with the options of `sgd` and a copy of the client's state."""
         batch_size = sgd.batch_size // sgd.accumulate
         options = sgd.lr, sgd.steps, sgd.epochs, batch_size, sgd.precision
         return cls(job.round, job.client, *options, device, seed, copy.deepcopy(job.state or {}))
