@@ -67,7 +67,7 @@ class JoiningTransport(GridTransport):
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
-        """Do nothing: Flower authenticates the nodes."""
+        """Do nothing, because Flower authenticates the nodes."""
 
     def traffic(self) -> None:
         """Return None: the bytes at a SuperLink's port are not counted."""
