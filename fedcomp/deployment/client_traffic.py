@@ -43,7 +43,7 @@ class ClientTraffic:
         report = self.transport.traffic()
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
-            # None for a client behind a relay, and on a platform that does not count bytes.
+            # `counted` is None for a client behind a relay, and on a platform that does not count bytes.
             counted = by_client.get(client)
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING

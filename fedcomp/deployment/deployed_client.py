@@ -110,7 +110,7 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        # Whether the memory's state contains this frame, so that the report need not store it.
+        # Whether the memory's state contains the report's frame, which then is not stored twice.
         is_pending = pending is not None and report.frame == pending
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}

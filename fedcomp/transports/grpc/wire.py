@@ -161,7 +161,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# For each kind of message, a function that makes its base message from the invitation of the stream.
+# By kind of message: a function that makes the base message, whose values need not be sent, from the stream's invitation.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -244,7 +244,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield a message as one gRPC message, or as a BEGIN message and parts, made on demand.
+    """Yield a message as one gRPC message, or as a BEGIN message and parts.
 
     A part of a large frame contains no other data.
     """
