@@ -36,8 +36,8 @@ LOG_INTERVAL_S = 0.2  # longest time between two prints of queued log messages
 COMBINE_S = 1.0  # time in which equal log messages of several clients are combined
 REFUSAL_S = 5.0  # time for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model's size in float32
-SPARE_BYTES = 64 << 20  # bytes added to the size of MAX_MODELS models
-JITTER = random.Random()  # separate from the global generator of `random`, which users may seed
+SPARE_BYTES = 64 << 20  # bytes by which a message may exceed MAX_MODELS times the model's size
+JITTER = random.Random()  # for random pauses; not Python's global generator, which users may seed
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class ClientProcess:
     """A process with one or more clients.
 
     `clients`: the clients by logical id. `log_message` is called with each log message, in the thread that calls `run`. Equal messages of
-    several clients are combined into one. `patience_s`: how long a client tries to reach a server; None means no limit. `stay`: whether to
+    several clients are combined into one. `patience_s`: how long a client tries to reach a server, or None for no limit. `stay`: whether to
     wait for the next run when a run is over. `retry_s`: pauses between attempts to connect; the last pause is repeated.
     """
 
@@ -172,7 +172,7 @@ class ClientProcess:
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._entries: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
-        # By text of a log message: the clients that logged it, the message, and the monotonic time at which the message is printed.
+        # Queued log messages by text: the clients that logged the message, the message, and the `time.monotonic()` at which it is printed.
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
         self._ended = False
 
@@ -257,7 +257,7 @@ class ClientProcess:
             self._queue_message(hosted, log_messages.unknown(assignment, others))
 
     def _log_entries(self, now_s: float) -> None:
-        """Pass queued log messages to `log_message`. Equal messages of several clients are combined."""
+        """Pass queued log messages to `log_message`."""
         with suppress(queue.Empty):
             while True:
                 client_id, entry, until_s = self._entries.get_nowait()
@@ -309,7 +309,7 @@ class ClientProcess:
                 try:
                     await stack.enter_async_context(connection)
                 except UnreachableError:
-                    await asyncio.to_thread(target.check)  # raises an error that names the cause
+                    await asyncio.to_thread(target.check)  # `check` raises a more precise error
                     raise
             async for message in connection.messages():
                 if isinstance(message, Refused):

@@ -25,7 +25,7 @@ class ClientTraffic:
         return report.total.minus(before)
 
     def port(self) -> PortFigures:
-        """Return the connections, refusals and bytes of the port, for the metrics page. This method may be called from any thread."""
+        """Return the counts of connections, refused streams and bytes at the port for the metrics page. Any thread may call this method."""
         report, counts = self.transport.traffic(), self.transport.counts()
         refused = [(name.partition("refused: ")[2], count) for name, count in counts.items()]
         return PortFigures(
@@ -43,7 +43,7 @@ class ClientTraffic:
         report = self.transport.traffic()
         by_client, records = (report.by_client if report else {}), []
         for client in sorted({*result.cohort, *frames.downlink}):
-            # None for a client behind a relay, and on a platform that does not count bytes.
+            # `counted` is None for a client behind a relay, and on a platform that does not count bytes.
             counted = by_client.get(client)
             wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = counted or NOTHING
@@ -51,7 +51,7 @@ class ClientTraffic:
             downlink_bytes = frames.downlink.get(client, 0)
             silent = rejection and client not in frames.seconds
             if silent and counted and wire.bytes_out < downlink_bytes:
-                downlink_bytes = 0  # the port did not send these frames
+                downlink_bytes = 0  # the port sent fewer bytes than the frames have
             records.append(
                 ClientRecord(
                     client=client,

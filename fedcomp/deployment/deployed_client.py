@@ -47,7 +47,7 @@ class DeployedClient:
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
         self._report: Report | None = None  # the report on the last assignment
-        self._inputs = ""  # `_phase_inputs` of the last assignment
+        self._inputs = ""  # digest of the last assignment's inputs (`_phase_inputs`)
         self._saved = True  # whether the folder holds the current state
 
     @property
@@ -62,7 +62,7 @@ class DeployedClient:
         return self._session
 
     def join(self, invitation: Invitation) -> Presence:
-        """Join a run, and continue from the state stored for this run, if any. Return the `Presence` that answers the invitation.
+        """Join a run, and continue from the state stored for this run, if any. Return the client's answer to the invitation.
 
         Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
         """
@@ -110,7 +110,7 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        # Whether the memory's state contains this frame, so that the report need not store it.
+        # Whether the memory's state contains the report's frame, which then is not stored twice.
         is_pending = pending is not None and report.frame == pending
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}

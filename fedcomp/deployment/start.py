@@ -64,7 +64,7 @@ INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
-# By option of simulations: the error for a deployment that sets this option to a value other than its default or its values in ALLOWED.
+# Error messages by simulation option, for deployments that set the option to a value other than its default or its values in ALLOWED.
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
@@ -77,7 +77,7 @@ ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
 LOOPBACK = "127.0.0.1"
 # Size of the largest report: a dense update with room to spare, and a sealed ballot (encrypted vote) for each client of the cohort.
 UPDATE_BYTES = 8  # bytes per parameter
-BALLOT_BYTES = 1 / 4  # bytes per parameter and client
+BALLOT_BYTES = 1 / 4  # size of the ballots: bytes per parameter and client of the cohort
 SPARE_BYTES = 1 << 20
 MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
 
@@ -87,7 +87,7 @@ class Endpoint:
     """A server's host, port and keys. `keys`: the folder that `fedcomp keys init` made, or None for no TLS and clients without keys."""
 
     port: int = 8080  # 0 means any free port
-    host: str = ""  # "" means loopback without keys, and all addresses of this machine with keys
+    host: str = ""  # "" means loopback if `keys` is None, else all addresses of this machine
     keys: Path | None = None
 
     @property
@@ -348,7 +348,7 @@ class Deployment:
             self.transport.recheck_keys()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
-        """Record a client that joined or reconnected. Report the client's model version to the round loop, which may not know it."""
+        """Record a client that joined or reconnected. Tell the round loop which model version the client has."""
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version

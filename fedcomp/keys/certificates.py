@@ -155,9 +155,9 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument with which an error message recommends `fedcomp keys renew`: "server" or "relay-ID".
+    """Return "server" or "relay-ID", the argument of `fedcomp keys renew` in an error message about a certificate.
 
-    The text contains "ID", because a relay's certificate does not contain the id. Only the registry decides which keys belong to relays.
+    "ID" is a placeholder, because a relay's certificate does not contain its id. Only the registry decides which keys belong to relays.
     """
     relay = certificate is not None and certificate.subject == _common_name(RELAY)
     return "relay-ID" if relay else "server"

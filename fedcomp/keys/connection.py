@@ -20,7 +20,7 @@ from ..errors import ConfigError, KeysError, UnreachableError
 from .certificates import holder_of, hosts_of, parse_certificate
 from .enrolment import Enrolment, out_of_date, utc_now
 
-# Causes by OpenSSL's error code for a certificate.
+# OpenSSL's error codes for a certificate that is not valid now.
 OUT_OF_DATE = {9: "not yet valid", 10: "expired"}
 # OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
 OTHER_HOST = (62, 64)
@@ -232,7 +232,7 @@ class _Probe:
         if self.enrolment is not None:
             if isinstance(error, TimeoutError):
                 raise self.silent()
-            with self._connect():  # raises another error if the server has just ended
+            with self._connect():  # raises a connection error if the server has just ended
                 raise self._refused(self.enrolment, error) from error
         if self._server_certificate():
             raise self._error("tls") from error

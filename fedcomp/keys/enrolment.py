@@ -131,7 +131,7 @@ class TomlTable:
             raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
 
     def take(self, name: str, read: Callable[[Any], T], expected: str) -> T:
-        """Return the field `name`, parsed by `read`. Raises KeysError if the field is missing or is not `expected`."""
+        """Return the field `name`, parsed by `read`. Raises KeysError, which names what is `expected`, for a missing or malformed field."""
         if name not in self.table:
             raise KeysError(f"{self.where}: '{name}' is missing; {self.remedy}")
         try:

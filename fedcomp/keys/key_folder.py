@@ -7,8 +7,8 @@
     registry.toml:             public key, state and end of validity of each client and relay; read by the server
 
 A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
-replace registry.toml last. If a command is killed at any moment, registry.toml has either its old or its new content, and is complete. If
-registry.toml has its old content, the same command can be run again. Private files are created with mode 0600 and folders with mode 0700.
+replace registry.toml last. If a command is killed at any moment, registry.toml is complete, with old or new content. A command that was
+killed before it replaced registry.toml can be run again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -88,7 +88,7 @@ def make(
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
     """Enrol `count` new clients. Return their ids, which follow the highest existing client id.
 
-    Raises KeysError, for example if ca.key is not in the folder or the CA's certificate has expired.
+    Raises KeysError, for example if ca.key is missing or the CA's certificate has expired.
     """
     with _locked(folder) as state:
         issuer, first = state.issuer(days), state.next_id(relay=False)
@@ -100,7 +100,7 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tuple[int, list[str]]:
     """Enrol a relay that clients reach at `hosts`. Return the relay's id and the hosts of its certificate.
 
-    Raises KeysError, for example if a host is not valid, ca.key is not in the folder, or the CA's certificate has expired.
+    Raises KeysError, for example if a host is not valid, ca.key is missing, or the CA's certificate has expired.
     """
     names = certificates.certificate_hosts(hosts)
     with _locked(folder) as state:
@@ -125,11 +125,11 @@ def revoke(folder: str | Path, *holders: int | str) -> None:
 def renew(
     folder: str | Path, holder: int | str, days: int = DAYS, hosts: Sequence[str] = ()
 ) -> datetime:
-    """Write a new enrolment file, with a new key, for a client or relay. Return the time at which the new certificate expires.
+    """Write a new enrolment file, with a new key, for a client or relay. Return the new certificate's expiry time.
 
     The old key is refused from now on. If the client or relay was revoked, it is accepted again. A relay's new certificate is for the hosts
     of its old enrolment file and for `hosts`. Raises KeysError if `holder` is not in the registry, the hosts of a relay are not known,
-    ca.key is not in the folder, or the CA's certificate has expired.
+    ca.key is missing, or the CA's certificate has expired.
     """
     with _locked(folder) as state:
         old = state.entry(holder)
@@ -151,10 +151,10 @@ def renew(
 def renew_server(
     folder: str | Path, hosts: Sequence[str] = (), days: int = DAYS
 ) -> tuple[list[str], datetime]:
-    """Write a new key and certificate for the server. Return the certificate's hosts and the time at which it expires.
+    """Write a new key and certificate for the server. Return the certificate's hosts and expiry time.
 
     The new certificate is for the hosts of the old certificate and for `hosts`. The enrolment files of clients stay valid. Raises
-    KeysError, for example if ca.key is not in the folder or the CA's certificate has expired.
+    KeysError, for example if ca.key is missing or the CA's certificate has expired.
     """
     with _locked(folder) as state:
         issuer, file = state.issuer(days), state.folder / SERVER_CRT
@@ -192,7 +192,7 @@ class _Issuer:
     server: str | None  # the server's address, for enrolment files
 
     def certify_server(self, hosts: Sequence[str]) -> datetime:
-        """Write a new key and certificate for the server. Return the time at which the certificate expires."""
+        """Write a new key and certificate for the server. Return the certificate's expiry time."""
         key = ec.generate_private_key(CURVE())
         now, ends = self._validity()
         certificate = certificates.server_certificate(key.public_key(), hosts, self.key, now, ends)
@@ -239,7 +239,7 @@ class _State:
     server: str | None
 
     def issuer(self, days: int) -> _Issuer:
-        """Read the CA's certificate and key. Raises KeysError if ca.key is not in the folder or the CA's certificate has expired."""
+        """Read the CA's certificate and key. Raises KeysError if ca.key is missing or the CA's certificate has expired."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = certificates.read_private_key(
             self.folder / CA_KEY, "restore it for this command, which signs a certificate with it"
@@ -332,8 +332,8 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
     """Return the paths of the server's certificate and private key, for a server that is about to start.
 
-    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now. Clients would refuse a server with
-    such files.
+    Raises KeysError if certificate, key and CA do not match, or if the certificate is not valid now, since clients
+    would then refuse the server.
     """
     folder, now = keys_folder(folder), now or utc_now()
     certificate = check_server_files(folder)

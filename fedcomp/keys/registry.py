@@ -111,12 +111,12 @@ class Registry:
 
     @property
     def entries(self) -> tuple[RegistryEntry, ...]:
-        """All clients in the order of their ids. The tuple is empty while registry.toml is malformed."""
+        """All clients in the order of their ids; empty while registry.toml is malformed."""
         return self._current().clients
 
     @property
     def relays(self) -> tuple[RegistryEntry, ...]:
-        """All relays in the order of their ids. The tuple is empty while registry.toml is malformed."""
+        """All relays in the order of their ids; empty while registry.toml is malformed."""
         return self._current().relays
 
     @property
@@ -125,12 +125,12 @@ class Registry:
         return self._current().problem
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the logical id of the client with this key hash, or None if the key is refused. `reason_of_hash` returns the reason."""
+        """Return the logical id of the client with this key hash, or None if the key is refused; see `reason_of_hash`."""
         entry, why = self._find(key_hash)
         return entry.id if entry and not why and not entry.relay else None
 
     def relay_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the id of the relay with this key hash, or None if the key is refused. `reason_of_hash` returns the reason."""
+        """Return the id of the relay with this key hash, or None if the key is refused; see `reason_of_hash`."""
         entry, why = self._find(key_hash)
         return entry.id if entry and not why and entry.relay else None
 

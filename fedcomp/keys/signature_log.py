@@ -1,8 +1,8 @@
 """The log in which a client stores its signatures and the public keys that it has pinned (keyring.py), for each run.
 
-When a client joins another run, its other state is replaced, but the log of the previous run is kept. If the client has a state folder, the
-log has one small file there for each run, and each change replaces the whole file. Without a state folder, the log is lost when the process
-ends.
+When a client joins another run, the state of the previous run is replaced, but the log of that run is kept. If the client has a state
+folder, the log has one small file there for each run, and each change replaces the whole file. Without a state folder, the log is lost when
+the process ends.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from typing import Any
 from ..errors import UserError
 from ..state_folder import StateFolder
 
-MAX_RUNS = 4096  # largest number of runs in the log, because no run is ever removed
+MAX_RUNS = 4096  # largest number of runs in the log, from which no run is ever removed
 PREFIX = "sealed-"  # prefix of the files' names
 
 
 class SignatureLog:
-    """Signatures and pinned keys as bytes, by run and name. Entries are never removed."""
+    """Signatures and pinned keys as bytes, by run and entry name."""
 
     def __init__(self, folder: StateFolder | None = None):
         self.folder = folder

@@ -95,7 +95,7 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the frames of this run."""
     uplink = strategy.uplink
     clients = cohort_size(config.participation, config.clients)
-    per_relay = -(-config.clients // config.relays)  # a cohort may be divided unevenly among relays
+    per_relay = -(-config.clients // config.relays)  # a cohort may contain all clients of a relay
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     inner = uplink.unscoped
     if strategy.name not in STRATEGIES:

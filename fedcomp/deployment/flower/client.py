@@ -14,7 +14,7 @@ from . import processes
 from .device_app import FOLDER, MESSAGES, REFUSED, SETUP
 from .events import new_lines
 
-HOME, LOG = "supernode", "supernode.log"  # names in the state folder
+HOME, LOG = "supernode", "supernode.log"  # Flower's home folder and log file in the state folder
 POLL_S = 0.2  # time between two reads of the ClientApp's messages
 FAREWELL_S = 5.0  # time for the SuperNode to send the answer to the server's farewell
 TRUST_WARNING = (
@@ -24,7 +24,7 @@ TRUST_WARNING = (
 
 
 class FlowerClient:
-    """A client in a SuperNode, with its files in the state folder `path`. `log_message` is called with each log message.
+    """A client in a SuperNode, with its files in the state folder `path`.
 
     `options`: the client's options for the ClientApp in device_app.py, with absolute paths.
     """

@@ -18,7 +18,7 @@ from ...callbacks import (
 from ...errors import FedcompError, UserError
 from ...server.run_folder import client_metrics_of, parse_record
 
-ENDED, FAILED = "ended", "failed"  # names of the last event; all other events are callback calls
+ENDED, FAILED = "ended", "failed"  # the file's last event has one of these names
 
 
 class EventWriter(ForwardingCallback):

@@ -116,7 +116,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, and kill it after 5 s. Kill its process group and, on Linux, all its descendants if they run 5 s longer.
+    """Terminate a process, and kill it after 5 s. Then kill its process group and, on Linux after 5 s, its remaining descendants.
 
     Flower's SuperLink starts its child processes in another process group.
     """
@@ -154,7 +154,7 @@ def _descendants(pid: int) -> set[tuple[int, str]]:
 
 
 def _start_of(pid: int) -> str:
-    """Return the start time of a running process, in clock ticks since boot; "" for a zombie or a process that has ended."""
+    """Return the start time of a running process, in clock ticks since boot, or "" for a zombie or a process that has ended."""
     fields = _stat(pid)
     return fields[19] if fields and fields[0] != "Z" else ""
 

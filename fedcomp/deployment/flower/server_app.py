@@ -16,7 +16,7 @@ from ...transports.flower.joining import JoiningTransport
 from ..start import Deployment, Endpoint
 from .events import ENDED, EventWriter
 
-FOLDER = "fedcomp-folder"  # key in the run config; its value is the folder of SETTINGS and EVENTS
+FOLDER = "fedcomp-folder"  # key in Flower's run config for the folder of settings and events
 SETTINGS, EVENTS = "settings.json", "events.jsonl"
 
 app = ServerApp()

@@ -30,7 +30,7 @@ from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, inconsistent
 EVALUATE = "evaluate"
 HOOKS = "configure_train aggregate_train configure_evaluate aggregate_evaluate summary".split()
 
-log = logging.getLogger("flwr.fedcomp")  # handled by Flower's own log handlers
+log = logging.getLogger("flwr.fedcomp")  # a logger whose messages Flower's own log handlers print
 
 
 class Compressed(Strategy):
@@ -141,7 +141,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
+        """Return the wrapped strategy's messages, packed as in `configure_train`."""
         return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(

@@ -4,8 +4,8 @@
 
 On the server, `fedcomp.transports.flower.Compressed` wraps the strategy. The mod turns the server's message into the ArrayRecord that the
 app expects. The mod encodes the difference between the arrays that the app returns and those that it received, with error feedback.
-Messages of other strategies pass unchanged. The server chooses the codecs and names them in each message. The client chooses the
-error-feedback memory.
+Messages of strategies without `Compressed` pass unchanged. The server chooses the codecs and names them in each message. The client
+chooses the error-feedback memory.
 
 A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The mod therefore stores a client's
 state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, a client keeps its state in its
@@ -43,9 +43,9 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # number of newest runs whose client states are kept
 TICKET_BYTES = 16
-# Names of the values that the server announces. A client does not use a stored state if one of these values has changed since.
+# Names of the values in the server's messages that identify a run. A client ignores a stored state in which one of them differs.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
-HEAD = "head"  # name of the header in a stored state
+HEAD = "head"  # entry of a stored state with the run's values and the layout, as JSON
 CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
 
 
@@ -80,7 +80,7 @@ def check_memory(memory: str) -> None:
         raise ConfigError(
             f"memory '{name}' needs state that a Flower mod cannot access; use memory='residual', or run fedcomp client instead"
         )
-    # If the memory does not suit stc, the server may still choose another codec.
+    # Check the memory's spec only: a memory that does not suit the codec stc may suit the server's codec.
     with suppress(ConfigError):
         memory_of(memory, codec("stc"), 1)
 
@@ -116,7 +116,7 @@ def _answer(
         message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
             client.save(storage)
-    except FedcompError as error:  # reply without calling the app
+    except FedcompError as error:  # answer a failed download without calling the app
         kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
         report = failure(a, stage, str(error), kind=kind)
         return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=message)
@@ -136,7 +136,7 @@ def _answer(
         frame = client.encode(a, client.layout.vector(trained).sub_(start))
         client.save(storage)
     except FedcompError as error:
-        records = reply.content.items()  # reply without the arrays, which the server could not use
+        records = reply.content.items()  # the failure report omits the arrays of the app
         others = RecordDict({k: r for k, r in records if not isinstance(r, ArrayRecord)})
         reply.content = Parcel.of(failure(a, stage, str(error), *version)).put(others, "")
         return reply
@@ -204,7 +204,7 @@ class AppClient:
 
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
-        self.run = run  # the values of ANNOUNCED from the server, and the memory
+        self.run = run  # the values that identify the run (ANNOUNCED), and the memory's spec
         vector = layout.vector_layout
         self.replica = Replica(torch.zeros(vector.numel), vector, codec(run["downlink"]))
         self.replica.restore(self.replica.weights, "")
@@ -215,7 +215,7 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return the update encoded as a frame, or b"" if there is no frame.
+        """Return the update encoded as a frame, or b"" if the memory sends no frame.
 
         Raises NonFiniteError for NaN or infinity; the memory is then unchanged.
         """
@@ -227,7 +227,7 @@ class AppClient:
     def save(self, storage: "Storage") -> None:
         """Store the client's state.
 
-        If the state is a file, it is flushed to disk. Raises CheckpointError if the state cannot be written, as on a full disk.
+        If the state is a file, it is flushed to disk. Raises CheckpointError if the state cannot be written.
         """
         head = self.run | {"form": self.layout.pack().decode()}
         state = device_state.pack(self.session, self.id) | {HEAD: json.dumps(head).encode()}

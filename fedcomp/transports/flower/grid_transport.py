@@ -18,21 +18,21 @@ POLL_S = 0.1  # time between two polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the connected nodes, with each node id as the client's logical id. `by_node` is the default of `roster`."""
+    """Return the connected nodes, with each node id as the client's logical id."""
     return {node: node for node in grid.get_node_ids()}
 
 
 class GridTransport(Transport):
     """A transport whose assignments are Flower messages of type "train".
 
-    `roster` returns the clients that can be reached, as a mapping from logical client ids to Flower node ids.
+    `roster` returns the clients that can be reached: Flower node ids by logical client id.
     """
 
     def __init__(self, grid: Grid, roster: Roster = by_node):
         self.grid, self.roster = grid, roster
         self.clock = Clock()
         self._nodes: dict[int, int] = {}
-        self._open: dict[str, int] = {}  # by message id: the client
+        self._open: dict[str, int] = {}  # clients of open assignments, by message id
         self._unsent: list[Delivery] = []
 
     def clients(self) -> list[int]:

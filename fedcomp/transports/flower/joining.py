@@ -43,7 +43,7 @@ class JoiningTransport(GridTransport):
         self.on_joined, self.on_late_answer, self.warn = on_joined, on_late_answer, warn
         self._joined: dict[int, int] = {}  # node → client
         self._invited: dict[str, int] = {}  # message id → node
-        self._late: dict[int, str] = {}  # by client: message id of a cancelled assignment
+        self._late: dict[int, str] = {}  # client → message id of a cancelled assignment
         self._public_keys = dict(enrolled.values()) if enrolled else {}
         self._warned: set[str] = set()
         self._refreshed_s = float("-inf")
@@ -67,7 +67,7 @@ class JoiningTransport(GridTransport):
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
-        """Do nothing: Flower authenticates the nodes."""
+        """Do nothing, because Flower authenticates the nodes."""
 
     def traffic(self) -> None:
         """Return None: the bytes at a SuperLink's port are not counted."""

@@ -50,7 +50,7 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Values that each message announces. The value "training" is unique to a training run. Clients discard a state of another training run.
+    # Values in each message that identify the run. The value "training" is unique to a run. Clients discard a state of another run.
     announced: dict[str, str]
     tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update.
     # By client: the last model version that the client reported.
@@ -72,7 +72,7 @@ class Model:
     def pack(self, message: Message, key: str, exchange: PhaseExchange) -> None:
         """Replace the record `key` of a message by the broadcasts that the node has missed.
 
-        Raises ConfigError for a second message to a node in one exchange.
+        Raises ConfigError for a second message to a node in one phase of a round.
         """
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
@@ -127,7 +127,7 @@ class Model:
     def check_error(self, reply: Message) -> None:
         """Raise ProtocolError if a client that has never sent a compressed update reports an error.
 
-        The client's app may lack `compression_mod`. Flower handles the errors of the other clients.
+        The client's app may lack `compression_mod`. Flower handles the errors of clients that have sent an update.
         """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(

@@ -28,7 +28,7 @@ class Admission:
     def __init__(self, settings: PortSettings, warn: Callable[[str], None]):
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
-        # A token bucket for each client or relay, by identity, limits how often the client or relay may join. A bucket is the number of
+        # A token bucket for each client or relay, by identity, limits how often it may join. A bucket is the number of
         # tokens and the `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
         self._warned: set[int] = set()  # client ids outside of the run that caused a warning
@@ -100,7 +100,7 @@ class Admission:
             raise self.refusal("other client", reason, retry=False)
 
     def check_relayed(self, client: RelayedClient) -> Refused | None:
-        """Check a client that joins through a relay. Return a Refused with the reason, or None if the client may join."""
+        """Check a client that joins through a relay. Return a refusal with the reason, or None if the client may join."""
         settings, reason = self.settings, ""
         run_differs = client.presence.run != settings.invitation.run
         if run_differs or not 0 <= client.client < settings.clients:

@@ -1,4 +1,4 @@
-"""The client side of a gRPC stream. Use a GrpcConnection in a running asyncio event loop. A process may open many streams."""
+"""The client side of a gRPC stream. Use a GrpcConnection in a running asyncio event loop."""
 
 import asyncio
 import contextlib
@@ -102,7 +102,7 @@ class GrpcConnection:
         """Send the answer to the server's invitation (Presence), or to the last assignment that `messages` yielded (Report).
 
         Returns when gRPC's flow control has accepted the message. If the server has refused this client, `send` returns without an error,
-        and `messages` yields the Refused. Raises ValueError if no invitation or assignment waits for an answer.
+        and `messages` yields the refusal. Raises ValueError if no invitation or assignment waits for an answer.
         """
         if self._invitation is None:
             raise ValueError(

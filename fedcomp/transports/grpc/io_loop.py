@@ -15,7 +15,7 @@ STOP_S = 5.0  # time limit for connections to close
 
 @functools.cache
 def io_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all gRPC streams. The first call starts the event loop."""
+    """Return the event loop of all gRPC streams, which the first call starts."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fedcomp-io", daemon=True).start()
     return loop

@@ -22,24 +22,24 @@ _BOTH = {
     "grpc.keepalive_time_ms": KEEPALIVE_S * 1000,
     "grpc.keepalive_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.ping_timeout_ms": ANSWER_S * 1000,
-    "grpc.http2.max_pings_without_data": 0,  # no limit: keepalive pings continue without messages
-    "grpc.http2.bdp_probe": 0,  # off, which saves about 90 bytes per exchange of messages
-    "grpc.http2.lookahead_bytes": 1 << 20,  # bytes in flight, enough for a long round trip
+    "grpc.http2.max_pings_without_data": 0,  # no limit on keepalive pings while no messages are sent
+    "grpc.http2.bdp_probe": 0,  # no bandwidth probes, which cost about 90 bytes per exchange of messages
+    "grpc.http2.lookahead_bytes": 1 << 20,  # flow-control window for a long round trip
     "grpc.compression_enabled_algorithms_bitset": 1,  # uncompressed messages only
     "grpc.enable_retries": 0,
 }
 _SERVER = {
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
     "grpc.max_concurrent_streams": 1,
-    "grpc.max_connection_idle_ms": 30_000,  # for connections without a stream
+    "grpc.max_connection_idle_ms": 30_000,  # time until a connection without a stream is closed
     "grpc.server_handshake_timeout_ms": 20_000,
-    "grpc.so_reuseport": 0,  # otherwise a second server could listen on the same port
+    "grpc.so_reuseport": 0,  # prevents a second server from listening on the same port
     "grpc.max_metadata_size": 4096,
     "grpc.absolute_max_metadata_size": 8192,
 }
 _CLIENT = {
     "grpc.keepalive_permit_without_calls": 1,
-    "grpc.use_local_subchannel_pool": 1,  # otherwise the clients of a process share a connection
+    "grpc.use_local_subchannel_pool": 1,  # gives each client of a process its own connection
     "grpc.enable_http_proxy": 0,
     "grpc.service_config_disable_resolution": 1,
 }

@@ -26,7 +26,7 @@ class PendingAssignment:
     due_s: float | None = None
     sent: bool = False  # whether the last part of the assignment was passed to gRPC
     relay: "ConnectedRelay | None" = None  # the relay to which the assignment was sent
-    timer: asyncio.TimerHandle | None = None  # runs while the client is disconnected
+    timer: asyncio.TimerHandle | None = None  # limits how long the client may be disconnected
 
     def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:
         """Yield the gRPC messages that send the assignment to its client. `pieces` is the encoded assignment."""

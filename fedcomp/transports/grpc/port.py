@@ -170,7 +170,7 @@ class Port:
                 stream.silent_ticks = 0
                 stream.received_bytes += len(data) + MESSAGE_BYTES
                 self._handle_message(stream, data)
-                del data  # otherwise `data` would stay in memory until the next message
+                del data  # free the memory now, not when the next message arrives
         except EndStream as end:
             await self._finish(stream, end.refused)
         except ProtocolError as error:
@@ -180,7 +180,7 @@ class Port:
                 self._warn(
                     f"{name} sent a malformed message, and its connection was closed: {error}"
                 )
-                # Sending the assignment again would have the same result.
+                # Do not send the assignment again: the answer would be malformed again.
                 if stream.client in self.pending:
                     self.pending.answer(stream.client, Lost(str(error)))
             reason = f"the server received a malformed message: {error}"
@@ -450,11 +450,11 @@ class Port:
         stream.put(wire.split(wire.encode(Kind.FAREWELL, farewell, self.settings.invitation)))
 
     async def read_traffic(self) -> TrafficReport | None:
-        """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes."""
+        """Return the port's byte counts, or None if the platform does not count bytes."""
         return self.traffic.report(self._streams)
 
     async def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams, relays, and refusals by cause, and of connections if the platform counts them."""
+        """Return the numbers of joined clients, streams, relays, refused streams by cause, and connections if the platform counts them."""
         counts = {
             "clients": self.clients,
             "streams": len(self._streams),

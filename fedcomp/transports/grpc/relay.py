@@ -41,8 +41,8 @@ Answer = tuple[int, Report, Assignment]
 class RelayConnection(GrpcConnection):
     """The stream of a relay to its server.
 
-    In addition to the messages for clients, `messages` yields RelayTerms, tables of keys (dict), Bundle, withdrawn assignments (list) and
-    Disconnect.
+    In addition to the messages for clients, `messages` yields the run's terms (RelayTerms), tables of keys (dict), assignments (Bundle),
+    withdrawn assignments (list) and requests to disconnect a client (Disconnect).
     """
 
     def __init__(self, target: str, credentials: Credentials | None):
@@ -99,7 +99,7 @@ class Relay:
     port: Port
     # The codec and the layout with which the relay adds frames, or None if the relay forwards frames unchanged.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # implements settings.Keys: a relay can always check keys
+    problem = ""  # required by settings.Keys; empty, because a relay can always check keys
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Relay:
         self.ids: dict[bytes, int] = {}  # key hash → logical id
         self.to_add: dict[int, Answer] = {}  # by client: the report whose frame the relay will add
         self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # whether the sum waits for more reports, until `sum_timer` fires
+        self.waiting = True  # whether to add frames only when all reports have arrived
         self.outgoing: deque[list[bytes] | Reports] = deque()
         self.queued = asyncio.Event()
 
@@ -193,7 +193,7 @@ class Relay:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, connection, refused):
-                # If the numbers differ, the connection has already ended.
+                # An older connection of the client has already ended.
                 if self.connections.get(client) == connection:
                     self.port.disconnect(client, refused)
             case Refused():

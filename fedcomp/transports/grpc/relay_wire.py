@@ -19,7 +19,7 @@ from .values import CODECS, DOUBLE, FieldCodec, Reader, decode_fields, encode_bl
 from .wire import Kind, Refused
 
 CACHE_BYTES = 64 << 20  # size limit of a relay's frame cache
-BUNDLE_BYTES = 4 << 20  # a bundle is complete when its new frames and assignments have this size
+BUNDLE_BYTES = 4 << 20  # a message with assignments is full when it has this many bytes
 KEY_HASH = 32  # bytes
 UNTIL_ALL = -1.0  # value of `wait_s` with which the relay waits for all clients
 AssignmentId = tuple[int, int]  # logical client id and sequence number of an assignment
@@ -104,10 +104,10 @@ ENTRY_FIELDS = {
     Kind.KEYS: (HASH, VARINT),  # key hash and logical id of a client that may join
     Kind.WITHDRAW: (VARINT, VARINT),  # client and sequence number of an assignment
     Kind.DISCONNECT: (VARINT, VARINT, REFUSED),  # client, number of its connection, reason
-    Kind.JOINED: (VARINT, PRESENCE),  # number of the connection, presence of its client
+    Kind.JOINED: (VARINT, PRESENCE),  # number of the connection, client's answer to the invitation
     Kind.LEFT: (VARINT,),  # client
     Kind.ANSWERED_LATE: (VARINT,),  # client
-    Kind.LOST: (VARINT, VARINT, TEXT, TEXT),  # client, sequence number, stage, reason
+    Kind.LOST: (VARINT, VARINT, TEXT, TEXT),  # client, sequence number, stage and reason of loss
 }
 
 

@@ -148,7 +148,7 @@ class GrpcTransport:
         self._await(lambda: self._port.send_farewell(Farewell(self.invitation.run, round)))
 
     def traffic(self) -> TrafficReport | None:
-        """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes."""
+        """Return the port's byte counts, or None if the platform does not count bytes."""
         if not self._serving:
             return self._last_traffic
         return self._await(lambda: self._port.read_traffic())
@@ -208,7 +208,7 @@ class GrpcTransport:
                 raise error
 
     def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
-        """Queue an answer for `receive` if its assignment is still open. For `summed`, see `Delivery`."""
+        """Queue an answer for `receive` if its assignment is still open. `summed`: clients whose updates the answer may include."""
         if self._pending.get(answered.client) == answered.sequence:
             del self._pending[answered.client]
             delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)

@@ -45,14 +45,14 @@ class Stream:
         self.peer: Peer | None = peer_of(context.peer())
         self.key: PeerKey | None = None
         self.client = -1  # logical id of the client; stays -1 for a relay
-        self.relay_id: int | None = None  # id of the relay that has this key, else None
-        self.relay: ConnectedRelay | None = None  # the relay, or None until it has joined
+        self.relay_id: int | None = None  # id of the relay that has the stream's key, or None
+        self.relay: ConnectedRelay | None = None  # the stream's relay once it has joined, else None
         self.invitation: Invitation | None = None  # the invitation sent on this stream
         self.joined = False
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # assignments sent; the client may send one report in parts for each
+        self.n_assignments = 0  # number of assignments sent, the limit of multi-part reports
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
@@ -116,7 +116,7 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    self.silent_ticks = 0  # gRPC has accepted a large message, so the client reads
+                    self.silent_ticks = 0  # gRPC accepts large messages only while the client reads
         except Exception:  # the stream has ended; the task that reads it handles the end
             self.queue.clear()
             self.withdraw()

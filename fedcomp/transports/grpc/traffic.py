@@ -105,7 +105,7 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if peer not in self._live:  # an ended connection may have had the same file descriptor
+            if peer not in self._live:  # an ended connection may have had its file descriptor
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -196,7 +196,7 @@ class PortTraffic:
         for descriptor in now.difference(descriptor for descriptor, _ in self._live.values()):
             with contextlib.suppress(OSError), self._connection(descriptor) as (connection, peer):
                 if peer is not None:
-                    if peer in self._live:  # an earlier connection from the same address
+                    if peer in self._live:  # an ended connection had the same address and port
                         self._forget(peer)
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 

@@ -1,4 +1,4 @@
-"""The encoding of values in gRPC messages. Of a dataclass, only the fields that differ from a base message are encoded."""
+"""The encoding of values in gRPC messages. Only the fields of a message that differ from a base message known to both sides are sent."""
 
 import itertools
 import re

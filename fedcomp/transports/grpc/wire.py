@@ -99,12 +99,12 @@ class Refused:
 
 @dataclass
 class RelayTerms:
-    """The server's answer to a relay's HELLO: the invitation for the relay's clients, size limits, and how to add frames."""
+    """The server's answer to a relay's HELLO: the invitation for the relay's clients, size limits, and the codec of the frames to add."""
 
     run: str
     options: str
     layout: str  # fingerprint of the model's layout
-    version: str  # initial version of the run
+    version: str  # the model's version when the run started
     clients: int  # number of clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
@@ -161,7 +161,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# For each kind of message, a function that makes its base message from the invitation of the stream.
+# By kind of message: a function that makes the base message, whose values need not be sent, from the stream's invitation.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -171,12 +171,12 @@ BASES: dict[Kind, Callable[[Invitation], Any]] = {
 
 
 def encode(kind: Kind, message: Any, invitation: Invitation = NO_INVITATION) -> list[bytes]:
-    """Encode a message whose kind is in BASES, as a list of byte strings."""
+    """Encode an invitation, its answer (presence), a farewell or relay terms as a list of byte strings."""
     return [bytes([kind]), *encode_fields(message, BASES[kind](invitation))]
 
 
 def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -> Any:
-    """Decode a message whose kind is in BASES."""
+    """Decode a message that was made by `encode`."""
     return decode_fields(BASES[kind](invitation), reader)[0]
 
 
@@ -244,7 +244,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield a message as one gRPC message, or as a BEGIN message and parts, made on demand.
+    """Yield a message as one gRPC message, or as a BEGIN message and parts.
 
     A part of a large frame contains no other data.
     """
