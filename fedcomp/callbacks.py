@@ -20,7 +20,7 @@ class Header:
     memory: str
     partition: str
     device: str
-    # Training engine of the virtual clients, and how many clients it trains at once. In a deployment, the address of the server.
+    # Training engine of the virtual clients, and how many clients it trains at once; in a deployment, the server's address.
     engine: str
     first_round: int  # first round to run: 1, or the round after the checkpoint of a resumed run
     rounds: int
@@ -139,7 +139,7 @@ class RoundRecord(EvaluatedRecord):
     wire_bytes_out: int | None = None  # TCP payload sent from the server's port, in bytes
     rejections: Sequence[Rejection] = ()  # one entry for each rejected client
     warnings: Sequence[str] = ()  # warning messages of this round.
-    # In a deployment, all clients that took part in the round; in a simulation, only clients that reported metrics.
+    # A record for each client of the round; in a simulation, only for clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
     # Client id → fraction of the client's votes that lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    # Reason of the first rejection; the reasons of the others differ at most in numbers.
+    # Reason of the first rejection; other reasons differ at most in numbers in the text.
     reason: str
     updates: int  # number of rejected updates.
     # Client ids, ascending; only the lowest ids if there are too many to list.
@@ -297,7 +297,7 @@ class CallbackList(ForwardingCallback):
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others` contains callbacks by name. The warning about a failing callback starts with this name. `metrics` is the URL of the
+        """`others` contains callbacks by name. The warning about a failing callback starts with the callback's name. `metrics` is the URL of the
         metrics for Prometheus.
         """
         self.first, self.others, self.metrics = first, dict(others), metrics

@@ -34,7 +34,7 @@ class Result:
     label: str
     folders: tuple[str, ...]
     accuracy: float | None = None  # last measured accuracy, in [0, 1].
-    # Half of the difference between the best and the worst seed, or None for a single seed.
+    # Half of the difference in accuracy between the best and worst seed, or None for a single seed.
     accuracy_spread: float | None = None
     loss: float | None = None  # last finite loss, or None
     rounds: float = 0.0
