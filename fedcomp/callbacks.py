@@ -297,8 +297,8 @@ class CallbackList(ForwardingCallback):
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others` contains callbacks by name. The warning about a failing callback starts with the callback's name. `metrics` is the URL of the
-        metrics for Prometheus.
+        """`others` contains callbacks by name. The warning about a failing callback starts with the callback's name. `metrics` is the
+        URL of the metrics for Prometheus.
         """
         self.first, self.others, self.metrics = first, dict(others), metrics
 

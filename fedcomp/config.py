@@ -558,7 +558,7 @@ def largest_batch(config: RunConfig) -> int:
 
 
 def data_folder(data: str | Path | None) -> Path | None:
-    """Return the data folder that --data, else the variable FEDCOMP_DATA names, or None. Raises DataError if --data is not a folder."""
+    """Return the data folder that --data or else the variable FEDCOMP_DATA names, or None. Raises DataError if --data is not a folder."""
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return expand_home(folder, "FEDCOMP_DATA") if folder else None

@@ -116,7 +116,7 @@ def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
 def choose(
     part: SpecPart, classes: Mapping[str, ClassWithOptions], kind: str
 ) -> tuple[ClassWithOptions, Any]:
-    """Return the class that `part` names, and an instance of the dataclass `Options` of this class. Raises SpecError for unknown names."""
+    """Return the class that `part` names, and an instance of its dataclass `Options`. Raises SpecError for unknown names or options."""
     cls = _lookup(part, classes, kind)
     return cls, _construct(part, cls.Options, kind)
 

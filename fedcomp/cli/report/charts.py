@@ -95,7 +95,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function of a run that returns a metric by round: the server's value, else the mean over the clients."""
+    """Return a function that returns a run's metric by round: the server's value, or else the mean over the clients."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
