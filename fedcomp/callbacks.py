@@ -141,7 +141,7 @@ class RoundRecord(EvaluatedRecord):
     warnings: Sequence[str] = ()  # warning messages of this round.
     # A record for each client of the round; in a simulation, only for clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
-    # Client id → fraction of the client's votes that lost by a wide margin.
+    # With a voting strategy: client id → fraction of the client's votes that lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     # Duration of the round on the virtual network, in seconds, or None without a network.
     simulated_s: float | None = None
@@ -196,7 +196,7 @@ class Summary(EvaluatedRecord):
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record by name, for JSON files. Times on the virtual network and metrics are omitted if they are absent."""
+    """Return the fields of a record by name, for JSON files. Metrics, and times on the virtual network, are omitted if absent."""
     values = {name: _plain(value) for name, value in vars(record).items()}
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -208,8 +208,7 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in which each dataclass is replaced by a dict of its fields. Dataclasses that are nested in other dataclasses stay
-    unchanged.
+    """Return a value in which each dataclass is replaced by a dict of its fields. Dataclasses nested in other dataclasses stay unchanged.
 
     Unlike `dataclasses.asdict`, this function does not copy plain values, so it is fast for the records of a thousand clients.
     """
@@ -228,7 +227,7 @@ class PortFigures:
     """
 
     connections: int  # open connections
-    refused: Mapping[str, int]  # number of refused streams by reason
+    refused: Mapping[str, int]  # number of refused gRPC streams by reason
     received_bytes: int | None
     sent_bytes: int | None
     by_client: Mapping[int, tuple[int, int]]  # (received, sent) bytes by client id

@@ -82,7 +82,7 @@ class OutOfMemoryError(UserError):
 
 
 class UnreachableError(UserError):
-    """A server that cannot be reached. `cause` is the kind of failure. Connecting again may succeed if `cause` is in `transient`."""
+    """A server that cannot be reached. `cause` is the kind of failure. Connecting again may succeed for the causes in `transient`."""
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
 

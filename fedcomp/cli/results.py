@@ -40,7 +40,7 @@ class Result:
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
-    # Compression ratio: bytes of the baseline divided by bytes of this line.
+    # Compression ratio: bytes of the uncompressed baseline divided by bytes of this result.
     ratio: float | None = None
     seconds: float = 0.0
     # Rounds until the target accuracy, or None if a seed never reached the target.
