@@ -8,7 +8,7 @@ from .config import RunConfig
 NAME = "dense"
 CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 COMPRESSION_OPTIONS = {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
-# Strategies that require compression and refuse the codec identity. In the baseline, plain averaging replaces these strategies.
+# Strategies that require compression and refuse the codec identity; the baseline uses plain averaging instead.
 COMPRESSING_STRATEGIES = {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale"}
 COMPRESSING_STRATEGIES |= {"sketched-sgd", "vote"}
 

@@ -20,7 +20,7 @@ class Header:
     memory: str
     partition: str
     device: str
-    # Training engine of the virtual clients, and how many clients it trains at once. In a deployment, the address of the server.
+    # Training engine of the virtual clients, and how many clients it trains at once; in a deployment, the server's address.
     engine: str
     first_round: int  # first round to run: 1, or the round after the checkpoint of a resumed run
     rounds: int
@@ -139,9 +139,9 @@ class RoundRecord(EvaluatedRecord):
     wire_bytes_out: int | None = None  # TCP payload sent from the server's port, in bytes
     rejections: Sequence[Rejection] = ()  # one entry for each rejected client
     warnings: Sequence[str] = ()  # warning messages of this round.
-    # In a deployment, all clients that took part in the round; in a simulation, only clients that reported metrics.
+    # A record for each client of the round; in a simulation, only for clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
-    # Client id → fraction of the client's votes that lost by a wide margin.
+    # With a voting strategy: client id → fraction of the client's votes that lost by a wide margin.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     # Duration of the round on the virtual network, in seconds, or None without a network.
     simulated_s: float | None = None
@@ -156,7 +156,7 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    # Reason of the first rejection; the reasons of the others differ at most in numbers.
+    # Reason of the first rejection; other reasons differ at most in numbers in the text.
     reason: str
     updates: int  # number of rejected updates.
     # Client ids, ascending; only the lowest ids if there are too many to list.
@@ -196,7 +196,7 @@ class Summary(EvaluatedRecord):
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record by name, for JSON files. Times on the virtual network and metrics are omitted if they are absent."""
+    """Return the fields of a record by name, for JSON files. Metrics, and times on the virtual network, are omitted if absent."""
     values = {name: _plain(value) for name, value in vars(record).items()}
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -208,8 +208,7 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in which each dataclass is replaced by a dict of its fields. Dataclasses that are nested in other dataclasses stay
-    unchanged.
+    """Return a value in which each dataclass is replaced by a dict of its fields. Dataclasses nested in other dataclasses stay unchanged.
 
     Unlike `dataclasses.asdict`, this function does not copy plain values, so it is fast for the records of a thousand clients.
     """
@@ -228,7 +227,7 @@ class PortFigures:
     """
 
     connections: int  # open connections
-    refused: Mapping[str, int]  # number of refused streams by reason
+    refused: Mapping[str, int]  # number of refused gRPC streams by reason
     received_bytes: int | None
     sent_bytes: int | None
     by_client: Mapping[int, tuple[int, int]]  # (received, sent) bytes by client id
@@ -297,8 +296,8 @@ class CallbackList(ForwardingCallback):
     """
 
     def __init__(self, first: Callback, others: Mapping[str, Callback], metrics: str = ""):
-        """`others` contains callbacks by name. The warning about a failing callback starts with this name. `metrics` is the URL of the
-        metrics for Prometheus.
+        """`others` contains callbacks by name. The warning about a failing callback starts with the callback's name. `metrics` is the
+        URL of the metrics for Prometheus.
         """
         self.first, self.others, self.metrics = first, dict(others), metrics
 

@@ -446,7 +446,7 @@ def from_values(
 ) -> dict[str, Any]:
     """Convert the values in a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
-    Raises ConfigError. The message names `source` and, for an unknown key, suggests the closest option.
+    Raises ConfigError, which names `source` and, for an unknown key, suggests the closest option.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
@@ -482,7 +482,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
                 f"--config {path} is larger than {MAX_TOML_BYTES} bytes; give a TOML file with options"
             )
         values = tomllib.loads(file.read_text(encoding="utf-8"))
-        values.pop("resolved", None)  # automatic choices for the machine, which the run has stored
+        values.pop("resolved", None)  # automatic choices that the run stored for its machine
         return from_values(values, str(path), listable)
     except OSError as error:
         raise ConfigError(
@@ -493,7 +493,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the content of a run folder's config.toml, including the table [resolved].
+    """Return the content of a run folder's config.toml, including automatic choices ([resolved]).
 
     Raises RunFolderError if the file is absent or unreadable.
     """
@@ -527,7 +527,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the first option, other than `local` ones, in which `config` differs from a stored run, or None if there is no such option.
+    """Return the first option that resuming must not change and in which `config` differs from a stored run, or None.
 
     If an earlier version of fedcomp stored the run without an option, the default of the option is compared.
     """
@@ -558,7 +558,7 @@ def largest_batch(config: RunConfig) -> int:
 
 
 def data_folder(data: str | Path | None) -> Path | None:
-    """Return the data folder that --data or else FEDCOMP_DATA names, or None. Raises DataError if --data is not a folder."""
+    """Return the data folder that --data or else the variable FEDCOMP_DATA names, or None. Raises DataError if --data is not a folder."""
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return expand_home(folder, "FEDCOMP_DATA") if folder else None

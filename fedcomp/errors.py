@@ -53,7 +53,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """An error-feedback memory that does not suit the codec. The option names replace `{memory}` and `{uplink}` in the error message."""
+    """An error-feedback memory that does not suit the codec. The message shows option names for `{memory}` and `{uplink}`."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -82,7 +82,7 @@ class OutOfMemoryError(UserError):
 
 
 class UnreachableError(UserError):
-    """A server that cannot be reached. `cause` is the kind of failure. Connecting again may succeed if `cause` is in `transient`."""
+    """A server that cannot be reached. `cause` is the kind of failure. Connecting again may succeed for the causes in `transient`."""
 
     transient = frozenset({"closed", "network", "silent", "starting", "unknown host"})
 
@@ -112,7 +112,7 @@ class NonFiniteError(FedcompError):
     """NaN or infinity where a finite number is needed."""
 
     exit_status = 4
-    position: int  # index of the value in the vector; set only by codecs
+    position: int  # index of NaN or infinity in the vector; set only by codecs
 
 
 class ProtocolError(FedcompError):

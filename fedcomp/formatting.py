@@ -16,7 +16,7 @@ def human_bytes(count: int) -> str:
 
 
 def ratio(dense: int, sent: int) -> str:
-    """Format the compression ratio `dense / sent`, such as `×398`. Return a dash if either number is 0."""
+    """Format the compression ratio `dense / sent` of bytes, such as `×398`. Return a dash if either number is 0."""
     return f"×{three_digits(dense / sent)}" if sent and dense else NOTHING
 
 

@@ -1,7 +1,7 @@
 """Optimizers of local training, described by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
-The name in a spec string is a class of `torch.optim` in lower case, and the options are arguments of the class. `beta1` and `beta2` replace
-`betas`. For `sgd` without options, this module does not import torch.
+The name in a spec string is a class of `torch.optim` in lower case, and the options are arguments of the class. The options `beta1` and
+`beta2` set the argument `betas`. For `sgd` without options, this module does not import torch.
 """
 
 import inspect
@@ -37,7 +37,7 @@ class LocalOptimizer:
 
     @cached_property
     def is_plain_sgd(self) -> bool:
-        """Whether the optimizer is SGD with at most momentum and weight decay. Plain SGD can train several clients at once."""
+        """Whether the optimizer is SGD with at most momentum and weight decay. The engine `batched` requires plain SGD."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property

@@ -2,13 +2,13 @@
 
     Invitation (server → client):   the run and its options;
     Presence (client → server):     the client's id and version, or the reason why it cannot take part;
-        Assignment (server → client):   a download, the ticket of the last accepted proposal, and the settings of this phase of a round;
+        Assignment (server → client):   a download, the ticket (hash) of the last accepted update, and settings of this phase of a round;
         Report (client → server):       a frame (encoded update) or the reason why there is none, and the client's version;
     Farewell (server → client):     the end of the run
 
 A version is a name of a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
-weights. Each later version is a hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of the
-weights themselves. A proposal is a frame that a client's error-feedback memory has encoded. The memory keeps its old state until the client
+weights. Each later version is a hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of a
+model's weights. A proposal is a frame (encoded update) from a client's error-feedback memory, which keeps its old state until the client
 learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
 """
 
@@ -33,7 +33,7 @@ UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "den
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a client's report
 TRAIN = "train"  # name of the phase in strategies with a single phase per round
 LENGTH = struct.Struct("<I")
-# Placeholder for fingerprints in messages that never leave this process.
+# Placeholder for fingerprints (hashes) in messages that never leave this process.
 NOT_COMPUTED = "not computed"
 _in_process: ContextVar[bool] = ContextVar("in_process", default=False)
 compact_json = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
@@ -113,7 +113,7 @@ class Invitation(WireMessage):
     run: str  # name of the run, 32 hex digits; a resumed run keeps its name
     client: int  # client id that belongs to the client's key, or -1 if the client chooses its id
     options: str  # the options of the run that clients need, as JSON
-    layout: str  # fingerprint of the model's layout
+    layout: str  # hash of the model's layout (tensor names and shapes)
     version: str  # initial version of the model
 
 
@@ -125,7 +125,7 @@ class Presence(WireMessage):
     client: int  # logical id
     version: str  # version of the client's weights
     reason: str  # why the client cannot take part, or "" if it can.
-    # Public key of the client as a compressed P-384 point, or b"" if the client's certificate contains the key.
+    # Public key of the client (elliptic curve P-384, compressed form), or b"" if the client's certificate contains it.
     key: bytes = b""
 
 
@@ -144,11 +144,11 @@ class Assignment(WireMessage):
     round: int  # from 1
     phase: str  # name of the phase, such as "train"
     client: int  # logical id
-    form: str  # form of the download, such as FRAMES or DENSE
-    base: str  # version to which the download applies, or "" for any (DENSE)
+    form: str  # download form, such as FRAMES (encoded broadcasts) or DENSE (all weights)
+    base: str  # model version that the download updates, or "" for any version (DENSE)
     version: str  # version of the client's weights after the download
     fingerprint: str  # fingerprint of the weights after the download
-    frames: list[bytes]  # frames of the download
+    frames: list[bytes]  # frames (encoded vectors) of the download
     accepted: str  # ticket (hash) of the client's last accepted update, or "".
     # Data that the strategy announces to clients, as a flat list: name, value, name, value, …
     announced: list[bytes] = field(default_factory=list)
@@ -174,7 +174,7 @@ class Report(WireMessage):
     round: int  # round, phase and client are as in the assignment
     phase: str
     client: int
-    kind: str  # UPDATE, NEED_DENSE or FAILED
+    kind: str  # UPDATE, NEED_DENSE (all weights needed) or FAILED
     version: str  # version of the weights from which the client computed the update
     fingerprint: str  # fingerprint of the client's weights
     frame: bytes = b""  # the encoded update; b"" if there is nothing to send
@@ -186,7 +186,7 @@ class Report(WireMessage):
     reason: str = ""  # why the client failed, as one sentence.
     # Ticket (hash) of the last update that the client's error-feedback memory recorded as accepted, or "".
     committed: str = ""
-    metrics: bytes = b""  # packed ReportedMetrics, b"" for none
+    metrics: bytes = b""  # result of `ReportedMetrics.pack`
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ class ClientRoundConfig:
     batch_size: int = 0  # number of examples in a local step; 0: as configured
 
 
-MAX_METRICS = 64  # maximum number of training metrics and maximum number of evaluation metrics
-MAX_NAME_BYTES = 64  # maximum length of a metric's name in UTF-8
+MAX_METRICS = 64  # maximum number of training metrics, and of evaluation metrics, in a report
+MAX_NAME_BYTES = 64  # maximum bytes of a metric's name in UTF-8
 METRICS_HEAD, DOUBLE = struct.Struct("<QB"), struct.Struct("<d")
 # Maximum number of examples in a report. float64 represents every integer up to this number.
 MAX_EXAMPLES = 1 << 53
@@ -221,7 +221,7 @@ class ReportedMetrics:
     examples: int = 0  # number of examples on which the client evaluated the model
 
     def pack(self) -> bytes:
-        """Return the metrics as bytes, or b"" if there are none. Raises ProtocolError for names that `check_metric_names` refuses."""
+        """Return the metrics as bytes, or b"" if there are none. Raises ProtocolError for too many or invalid names."""
         if not self.training and not self.evaluation:
             return b""
         check_metric_names(self.training)

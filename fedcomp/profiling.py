@@ -92,7 +92,7 @@ def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
             except StopIteration:
                 return
         yield item
-        del item  # it may be large
+        del item  # release a large item early
 
 
 @contextmanager

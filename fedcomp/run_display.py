@@ -31,7 +31,7 @@ class Column:
     title: str
     width: int
     priority: int  # columns with the highest numbers are left out first if the table is too wide
-    cell: Callable[[RoundRecord], str]  # text of the column for a round
+    cell: Callable[[RoundRecord], str]  # returns the column's text for a round
 
 
 def both_ways_ratio(of: "RoundRecord | Totals") -> str:

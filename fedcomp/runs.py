@@ -60,7 +60,7 @@ class Run:
     resolved: dict[str, Any]  # automatic choices of the run, such as device and engine
     records: tuple[RoundRecord, ...]  # one record for each finished round, from round 1
     summary: Summary | None  # content of summary.json, or None if the run is not finished.
-    # The Task object, if this process simulated the run with a Task object, else None.
+    # The Task object with which this process simulated the run, or None.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -259,7 +259,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the names of options that differ between groups. Options that the baseline overrides are compared only in `among`."""
+        """Return the names of options that differ between groups, or between the groups `among` for options that a baseline overrides."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -329,7 +329,7 @@ def _is_chosen(run: Run, name: str) -> bool:
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of the options `names` for a label. Options that are not set are left out, unless there is only one."""
+    """Return the values of the options `names` for a label. Unset options are left out, unless `names` is a single option."""
     words = []
     for name in names:
         value = run.options.get(name)

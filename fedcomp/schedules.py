@@ -189,9 +189,9 @@ FRACTION = ValueRange(high=1.0)
 class OptionSchedule:
     """The value of an option in each round, from round 1 on. If `text` is None (no schedule), the value is always `default`.
 
-    A curve starts after `warmup` rounds and ends in round `horizon`. If the horizon is unknown, `horizon` is 0. Raises SpecError if `text`
-    is not a schedule of values in the range `kind`. Raises ConfigError if the curve needs the horizon and the horizon is unknown. Error
-    messages start with `flag`.
+    A curve starts after `warmup` rounds and ends in round `horizon`, which is 0 if unknown. Raises SpecError if `text` is not a schedule of
+    values in the range `kind`. Raises ConfigError if the curve needs `horizon` (its last round) and `horizon` is 0. Error messages start
+    with `flag`.
     """
 
     flag: str

@@ -116,7 +116,7 @@ def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
 def choose(
     part: SpecPart, classes: Mapping[str, ClassWithOptions], kind: str
 ) -> tuple[ClassWithOptions, Any]:
-    """Return the class that `part` names, and an instance of the dataclass `Options` of this class. Raises SpecError like `build`."""
+    """Return the class that `part` names, and an instance of its dataclass `Options`. Raises SpecError for unknown names or options."""
     cls = _lookup(part, classes, kind)
     return cls, _construct(part, cls.Options, kind)
 
@@ -150,7 +150,7 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
 
 
 def convert(raw: str, to: Any, what: str) -> Any:
-    """Convert the text `raw` to the type `to`: int, float (also 1% or 1/400), bool, str or a Literal, or one of these types or None.
+    """Convert the text `raw` to the type `to`: int, float (also 1% or 1/400), bool, str, Literal, or a union of one of these with None.
 
     `what` is the name of the value in error messages. Raises SpecError.
     """
@@ -243,7 +243,7 @@ def parse_duration(raw: str) -> float:
 
 
 def parse_budget(raw: str) -> tuple[int, float]:
-    """Parse bytes or a duration, such as `200kB` to (200000, 0.0) and `30s` to (0, 30.0). Raises ValueError for malformed text and zero."""
+    """Parse bytes or a duration: `200kB` is (200000, 0.0), and `30s` is (0, 30.0). Raises ValueError for malformed text and zero."""
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
         return parse_bytes(raw), 0.0
     if not (seconds := parse_duration(raw)):

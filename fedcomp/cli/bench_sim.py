@@ -1,6 +1,6 @@
 """`fedcomp bench sim`: measure each part of a simulated round, and plain PyTorch loops that train the same number of clients.
 
-Simulated rounds and PyTorch loops alternate in one process. The run folder is temporary.
+Simulated rounds and PyTorch loops alternate in one process.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def bench(
 
 
 def parse_loops(text: str) -> list[str]:
-    """Parse --loops. Return the names of PyTorch loops. Raises ConfigError."""
+    """Return the names of the PyTorch loops that --loops selects. Raises ConfigError."""
     names = [] if text == NO_LOOPS else text.split(",")
     if NO_LOOPS in names:
         raise ConfigError(f"--loops is '{text}'; give names of loops, or only {NO_LOOPS}")
@@ -92,7 +92,7 @@ class RoundMeasurement(Callback):
     """A callback that measures every other round, and runs the PyTorch `loops` after each measured round.
 
     A measured round never directly follows a PyTorch loop, because the loop fills the CPU caches with other data. Measuring starts after
-    the warm-up, when the engine's workers run and its kernels are compiled.
+    the warm-up rounds, in which the engine starts workers and compiles kernels.
     """
 
     def __init__(self, rounds: int):

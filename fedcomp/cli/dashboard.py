@@ -45,9 +45,9 @@ from .screen import (
     progress_bar,
 )
 
-SLOW_ROUND_S = 2.0  # in longer rounds, the number of clients that have answered is shown
-MIN_WIDTH, MIN_HEIGHT = 30, 10  # a smaller terminal truncates the dashboard
-MAX_CURVE_HEIGHT = 24  # lines of text; the table of rounds uses the remaining lines
+SLOW_ROUND_S = 2.0  # a round longer than this shows the number of clients that have answered
+MIN_WIDTH, MIN_HEIGHT = 30, 10  # characters; smaller terminals truncate the dashboard
+MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the lines below the curve
 
 
 class Dashboard(RunDisplay):
@@ -157,9 +157,7 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return lines with the bytes sent since the run was started or resumed. While the run waits for clients, return who is connected
-        instead.
-        """
+        """Return lines with the bytes sent since the run was started or resumed, or the connected clients while the run waits."""
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round

@@ -395,7 +395,7 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
 
 
 def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
-    """Return the ids that clients without enrolments claim. Raises UserError."""
+    """Return the ids that clients without enrolments (credentials) take from the options. Raises UserError."""
     from ..keys.enrolment import MAX_ID
 
     flag = "--partition-id" if client_id is None else "--client-id"

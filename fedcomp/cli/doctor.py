@@ -177,7 +177,7 @@ def packages() -> Iterator[Check]:
 def torch_and_cuda() -> Iterator[Check]:
     try:
         import torch
-    except Exception as error:  # a missing library raises OSError, a broken package any error
+    except Exception as error:  # a broken package may raise any error, such as OSError
         found = f"cannot be imported ({type(error).__name__}: {error})"
         yield failed("torch", found, "install it again with: pip install --force-reinstall torch")
         return

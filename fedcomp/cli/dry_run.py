@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
 Some rounds (dry rounds) run with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is a
-real update of the initial model with each coordinate multiplied by a standard normal value. The length of a frame (encoded update) is exact
-if it does not depend on the encoded values, else an estimate.
+real update of the initial model with each coordinate multiplied by a standard normal value. Lengths of frames (encoded updates) are exact
+if they do not depend on the encoded values, otherwise estimates.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum total number of coordinates in all random updates. The bytes of further rounds are extrapolated.
+# Maximum total number of coordinates in all random updates. The bytes of rounds above this limit are extrapolated.
 MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS = 3
 COLUMNS = (
@@ -55,12 +55,12 @@ class Forecast:
     tensors: int
     rounds: int
     dry_rounds: int
-    frame_up: tuple[int, int]  # (smallest, largest) frame from a client
-    longest_up: int | None  # upper bound of the uplink codec, or None
+    frame_up: tuple[int, int]  # bytes of (smallest, largest) client update
+    longest_up: int | None  # longest possible uplink frame, or None if unknown
     frame_down: tuple[int, int]  # (smallest, largest) broadcast of a round
-    longest_down: int | None  # upper bound of the downlink codec, or None
-    uplink_bytes: int  # from all clients in all rounds
-    downlink_bytes: int  # to all clients in all rounds
+    longest_down: int | None  # longest possible downlink frame, or None if unknown
+    uplink_bytes: int  # bytes from all clients in all rounds
+    downlink_bytes: int  # bytes to all clients in all rounds
     dense_bytes: int  # uplink plus downlink bytes of all rounds without compression
 
     @property

@@ -18,7 +18,7 @@ from ..config import suggestion
 from ..errors import INTERRUPTED, FedcompError
 from ..formatting import one_line
 
-UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # a full disk, or a pipe without a reader
+UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # errors such as a full disk
 OUTPUT_LOST = 1  # exit status if standard output cannot be written.
 # SIGHUP is sent when the terminal is closed.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,7 +33,7 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, or None if it can be written. The reason comes from `error` or from flushing.
+    """Return why standard output cannot be written, or None if it can be written. The reason is `error` or an error in flushing.
 
     If standard output cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
     """
@@ -138,9 +138,9 @@ class Signals:
 def stoppable(
     stop_message: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Run a block inside the context `screen`. A signal or an unwritable standard output ends the block.
+    """Run a block inside the context `screen`.
 
-    In either case, the command prints `stop_message(cause)` and exits with the status of the signal or with OUTPUT_LOST.
+    If a signal or an unwritable output ends the block, print `stop_message(cause)` and exit with the signal's status or OUTPUT_LOST.
     """
     with Signals() as signals:
         try:

@@ -211,7 +211,7 @@ def _file(folder: Path, holder: int | str) -> Path:
 def _row(entry: "RegistryEntry", file: Path, now: datetime) -> tuple[str, ...]:
     state = "expired" if entry.state == "enrolled" and entry.refusal(now) else entry.state
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
-    fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # in the format of ssh-keygen -l
+    fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l prints it
     until, days = f"{entry.not_after:%Y-%m-%d}", str(days_left(entry.not_after, now))
     shown = str(file) if file.is_file() else NOTHING
     return str(entry.holder), state, until, days, fingerprint, shown
@@ -238,7 +238,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Convert a client id to int, or return a text in `others`. The entry "relay-0" accepts any relay. Raises UserError."""
+    """Convert a client id to int, or return a text that `others` allows ("relay-0" stands for any relay). Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

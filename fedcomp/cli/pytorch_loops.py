@@ -161,7 +161,7 @@ def _loss(task: Task, model: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 def _optimizer(task: Task, model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.Optimizer:
-    """Return a client's optimizer. With the options clip and proximal, it clips gradients and adds the proximal term of FedProx."""
+    """Return a client's optimizer, which clips gradients (option clip) and adds the proximal term of FedProx (option proximal)."""
     if task.optimizer is not None:
         optimizer = task.optimizer(model.parameters())
     else:

@@ -34,13 +34,13 @@ class Result:
     label: str
     folders: tuple[str, ...]
     accuracy: float | None = None  # last measured accuracy, in [0, 1].
-    # Half of the difference between the best and the worst seed, or None for a single seed.
+    # Half of the difference in accuracy between the best and worst seed, or None for a single seed.
     accuracy_spread: float | None = None
     loss: float | None = None  # last finite loss, or None
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
-    # Compression ratio: bytes of the baseline divided by bytes of this line.
+    # Compression ratio: bytes of the uncompressed baseline divided by bytes of this result.
     ratio: float | None = None
     seconds: float = 0.0
     # Rounds until the target accuracy, or None if a seed never reached the target.

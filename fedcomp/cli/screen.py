@@ -21,9 +21,7 @@ DONE = "spring_green4"
 WARNING = "dark_orange3"
 REJECTED = "red3"
 MAX_POINTS = 1024  # maximum number of points of a curve; more points would make drawing slow
-MIN_ROUNDS = (
-    10  # minimum length of the horizontal axis; on a shorter axis, the first points would jump
-)
+MIN_ROUNDS = 10  # minimum length of the round axis; with fewer rounds, the first points would jump
 # Bit of each dot of a Unicode braille character, by the column and row of the dot.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
@@ -44,7 +42,7 @@ class Screen:
         self._stack.enter_context(self.status)
 
     def draw(self, *contexts: AbstractContextManager[object]) -> None:
-        """Show the picture until `close` is called. The context managers `contexts` stay entered until then."""
+        """Show the picture, inside the context managers `contexts`, until `close` is called."""
         self.close()
         for context in contexts:
             self._stack.enter_context(context)

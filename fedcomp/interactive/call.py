@@ -48,9 +48,9 @@ def simulate(
     run. A run with a Task object trains in this process, so the engines `processes` and `ray` are refused.
 
     `options` are the fields of RunConfig by name, which are also the options of `fedcomp sim` (`local_steps` is `--local-steps`). An option
-    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". An option of None has
-    its default, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like `Task.optimizer`. If `out` is
-    not given, the run folder is a new folder in `runs`.
+    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". If an option
+    is None, its default applies, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like
+    `Task.optimizer`. Without `out`, the run folder is a new folder in `runs`.
 
     `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback.
 
@@ -77,7 +77,7 @@ def simulate(
 
 
 def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig of a run. An option of None has its default, or the value of the resumed run.
+    """Return the RunConfig of a run. If an option is None, its default or the value of the resumed run applies.
 
     Raises ConfigError for invalid values and unknown options. For an unknown option, the message suggests the closest name.
     """

@@ -51,8 +51,8 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
     """Return an alternative (run) for each combination of the lists of option values in `values`.
 
-    Later options vary faster than earlier ones, and the seed varies fastest. If `baseline` is set, also append an uncompressed copy of each
-    alternative (dense baseline), unless that run is already in the list. Raises ConfigError.
+    In the returned list, later options vary faster than earlier ones, and the seed fastest. If `baseline` is set, also append an
+    uncompressed copy of each alternative (dense baseline), unless the list contains that run. Raises ConfigError.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")

@@ -106,7 +106,7 @@ class Comparison:
         return [checks[order] for order in range(len(unfinished))]
 
     def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many compared runs execute at the same time. `auto` means one per CPU core if each run uses one core, else one."""
+        """Return how many compared runs execute at the same time. `auto`: one per CPU core if each run uses one core, otherwise one run."""
         if self.processes:
             return min(self.processes, max(len(checked), 1))
         one_core = all(c["device"] == "cpu" and c["engine"] in ONE_CORE_ENGINES for c in checked)
@@ -156,7 +156,7 @@ class Comparison:
 
 
 def _processes(text: str) -> int:
-    """Parse --side-by-side. Return the number of processes, or 0 for "auto"."""
+    """Return the number of processes that --side-by-side gives, or 0 for "auto"."""
     if text == "auto":
         return 0
     try:
@@ -215,7 +215,7 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
-    """Return the table cells of each result by column title. The worst decile of the clients, if measured, follows the accuracy."""
+    """Return the table cells of each result by column title. A column for the worst decile of clients, if measured, follows accuracy."""
     rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         for i, line in enumerate(lines):

@@ -73,8 +73,8 @@ class AlternativeProgress:
 class ComparisonDisplay:
     """Base class of the displays of a comparison. The base class itself shows nothing.
 
-    A display is a context manager. Enter the context before the compared runs are checked. Exit it when all runs have ended or the command
-    is interrupted.
+    A display is a context manager. Enter the context before the compared runs are checked, and exit the context when all runs have ended or
+    the command is interrupted.
     """
 
     clock: Callable[[], float] = monotonic
@@ -102,7 +102,7 @@ class ComparisonDisplay:
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle the end of a check. So far, `checked` of the `total` compared runs have been checked."""
+        """Handle the end of the check of a run's options. So far, `checked` of `total` compared runs are checked."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first run of the comparison."""
@@ -224,7 +224,7 @@ class ComparisonView(ComparisonDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _table(self, width: int, height: int) -> list[Text]:
-        """Return a line for each compared run. If not all lines fit, active runs have priority, and the last line counts the others."""
+        """Return a line for each compared run. If not all lines fit, active runs have priority, and the last line counts hidden runs."""
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = [RUNNING, FAILED, DONE, WAITING]

@@ -57,7 +57,7 @@ class ComparisonFolder:
         given = {name: value for name, value in values.items() if value is not None}
         self.values = {name: value for name, value in given.items() if name not in NOT_STORED}
         self._stack = ExitStack()
-        # The table [resolved] in alternatives.toml of a resumed comparison.
+        # Automatic choices of a resumed comparison: the table [resolved] in alternatives.toml.
         self._stored: Mapping[str, Any] | None = None
         file = self.path / ALTERNATIVES_FILE
         if values.get("resume"):

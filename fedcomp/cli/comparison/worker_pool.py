@@ -1,7 +1,7 @@
 """A pool of worker processes that execute the runs of a comparison, and the program of a worker process.
 
 The parent process sends orders to check or execute a run, and workers send answers, both as JSON. A worker exits when the parent's end of
-the connection is closed. SIGINT interrupts the run in a worker, as Ctrl-C interrupts a single run. If a worker crashes, other workers
+the connection is closed. In a worker, SIGINT interrupts the run like Ctrl-C in `fedcomp sim`. If a worker crashes, other workers
 continue.
 """
 
@@ -55,7 +55,7 @@ class WorkerProcess:
         self.order = -1  # index of the order that is being executed
 
     def send(self, order: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # `answer` reports that the process has ended
+        with contextlib.suppress(OSError):  # `answer` will report that the process has ended
             self.link.send_bytes(json.dumps(order).encode())
 
     def answer(self) -> Answer:
@@ -115,8 +115,8 @@ class WorkerPool:
             self.free.pop().stop(0)
 
     def run(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
-        """Execute the orders, and yield (index of order, answer) for each answer of a worker. The last answer to an order has the key
-        `end`.
+        """Give the orders (checks or runs) to workers, and yield (index of order, answer) for each answer. An order's last answer has the
+        key `end`.
         """
         waiting = deque(enumerate(orders))
         while waiting or self.busy:
@@ -169,7 +169,7 @@ def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
 
 
 def _execute(order: dict[str, Any], send: Send) -> None:
-    """Execute an order, and send answers to the parent process. The last answer to an order has the key `end`."""
+    """Execute an order (check or run), and send answers to the parent process. An order's last answer has the key `end`."""
     try:
         if order["order"] == "check":
             send(end=check(order["values"]))

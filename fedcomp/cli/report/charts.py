@@ -14,7 +14,7 @@ from . import svg
 
 # An axis of bytes or loss is logarithmic if the ratio of the largest to the smallest value is above this limit.
 LOG_BYTES, LOG_LOSS = 8, 50
-MAX_VALUE = 1e30  # larger absolute values are not drawn
+MAX_VALUE = 1e30  # larger absolute values than this are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel.
 # Maximum number of points per chart that show their values while the mouse pointer is over them.
 MAX_POINTS = 400
@@ -95,7 +95,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function that returns a metric of each round, measured by the server or else as the mean over the clients."""
+    """Return a function that returns a run's metric by round: the server's value, or else the mean over the clients."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -175,7 +175,7 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
 
 
 def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
-    """Return rows of (title, <svg>): accuracy, worst-decile accuracy, and loss over rounds, bytes and hours, on shared axes."""
+    """Return (title, <svg>) in rows (accuracy, worst-decile accuracy, loss) and columns (over rounds, bytes, hours), on shared axes."""
     rows = []
     for up in (ACCURACY, WORST, LOSS):
         row = []
@@ -195,9 +195,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
-    """Return a curve with the mean and the range over the seeds, for the rounds that all seeds have finished, or None without measured
-    values.
-    """
+    """Return a curve of the mean and range over the seeds, for rounds that all seeds have finished, or None if nothing was measured."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:

@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A data point. Its `text` is shown while the mouse pointer is over the point. `data` is HTML attributes with exact numbers."""
+    """A data point, whose `text` is shown while the mouse pointer is over the point. `data` is HTML attributes with exact numbers."""
 
     x: float
     y: float

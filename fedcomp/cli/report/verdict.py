@@ -77,7 +77,7 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _range(entries: Sequence[ReportLine]) -> str:
-    """Return a sentence with the best and the worst result. The results belong to different learning problems, so none is recommended."""
+    """Return a sentence with the best and the worst of results for different learning problems, without a recommendation."""
     good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         return "No run is finished yet." + _failures(entries)
