@@ -75,7 +75,7 @@ class Uniform:
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
-    latency: Seconds = Seconds(0.05)  # from the server to a client, or back
+    latency: Seconds = Seconds(0.05)  # duration of a message in one direction
     step: Seconds = Seconds(0.02)  # duration of a step of local SGD
     # Standard deviation of the logarithms of the factors that are drawn for each client.
     spread: float = 0.0

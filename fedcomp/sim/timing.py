@@ -32,10 +32,10 @@ from ..strategies.base import DEADLINE, ClientAlgorithm, cohort_size
 from ..training.local_sgd import LocalSGD
 from .network import Network
 
-STATE = "state"  # name of the state in a checkpoint
+STATE = "state"  # name of the timing state in a checkpoint
 MAX_SLOWDOWN = 4.0  # mean duration of a round on the slowest clients, as a multiple of that on the fastest clients
 MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
-SILENT = "reply"  # stage of the report that a simulation uses for a client that does not answer
+SILENT = "reply"  # `stage` of the report that stands for a missing answer
 TRAINED = "train", "encode"  # stages of failures during or after training
 
 
@@ -193,7 +193,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answer of a client by `Lost` if the client goes offline for long before the answer arrives."""
+        """Replace the answer of a client by `Lost` if the client leaves before the answer arrives and is still offline GRACE_S seconds later."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
