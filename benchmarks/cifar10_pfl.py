@@ -4,8 +4,8 @@
 
 The workload is from pfl-research, benchmarks/image_classification/configs/baseline.yaml. The data set is `cifar10_iid`, and the model is
 `simple_cnn` (1,626,442 parameters, with dropout; rival_models.py). Each user trains one epoch on its 50 images, in batches of 10, at
-learning rate 0.1. The server averages users with equal weights and steps at rate 1. The model is evaluated every 10 rounds. Images are
-standardised per channel.
+learning rate 0.1. The server averages updates with equal weights, at server learning rate 1. The model is evaluated every 10 rounds. Images
+are standardised per channel.
 
 The benchmark runs 1,500 rounds on a CUDA device, and 20 on a CPU. fedcomp runs whole rounds, with STC at 1/100 in both directions, error
 feedback and a checkpoint every 100 rounds; with --dense, it sends float32 updates, as pfl does. pfl runs if it was installed with

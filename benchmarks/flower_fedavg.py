@@ -2,10 +2,10 @@
 
     python benchmarks/flower_fedavg.py [--numel 1000000] [--rounds 10] [--clients 10] [--participation 0.5] [--density 1/400] [--mod]
 
-The first run is FedAvg with Flower's strategy, SuperLink and SuperNodes. With --mod, the second run adds fedcomp's `Compressed` and
-`compression_mod` to this Flower App. The last run is fedcomp with STC in both directions; its server runs in this process, and each client
-in its own process. A TCP proxy in front of the SuperLink counts Flower's bytes, and the kernel counts fedcomp's bytes. The bytes include
-headers, polls, heartbeats, missed broadcasts, joining and leaving.
+The first run is FedAvg with Flower's strategy, SuperLink and SuperNodes. With --mod, the second run adds fedcomp's strategy `Compressed`
+and `compression_mod` to this Flower App. The last run is fedcomp with STC in both directions; its server runs in this process, and each
+client in its own process. A TCP proxy in front of the SuperLink counts Flower's bytes, and the kernel counts fedcomp's bytes. The bytes
+include headers, polls, heartbeats, missed broadcasts, joining and leaving.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import flower_fedavg_app as app  # noqa: E402, imported from the command line and from a task file
+import flower_fedavg_app as app  # noqa: E402 — a task file's folder is not on sys.path
 
 from fedcomp import Data, RunConfig, Task
 from fedcomp.callbacks import Callback

@@ -4,9 +4,9 @@
 
 The column `bound` is the entropy of k of n uniformly distributed positions, log2 C(n, k) bits, plus that of the values. The values are
 signs and the common magnitude μ for `stc`, float32 values for `topk`, and μ for `sbc`. The positions of a model's update are not uniform.
-In two more tables, the vectors therefore have the tensor shapes of `cifar10-vgg11s` and normal values, whose scale differs between tensors,
-by fan-in or at random. The column `by tensor` is the entropy if the number of positions in each tensor is known; the codec does not know
-these numbers.
+In two more tables, the vectors have the tensor shapes of `cifar10-vgg11s` and normal values; each tensor is scaled by its fan-in or by a
+random factor. The column `by tensor` is the entropy if the number of positions in each tensor is known; the codec does not know these
+numbers.
 """
 
 import argparse

@@ -45,7 +45,7 @@ from fedcomp.training.local_sgd import LocalSGD, plan_batches
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 # Maximum relative distance of an update from serial training, if rounding makes max-pooling select another pixel.
 TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}
-# In float32, max-pooling selects another pixel only for a few clients.
+# Maximum median distance in float32: max-pooling selects another pixel only for a few clients.
 MEDIAN_TOLERANCE = 1e-3
 
 

@@ -119,7 +119,7 @@ class Deployment:
             killed[name.split()[0]] += 1
             self.start(name)
         self.wait_for_rounds(1, STUCK_S)
-        # Restart the server with the number of its last round, which is not counted as a kill.
+        # Restart the server with the number of its last round; this restart is not counted as a kill.
         self.kill("server")
         self.finish(self.done + LAST_ROUNDS)
         self.seconds = time.monotonic() - began

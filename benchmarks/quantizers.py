@@ -2,9 +2,9 @@
 
     python benchmarks/quantizers.py --numel 25_000_000
 
-The row `copy` copies the vector into existing memory. Encoding includes checks of the vector, and the frame with its checksum; decoding
-includes all checks of the frame and a new vector. Times are medians; the rows are timed in turn. The column `entropy` is the entropy of the
-quantized values, in bits per coordinate; for the codec `natural`, one bit for the sign is included.
+The row `copy` copies the vector into existing memory. Encoding times include checking the vector and computing the frame's checksum;
+decoding times include checking the frame and allocating a vector. Times are medians; the rows are timed in turn. The column `entropy` is
+the entropy of the quantized values, in bits per coordinate; for the codec `natural`, one bit for the sign is included.
 """
 
 import argparse

@@ -9,7 +9,6 @@ error feedback and checkpoints. The loops and torch.func.vmap only train the cli
 same examples; its speed is an upper limit. Accuracies are measured after the last round. fedcomp runs ten additional rounds, in which its
 worker processes start. The other simulators are pfl (rival_pfl.py), which --install installs into FOLDER, and Flower's Ray engine
 (rival_flower_ray.py), if Ray is installed. pfl runs as one process with all threads, and as processes of torchrun with one thread each.
-Missing simulators are skipped.
 """
 
 import argparse
@@ -63,7 +62,7 @@ WORKLOADS = {
 LOOPS = ("usual loop", "lean loop", "torch.func.vmap", "one big batch")
 
 
-# The functions below run in the process of a row.
+# The functions below run in the separate process of a table row.
 
 
 def run_loop(name: str, w: Workload) -> dict[str, object]:
@@ -89,7 +88,7 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
 
 
 def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
-    """Return a loop that trains a stack of models as in torch.func's tutorial on ensembles. `rows`: examples [clients, steps, batch]."""
+    """Return a loop that trains a stack of models as in torch.func's tutorial on ensembles. `rows`: indices [clients, steps, batch]."""
     import torch
     from torch.func import functional_call, grad, stack_module_state, vmap
 

@@ -2,8 +2,8 @@
 
     python benchmarks/robust.py --clients 20 --numel 1M
 
-fedcomp aggregates updates that were opened from frames. The columns `dense` are for the codec `identity`, and hold for other dense codecs,
-such as fp16 and qsgd. Updates of the other codecs stay compressed in memory. The torch implementation has the stack of all updates,
+fedcomp aggregates updates whose frames are already parsed. The columns `dense` are for the codec `identity`, and hold for other dense
+codecs, such as fp16 and qsgd. Updates of the other codecs stay compressed in memory. The torch implementation has the stack of all updates,
 [clients, elements], in memory. Times are medians; the rules are timed in turn, and the first repeat, which compiles, is not counted. Memory
 is the peak that Python and numpy allocate during a call, without the updates and the result.
 """

@@ -121,7 +121,7 @@ def _float_error(where: peeling.KeyCells, values: np.ndarray) -> float:
     cells = np.zeros(where.size, np.float32)
     signs = np.where(where.negative, -1.0, 1.0)
     np.add.at(cells, where.cells, (signs * values[:, None]).astype(np.float32))
-    unit = 2.0**-40  # far below the rounding of float32, so that only the error of the cells counts
+    unit = 2.0**-40  # so small that only the rounding of the float32 cells counts
     decoded = (
         peeling.peel(where, np.rint(cells.astype(np.float64) / unit).astype(np.int64))[0] * unit
     )

@@ -21,7 +21,7 @@ CODECS = "sign", "efsign", "onebit"
 def functions_and_bits(
     numel: int, rows: int
 ) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
-    """Return the functions to time, and the bits per coordinate of each codec. `rows`: rows of the matrix that `onebit` encodes."""
+    """Return the functions to time, and the bits per coordinate of each codec. `rows` is the number of matrix rows for `onebit`."""
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     out, layout = (
         torch.zeros(numel),

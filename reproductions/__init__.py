@@ -1,4 +1,4 @@
-"""Reproductions: claims of papers, and the runs that test these claims. Each reproduction has one file."""
+"""Reproductions: claims of papers, and the runs that test these claims."""
 
 from fedcomp.errors import UserError, nearest
 

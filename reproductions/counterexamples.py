@@ -1,4 +1,4 @@
-"""Convex problems on which signSGD does not converge, since the gradients have the signs (1, −1) or (−1, 1) and steps keep x₁ + x₂.
+"""Convex problems on which signSGD does not converge: gradients have the signs (1, −1) or (−1, 1), so steps do not change x₁ + x₂.
 
 Similar problems are in Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019.
 The problems minimize a function f of two coordinates x₁ and x₂. Steps start from x = (1, 1), and the minimum is 0 at (0, 0). With ε = 1/2:
@@ -72,7 +72,7 @@ def last_value(
     for t in range(steps):
         length = rate / (t + 1) ** 0.5
         g = torch.tensor(gradient(x, t), dtype=torch.float32)
-        # The codec `sign` sends no scale, so the weight scales its signs.
+        # The codec `sign` sends no scale, so the weight is the learning rate.
         weight = length if compression == SIGN else 1.0
         frame = client_memory.propose(-g if compression == SIGN else -length * g, seed=t)
         client_memory.commit()

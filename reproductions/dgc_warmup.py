@@ -30,7 +30,7 @@ SAME = 0.01  # largest loss of accuracy (a fraction) at which the accuracy count
 
 
 def methods(short: int, long: int, warmup: int, *rates: float) -> dict[str, Method]:
-    """Return the methods: DGC with and without warm-up for `short` rounds, DGC with warm-up and momentum SGD for `long` rounds."""
+    """Return the methods: DGC with and without warm-up for `short` rounds; momentum SGD and DGC with warm-up for `long` rounds."""
     warm = DGC | {"density_warmup": warmup, "lr_warmup": warmup}
     dense = DENSE | {"server_optimizer": "sgd:momentum=0.9"}
     return {

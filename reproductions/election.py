@@ -25,7 +25,7 @@ REDUNDANCIES = {
     (15, 3): 10.733,
 }  # the paper's redundancy of the deterministic code, for (n voters, b Byzantine voters)
 ROUNDING = 0.0005  # largest rounding error of the redundancies in the paper
-MARGIN = 0.01  # largest loss of accuracy (a fraction) that does not count as a loss
+MARGIN = 0.01  # a loss of accuracy (a fraction) up to this counts as none
 CODES = {
     "vote": {"strategy": "vote"},
     "election": {"strategy": "election:byzantine=3"},

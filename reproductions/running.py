@@ -14,7 +14,7 @@ from fedcomp.runs import Run, load
 
 from .base import Experiment, Method, MethodResult, Options, Reproduction, Results
 
-# File in a run folder with the compute time of the run, summed over interruptions.
+# File in a run folder with the run's compute time, including the time before interruptions.
 TIME_FILE = "spent.json"
 
 

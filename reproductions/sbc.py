@@ -25,9 +25,7 @@ SOURCE = "abstract or text, ResNet-50 on ImageNet"
 
 
 def methods(steps: int, more_steps: int, density: str, *rates: float) -> dict[str, Method]:
-    """Return the methods: SBC with 10 local steps per round for `steps` steps and with 100 for `more_steps` steps, and plain SGD for both
-    numbers.
-    """
+    """Return the methods: SBC with 10 local steps per round (`steps` in all) or 100 (`more_steps` in all), and plain SGD for both."""
     sent = {
         "uplink": f"sbc:density={density}",
         "downlink": "identity",

@@ -32,11 +32,11 @@ from .ray_engine import RayEngine
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that are trained at once
 CUDA_MEMORY_FRACTION = 1 / 4
-# From this size on, a model is trained in one process. A transformer with 101 million parameters trains a quarter faster than in two
-# processes on two cores (benchmarks/large_models.py); a convolutional model with 19 million parameters trains a fifth slower.
+# From this number of parameters on, a model is trained in one process. A transformer with 101 million parameters trains a quarter faster
+# than in two processes on two cores (benchmarks/large_models.py); a convolutional model with 19 million parameters trains a fifth slower.
 LARGE_PARAMETERS = 32_000_000
 MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
-TRIAL_BATCHES = 3  # batches in a trial that shows whether a model can be batched.
+TRIAL_BATCHES = 3  # number of batches that test whether the batched engine supports a model.
 # Key in the table [resolved] of config.toml for the placement of clients' vectors, which a resumed run chooses again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {
@@ -192,7 +192,7 @@ def batching_error(
         engine.engine.train(weights, data, [batches], dataclasses.replace(sgd, augment=False))
     except NotBatchable as error:
         return error
-    except (Exception, SystemExit):  # with an error of the user's model, the client will fail
+    except (Exception, SystemExit):  # errors of the user's model are reported when a client trains
         pass
     return None
 
@@ -200,7 +200,7 @@ def batching_error(
 def choose_engine(
     model: nn.Module, device: torch.device | str, requested: str = "auto", batch_size: int = 20
 ) -> tuple[str, int]:
-    """Return "serial" or "batched", by the model's layers and the device's memory, and the number of clients at once.
+    """Choose "serial" or "batched" by the model's layers and the device's memory. Return the choice and the number of clients at once.
 
     `requested` is "auto" or "batched". With "auto", a model is batched on CUDA if two clients fit into a quarter of the memory, and on a
     CPU if all weights belong to nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent
@@ -215,8 +215,8 @@ def choose_engine(
         )
     at_once = _clients_at_once(model, device, batch_size)
     if device.type != "cuda" and _is_dense(model):
-        # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if they exceed the caches. Large models
-        # are as fast with the serial engine, so CPU_WEIGHTS_BYTES limits the number of large models.
+        # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if they exceed the caches.
+        # CPU_WEIGHTS_BYTES limits this number for large models, which the serial engine trains as fast.
         weights_bytes = 4 * sum(p.numel() for p in model.parameters())
         at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
     return "batched", max(at_once, 2) if requested == "batched" else at_once

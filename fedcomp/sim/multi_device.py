@@ -37,7 +37,7 @@ class MultiDevice(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        assert isinstance(data, Data)  # for data that is not in memory, the run has another engine
+        assert isinstance(data, Data)  # runs whose data is not in memory use another engine
         n = len(self.engines)
         shares = [jobs[i * len(jobs) // n : (i + 1) * len(jobs) // n] for i in range(n)]
         futures = [

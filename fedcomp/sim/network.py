@@ -10,8 +10,8 @@ a CSV file (`read_profiles`). The network `uniform` gives all clients the same v
 over the clients. Three factors e^(spread·z), with standard normal z, are drawn for each client: one for the link (up and down), one for the
 latency, and one for the compute speed. The other networks are `lognormal` with other defaults:
 
-    fixed, mobile   means of all tests in the Speedtest Global Index of September 2020, used as medians: 85.73 and 35.96 Mbit/s down,
-                    45.74 and 11.22 Mbit/s up, round trips of 21 and 40 ms
+    fixed           Speedtest Global Index of September 2020 (means, used as medians): 85.73 Mbit/s down, 45.74 up, round trip 21 ms
+    mobile          mobile tests of the same index: 35.96 Mbit/s down, 11.22 up, round trip 40 ms
     lte-m           the peak rate of 3GPP category M1 (release 13), 1 Mbit/s both ways
     lora            the rate of LoRaWAN's data rate 5 in Europe (LoRaWAN regional parameters, EU868), 5,470 bit/s both ways
 
@@ -75,7 +75,7 @@ class Uniform:
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
-    latency: Seconds = Seconds(0.05)  # from the server to a client, or back
+    latency: Seconds = Seconds(0.05)  # duration of a message in one direction
     step: Seconds = Seconds(0.02)  # duration of a step of local SGD
     # Standard deviation of the logarithms of the factors that are drawn for each client.
     spread: float = 0.0

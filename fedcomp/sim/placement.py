@@ -18,7 +18,7 @@ from ..formatting import human_bytes
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals.
 # Fraction of the free memory of device or host that the vectors of all clients may use.
 MEMORY_FRACTION = 1 / 2
-CACHE_FRACTION = 1 / 8  # with FILE: fraction of the host's free memory for recently used clients
+CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of free host memory for cached vectors
 CGROUP = Path("/sys/fs/cgroup")
 
 

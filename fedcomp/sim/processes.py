@@ -40,7 +40,7 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 LOCAL_TRAINING_S = 0.5
 # The run fails after this many consecutive workers died before they were ready.
 MAX_FAILED_STARTS = 3
-# The run fails after this many consecutive deaths per worker (for at least 3 workers) without a trained client.
+# The run fails after this number times max(workers, 3) consecutive deaths of workers without a trained client.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "

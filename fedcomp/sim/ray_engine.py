@@ -47,7 +47,7 @@ JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with several jobs, ac
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# The first variable makes Ray listen on loopback only. With the others, Ray rejects other users of this machine.
+# The first environment variable makes Ray listen on loopback only; the token keeps out other users of this machine.
 LOOPBACK_ONLY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
@@ -85,7 +85,7 @@ class TrainingActor(TrainingWorker):
     def train_job(
         self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> TrainResult | str:
-        """Train a job. Return its result, or an error message of one line.
+        """Train a job and return its result, or an error message of one line.
 
         `refs` has references to objects in Ray's store: "data" refers to a list with the data, and "start" to a list with the weights.
         """
@@ -122,7 +122,7 @@ class RayEngine(Engine):
         self._cleanup = ExitStack()
         # Maps the id of data to the data and its reference in Ray's store.
         self._data: dict[int, tuple[Examples, Any]] = {}
-        # The weights of the last call of `train`, and their reference.
+        # The weights of the last call of `train`, and their reference in Ray's store.
         self._start: tuple[Tensor, Any] | None = None
 
     def train(
@@ -190,7 +190,7 @@ class RayEngine(Engine):
                 result = ray.get(call)
                 idle.append(actor)
             except RayActorError:
-                # Wait until the actor has restarted, since Ray would count an earlier job as one with which the actor died.
+                # Wait until the actor has restarted: Ray would count a job sent earlier as running when the actor died.
                 running[actor.load.remote()] = None, actor
                 result = "the Ray actor that trained this client died twice; memory may be short, or the task's own code may be the cause"
             except RayError as error:
@@ -284,7 +284,7 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
 
 @contextmanager
 def _preserved_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler that ray.init replaces. If a SIGTERM arrived in the meantime, raise it again."""
+    """Restore the SIGTERM handler that ray.init replaces. If Ray's handler received a SIGTERM, raise it again."""
     before, exit_code = signal.getsignal(signal.SIGTERM), None
     try:
         yield

@@ -194,11 +194,11 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        # Every round loads vectors from the checkpoint and evicts others.
+        # Every round loads and frees clients' vectors, which would fragment the heap.
         if self.placement.name == FILE:
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
-        # Free these objects early; clients and broadcasts have their own references.
+        # Delete these attributes to free memory early; clients and broadcasts have their own references.
         del self.train, self.model, self.weights
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
@@ -333,7 +333,7 @@ class Simulation(PreparedRun):
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
-        """Return the chosen engine. With --engine auto, return an engine that trains clients separately if the model cannot be batched."""
+        """Return the chosen engine or, with --engine auto and a model that cannot be batched, one that trains clients separately."""
         engine = make_engine(
             self.devices, self.machine, self.config, self.task, model, self.warnings
         )

@@ -3,7 +3,7 @@
 In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
 at once, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the next
 arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
-starts the newest assignment. Unlike in a deployment, a busy client also trains for assignments that a newer one replaced. If a client goes
+starts the newest assignment. Unlike in a deployment, a busy client also trains for assignments that were replaced. If a client goes
 offline before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits
 until the deadline or, without a deadline, until all other clients have answered.
 
@@ -32,10 +32,10 @@ from ..strategies.base import DEADLINE, ClientAlgorithm, cohort_size
 from ..training.local_sgd import LocalSGD
 from .network import Network
 
-STATE = "state"  # name of the state in a checkpoint
+STATE = "state"  # name of the timing state in a checkpoint
 MAX_SLOWDOWN = 4.0  # mean duration of a round on the slowest clients, as a multiple of that on the fastest clients
 MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
-SILENT = "reply"  # stage of the report that a simulation uses for a client that does not answer
+SILENT = "reply"  # `stage` of the report that stands for a missing answer
 TRAINED = "train", "encode"  # stages of failures during or after training
 
 
@@ -193,7 +193,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace the answer of a client by `Lost` if the client goes offline for long before the answer arrives."""
+        """Replace a client's answer by `Lost` if the client leaves before its answer arrives and is still offline GRACE_S seconds later."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s

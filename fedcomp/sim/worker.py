@@ -37,7 +37,7 @@ class TrainingWorker:
         """`config` is a result of `with_absolute_paths`, and `dtype` is torch's default dtype in the parent process."""
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.engine: ClientEngine | None = None
-        self._own_data: Examples | None = None  # loaded for the first job that comes without data
+        self._own_data: Examples | None = None  # task data, loaded for the first job without data
 
     def load(self) -> str:
         """Load the task. Return an error message of one line, or "" on success."""
@@ -75,7 +75,7 @@ class TrainingWorker:
             job = job._replace(state=_unpacked_state(job.state))
             result = self.engine.try_job(start, data, job, sgd, seed, update)
             return reason(result) if isinstance(result, Exception) else packed_result(result)
-        except (Exception, KeyboardInterrupt) as error:  # from the code of the task
+        except (Exception, KeyboardInterrupt) as error:  # the task's code may raise any exception
             return reason(client_error(error))
 
 

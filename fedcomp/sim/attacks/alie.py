@@ -6,8 +6,8 @@ Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distrib
 
 x is the update that the attackers send. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard
 deviation of each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. For small f
-the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The program of the paper's authors subtracts the shift
-z·σ (`shift=down`). `shift=up` adds the shift. `shift=against` moves each coordinate towards the opposite sign, which reverses the sign of
+the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The option `shift=down` subtracts z·σ, as in the paper
+authors' program; `shift=up` adds z·σ. `shift=against` moves each coordinate towards the opposite sign, which reverses the sign of
 coordinates with |μ| < z·σ.
 """
 

@@ -4,8 +4,8 @@ An attack may replace the training data of its clients (method `data`), their up
 from answering (`silence_reason`). Random draws of an attack depend only on (seed, round, client), and an attack keeps no state from round
 to round. An attacked run therefore has the same result if it is interrupted or if its cohorts are split into several batches.
 
-A round may have several phases. `updates` is called again in a later phase if clients compute new updates there, such as votes on ballots.
-`reply` is called in every phase of a round.
+A round may have several phases. `updates` is called again in a later phase if clients compute new updates there, such as votes on other
+clients' ballots. `reply` is called in every phase of a round.
 """
 
 import re
@@ -35,7 +35,7 @@ class UpdateContext:
     cohort_size: int
     n_byzantine: int  # number of clients of this attack in the cohort
     honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending.
-    # Updates before encoding, a row for each honest client. If the cohort has no honest clients: the trained updates of the attackers.
+    # Updates before encoding, with a row for each honest client or, in a cohort without honest clients, for each attacker.
     honest_updates: Tensor
 
 
@@ -45,9 +45,9 @@ class ReplyContext:
 
     codec: Codec
     seed: int  # seed with which an honest client would encode
-    codec_context: Context  # includes the layout of the model
+    codec_context: Context  # values that the codec needs, with the layout
     generator: np.random.Generator
-    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value that has the client's signing key
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — immutable; has the client's signing key
 
     @property
     def layout(self) -> Layout:
@@ -113,7 +113,7 @@ class Attack:
         return data
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
-        """Return the updates that Byzantine clients encode instead of their trained updates `x`, which may be overwritten.
+        """Return the updates that Byzantine clients encode instead of their trained updates `x`. The method may overwrite `x`.
 
         `x` and the result have a row for each Byzantine client. The clients' memories (error feedback) encode the returned updates.
         """

@@ -30,14 +30,14 @@ class AttackedCohort:
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
-    # Maps a client to its update, if the update is finite.
+    # Maps each honest client to its update, if finite.
     honest: dict[int, Tensor] = field(default_factory=dict)
 
     def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
         """Return the ids of the honest clients, in ascending order, and a matrix of their updates."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
-        # Rows of the stack replace the copied updates.
+        # Keep rows of the stack instead of the separate updates, to save memory.
         self.honest = dict(zip(clients, stack, strict=True))
         return clients, stack
 
@@ -101,7 +101,7 @@ class ByzantineClients(ClientHook):
         rounds: dict[int, list[int]] = {}
         for a in assignments:
             rounds.setdefault(a.round, []).append(a.client)
-        if rounds:  # `rounds` is empty in later phases of a round
+        if rounds:  # `assignments` is empty in later phases of a round
             self._rounds = {r: attacked for r, attacked in self._rounds.items() if r in rounds}
         for round, cohort in rounds.items():
             if round not in self._rounds or not self._rounds[round].cohort.issuperset(cohort):
@@ -164,7 +164,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return a dict from client to attack. The clients are those that an attack names, or else `count` clients drawn from the seed."""
+    """Return a dict from client to attack. An attack names its clients, or `count` clients are drawn from the seed."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:

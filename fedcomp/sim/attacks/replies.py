@@ -2,7 +2,7 @@
 
 A Byzantine client has the same memory (error feedback) as an honest client. The attack replaces the frame that the memory encoded, and
 computes the ticket (a digest) of the new frame. If the server accepts the new frame and confirms its ticket, the memory does not know this
-ticket and rolls back.
+ticket and treats the update as not received.
 """
 
 import struct
@@ -56,7 +56,7 @@ class Infinity(Attack):
         if honest and not honest.startswith(MAGIC + bytes([VERSION, codec.id])):
             try:
                 return constant_frame(honest, number, max(context.numel, len(honest)))
-            except FrameError:  # the bytes have no coordinates, as in a sealed ballot
+            except FrameError:  # `honest` is not a frame but, for example, a sealed ballot
                 return context.generator.bytes(len(honest))
         x = torch.from_numpy(context.generator.standard_normal(context.numel, np.float32))
         encoded = partial(

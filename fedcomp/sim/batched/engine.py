@@ -117,7 +117,7 @@ class BatchedEngine:
                 chunk_losses = self._train_within_memory(
                     start, updates[rows], data, batches, sgd, chunk_traces
                 )
-                if chunk_losses is None:  # memory ran out, and self.at_once is smaller now
+                if chunk_losses is None:  # memory ran out, so self.at_once was halved
                     unlimited = False
                     continue
                 losses[rows] = chunk_losses
@@ -260,7 +260,7 @@ class BatchedJobs(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        assert isinstance(data, Data)  # for data that is not in memory, the run has another engine
+        assert isinstance(data, Data)  # runs whose data is not in memory use another engine
         if not jobs:
             return start.new_empty(0, len(start)), []
         try:

@@ -58,7 +58,7 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return None
     names = {p: name for name, p in model.named_parameters()}
-    # For each layer: a dict from names within the layer to names within the model and parameters.
+    # For each layer: maps a parameter's name in the layer to its name in the model and its values.
     own_names = [{key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers]
 
     def gradients(

@@ -66,7 +66,7 @@ class Regression:
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
         """Take an SGD step for each batch and client, and update the clients' parameters (rows of `stack`) in place.
 
-        `positions` has the positions of each batch in `data`, [clients, batch size]. Return each client's mean loss before a step.
+        `positions` has the positions of each batch in `data`, [clients, batch size]. Return each client's mean pre-step loss.
         """
         losses = regression.descend(
             stack,
