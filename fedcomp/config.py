@@ -223,7 +223,7 @@ class RunConfig:
     )
     bandwidths: str | None = option(
         None,
-        "Uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided accordingly.",
+        "Uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided in proportion.",
         parse=spec.parse_byte_list,
         example="10kB,1MB",
     )

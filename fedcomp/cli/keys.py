@@ -185,7 +185,7 @@ def renew(
 
 @app.command("list")
 def show(folder: Path = FOLDER) -> None:
-    """List all keys with their state and expiry date. The output is a table on a terminal, else tab-separated lines."""
+    """List all keys with their state and expiry date. The output is a table on a terminal, otherwise tab-separated lines."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 

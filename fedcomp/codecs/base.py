@@ -486,7 +486,7 @@ def nonfinite_error(
     position = int((~total.isfinite()).nonzero()[0])
     value = x[position].to(torch.float32)
     if value.isfinite():
-        value, what = total[position], "the residual with the update added"
+        value, what = total[position], "the sum of residual and update"
     if layout is None:
         place = f"in element {position}"
     else:

@@ -108,7 +108,7 @@ class BFloat16(Codec):
         top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
         expect(top < 255, "values in bfloat16 hold NaN or infinity")
         in_range = data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254
-        expect(in_range, "a section of bfloat16 values has an invalid shift h")
+        expect(in_range, "a section of bfloat16 values has an invalid exponent shift")
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         values *= np.float32(2.0 ** -data[0])
         return Dense(values)

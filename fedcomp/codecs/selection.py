@@ -194,7 +194,7 @@ class Selective(Codec):
 
         Raises FrameError unless `data` contains exactly `counts` [m] ≥ 1 values of the chunks.
         """
-        expect(flag == 0, "a section in chunks has an unknown flag")
+        expect(flag == 0, "the body of an @chunk frame has an unknown flag")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
         bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
         flags = np.unpackbits(bits, count=FLAG_BITS * len(counts)).reshape(-1, FLAG_BITS) @ (2, 1)

@@ -304,7 +304,7 @@ def _read(section: Section) -> SketchSection:
     expect(
         possible, f"a sketch of {section.count} coordinates claims that {count} should be decoded"
     )
-    expect(form in TYPES, f"the cells of a sketch have the unknown form {form}")
+    expect(form in TYPES, f"the cells of a sketch have the unknown number format {form}")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)
         exponent = int(np.frombuffer(sent, EXPONENT)[0])

@@ -59,11 +59,13 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     data = memoryview(data)
     if count == 0:
-        _expect(len(data) == 0, "bytes follow a code of no symbols")
+        _expect(len(data) == 0, "an entropy code of 0 symbols must be empty, but has bytes")
         return np.empty(0, np.uint16)
     frequencies, bits, start = _read_head(data, count, size)
     if bits == 0:
-        _expect(start == len(data), "bytes follow a code of one distinct symbol")
+        _expect(
+            start == len(data), "extra bytes follow an entropy code in which all symbols are equal"
+        )
         return np.full(count, frequencies.argmax(), np.uint16)
     symbols = np.empty(count, np.uint16)
     parts = _chunks(symbols)
@@ -72,7 +74,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
     def read(part: np.ndarray, states: np.ndarray, words: np.ndarray) -> None:
         used = coder_loops.decode(words, states, table, frequencies, bits, part)
         is_whole = used == words.size and bool((states == FLOOR).all())
-        _expect(is_whole, "a code is cut short, too long, or damaged")
+        _expect(is_whole, "the words of an entropy code are too few, too many, or damaged")
 
     chunks = _read_chunks(data[start:], [part.size for part in parts])
     starmap(read, [(part, *chunk) for part, chunk in zip(parts, chunks, strict=True)])
@@ -156,7 +158,10 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
     positions, at = _read_list(data, at, used, 64 * used)
     gaps = np.diff(positions, prepend=-1) - 1
     lengths = np.where(gaps & 1, -(gaps + 1 >> 1), gaps >> 1).cumsum()
-    _expect(1 <= lengths.min() and lengths.max() <= bits, "a frequency is out of range")
+    _expect(
+        1 <= lengths.min() and lengths.max() <= bits,
+        "a symbol frequency in an entropy code is out of range",
+    )
     owner, shift = _low_bits(lengths)
     end = at + (owner.size + 7) // 8
     _expect(end <= len(data), "a code is cut short in its frequencies")

@@ -133,14 +133,14 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
     """
     if not 0 <= count <= numel:
         raise FrameError(
-            f"a code claims {count} positions of a vector of {numel}; the frame is damaged or of another size"
+            f"a Rice code claims {count} positions of a vector of {numel}; the frame is damaged or of another size"
         )
     if not 0 <= b <= WIDEST:
         raise FrameError(f"Rice parameter {b} is not in 0..{WIDEST}; the frame is damaged")
     size = len(data)
     if not count * (b + 1) <= size * 8 < count * (b + 1) + (numel >> b) + 8 or bool(size) > count:
         raise FrameError(
-            f"{size} bytes cannot code {count} positions of a vector of {numel} at parameter {b}; the frame is damaged"
+            f"{size} bytes cannot encode {count} positions of a vector of {numel} at parameter {b}; the frame is damaged"
         )
     if not count:
         return np.empty(0, np.int64)

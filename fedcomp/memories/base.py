@@ -316,7 +316,7 @@ class VectorMemory(Memory):
         ]
         updated, send = zip(*results, strict=True)
         proposals = cls._encode(memories, send, seeds, context)
-        what = "the residual with the update added"
+        what = "the sum of residual and update"
         checks = [nonfinite_errors([new[n] for new in updated], layout, what) for n in cls.vectors]
         checks.append(nonfinite_errors(rows, layout, "the update"))
         for errors in checks:

@@ -73,7 +73,7 @@ class LowRank(VectorMemory):
             return frame
         right = self._announced(RIGHT, self.factor_layout.right_shapes, context)
         added = self.residual + x
-        for what, vector in (("the update", x), ("the residual with the update added", added)):
+        for what, vector in (("the update", x), ("the sum of residual and update", added)):
             (error,) = nonfinite_errors([vector], self.layout, what)
             if error is not None:
                 return error

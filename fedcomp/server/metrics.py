@@ -185,7 +185,10 @@ class Metrics(Callback, Collector):
         sent = {client: sent for client, (_, sent) in port.by_client.items()}
         gauges: dict[str, tuple[str, Mapping[int, float | None]]] = {
             "connected": ("1 for each client that can be reached.", connected),
-            "latency_seconds": ("Seconds from assignment to answer, last value.", self.latency_s),
+            "latency_seconds": (
+                "Seconds from the client's last assignment to its answer.",
+                self.latency_s,
+            ),
             "versions_behind": (
                 "Model versions that the client missed before its last assignment.",
                 behind,

@@ -88,7 +88,7 @@ def bandwidths_of(
     """
     c = config
     if c.bandwidths and not c.budget:
-        raise ConfigError("--bandwidths divide a budget among the clients; give --budget as well")
+        raise ConfigError("--bandwidths has no effect without --budget; give --budget as well")
     if c.bandwidths and uplinks is not None:
         raise ConfigError(
             "--bandwidths and --network both set the speed of uplinks; leave --bandwidths out"

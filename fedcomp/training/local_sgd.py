@@ -64,7 +64,7 @@ class LocalSGD:
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
             raise ConfigError(
-                "--keep-momentum keeps nothing without momentum; give --momentum 0.9 as well"
+                "--keep-momentum has no effect without momentum; give --momentum 0.9 as well"
             )
 
     @classmethod

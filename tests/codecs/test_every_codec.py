@@ -332,7 +332,7 @@ def test_a_sum_that_overflows_does_not_change_the_total(spec):
         layout = Layout.from_shapes({"w": (2, 15), "b": (numel - 30,)})
         (error,) = c.encode_batch([x], [0], onto=[total], layout=layout)
         assert str(error).startswith(
-            "the residual with the update added is inf in tensor 'b', element 3; "
+            "the sum of residual and update is inf in tensor 'b', element 3; "
         )
         assert error.position == 33 and same_bits(total, before)
 

@@ -247,7 +247,7 @@ def test_numbers_near_the_largest_float32_stay_finite():
     right(m, basis)
     m.commit()
     assert residual(m).isfinite().all()
-    with pytest.raises(NonFiniteError, match="the residual with the update added is inf"):
+    with pytest.raises(NonFiniteError, match="the sum of residual and update is inf"):
         for _ in range(3):
             left(m, torch.full((NUMEL,), 3.4e38))
             m.rollback()

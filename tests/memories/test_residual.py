@@ -159,7 +159,7 @@ def test_a_sum_that_overflows_does_not_change_the_memory(spec):
     m = make(spec)
     m.propose(torch.full((NUMEL,), 3e38))
     m.rollback()
-    with pytest.raises(NonFiniteError, match="the residual with the update added is inf"):
+    with pytest.raises(NonFiniteError, match="the sum of residual and update is inf"):
         m.propose(torch.full((NUMEL,), 3e38))
     assert m.pending is None and same_bits(residual(m), torch.full((NUMEL,), 3e38))
 

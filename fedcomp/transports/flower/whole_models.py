@@ -188,7 +188,7 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
             shapes[i] = (key, *sorted(lengths), *arrays)
     most_common = max(shapes.values(), key=list(shapes.values()).count, default=())
     return faults | {
-        i: "the reply's records have other names than those of most clients"
+        i: "the names of the reply's records differ from those in most clients' replies"
         for i, shape in shapes.items()
         if shape != most_common
     }

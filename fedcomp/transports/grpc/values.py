@@ -141,7 +141,7 @@ class Reader:
                 raise ProtocolError(
                     "a text is not UTF-8, or its DEFLATE data is malformed"
                 ) from error
-        raise ProtocolError(f"a text has the unknown code {code}")
+        raise ProtocolError(f"a text in the message has the unknown encoding {code}")
 
     def end(self) -> None:
         """Raise ProtocolError if the message has unread bytes."""
