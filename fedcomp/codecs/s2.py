@@ -13,10 +13,10 @@ union for 10⁴ coordinates or more, and 1.6 for 10³ coordinates. In about one 
 their values are estimated by least squares and counted in `RecoveredUpdate.missed`.
 
 The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
-aggregation. If all nodes can decode, frames of `topk` are smaller: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with int16) and
-5.0 bytes in `topk` (3.0 with fp16). A relay that is allowed to read frames can also decode them and forward the sum of their values. On
-updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 % for N =
-32, and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
+aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
+int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that is allowed to read frames can also decode them and forward the sum of their
+values. On updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 %
+for N = 32, and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
 
 The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frames of `s2`. Frames can be added only if their tables have the
 same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.

@@ -3,9 +3,10 @@
 Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Gradients are sketched in Ivkin et al.,
 "Communication-efficient distributed SGD with sketching", NeurIPS 2019.
 
-Coordinate i is added to one cell h_r(i) in each row r of a table S, with a sign s_r(i) = ±1, and is estimated as a median over the rows:
+Coordinate x_i is added to one cell of each row r of a table S and is estimated as a median over the rows. The hash h_r(i) selects the cell,
+and s_r(i) = ±1 is a random sign:
 
-    S[r, h_r(i)] += s_r(i)·x_i;
+    S[r, h_r(i)] += s_r(i)·x_i,
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
 The decoded vector holds the k largest estimates, and 0 elsewhere. Cells and signs depend only on the seed (kernels/count_sketch.py). All

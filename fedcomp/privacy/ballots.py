@@ -192,7 +192,7 @@ class SealedBallot:
         sealed_for, wrap = self.wraps.get(voter, (b"", b""))
         if sealed_for != public:
             raise ProtocolError(
-                f"the ballot of client {self.slot.sender} is not encrypted for the card of voter {voter}"
+                f"the ballot of client {self.slot.sender} is not encrypted with the public key of voter {voter}"
             )
         try:
             wrapping = _wrapping(self.slot, voter, own, self.point, self.point, public)

@@ -186,8 +186,8 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
         or row.client not in row.senders
     ):
         raise ProtocolError(
-            f"the announced row (the data partitions to count) must count all clients equally, in an odd number of at least "
-            f"{MIN_PARTITIONS} partitions; a vote on this row would reveal ballots"
+            f"a vote on the announced data partitions would reveal ballots: their number must be odd and at least {MIN_PARTITIONS}, and "
+            f"their sizes may differ by one client"
         )
     return row
 

@@ -5,8 +5,8 @@ Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
 The honest updates are x_i and have the mean μ. The attackers copy client i*. The paper learns z over a warm-up of several rounds and then
-fixes i*. This implementation computes z and i* in each round, since cohorts change. The option `of` sets i*. If client `of` is not in the
-cohort or its training failed, the formula chooses i*.
+fixes i*. This implementation computes the direction z and the copied client i* anew in each round, since cohorts change. The option `of`
+sets i*. If client `of` is not in the cohort or its training failed, the formula chooses i*.
 """
 
 from dataclasses import dataclass
