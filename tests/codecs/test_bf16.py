@@ -82,8 +82,8 @@ def test_layerwise_each_tensor_has_its_own_range():
     [
         ([23, 0, 0x7F, 0x80, 0x7F], "NaN or infinity"),
         ([23, 0, 0x40, 0xC0, 0xFF], "NaN or infinity"),
-        ([24, 0, 0x40, 0, 0], "invalid shift"),
-        ([22, 0, 0x40, 0, 0], "invalid shift"),
+        ([24, 0, 0x40, 0, 0], "invalid exponent shift"),
+        ([22, 0, 0x40, 0, 0], "invalid exponent shift"),
         ([23, 0, 0x40, 0], "wrong length"),
         ([], "wrong length"),
     ],

@@ -118,9 +118,9 @@ def test_invalid_bodies_are_rejected():
     assert NATURAL._decode_row(
         Section(3, bytes([23, 0x40, 100, 101, 0])), Layout.flat(3), 0
     ).values.tolist() == [2.0**-50, -(2.0**-49), 0.0]
-    assert refused(bytes([24, 0x40, 100, 101, 0]), 3, "invalid shift")
-    assert refused(bytes([22, 0x40, 100, 101, 0]), 3, "invalid shift")
-    assert refused(bytes([22, 0x40, 100, 253, 0]), 3, "invalid shift")
+    assert refused(bytes([24, 0x40, 100, 101, 0]), 3, "invalid exponent shift")
+    assert refused(bytes([22, 0x40, 100, 101, 0]), 3, "invalid exponent shift")
+    assert refused(bytes([22, 0x40, 100, 253, 0]), 3, "invalid exponent shift")
     assert NATURAL._decode_row(
         Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0
     ).values[1] == -(2.0**105)

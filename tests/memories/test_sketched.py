@@ -258,6 +258,6 @@ def test_numbers_near_the_largest_float32_stay_finite():
     assert m.codec.decode(m.pending, numel=NUMEL, layout=LAYOUT).isfinite().all()
     assert NUMBERS.decode(values(m, range(NUMEL)), numel=NUMEL).eq(torch.tensor(3.4e38)).all()
     m.rollback()
-    with pytest.raises(NonFiniteError, match="with the update added is inf"):
+    with pytest.raises(NonFiniteError, match="sum of residual and update is inf"):
         m.propose(torch.full((NUMEL,), 3.4e38), context=BEGIN)
     assert m.pending is None and vector(m).isfinite().all()

@@ -115,7 +115,7 @@ def test_returned_coordinates_keep_their_statistics():
 def test_moments_that_overflow_do_not_change_the_memory():
     m = memory("variance", codec("topk"), NUMEL, LAYOUT)
     with pytest.raises(
-        NonFiniteError, match="with the update added is inf in tensor 'w', element 3"
+        NonFiniteError, match="sum of residual and update is inf in tensor 'w', element 3"
     ):
         m.propose(
             torch.ones(NUMEL),
