@@ -73,7 +73,7 @@ def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(voters):
 
 def test_a_client_without_a_card_cannot_open_a_ballot(data, cards):
     for voter, private in ((3, Card.make(SLOT, 3, KEYS[3]).private), (1, cards[2].private)):
-        with pytest.raises(ProtocolError, match="not encrypted for the card") as caught:
+        with pytest.raises(ProtocolError, match="not encrypted with the public key") as caught:
             read(data).open(voter, private)
         assert not isinstance(caught.value, UnopenableBallot), (
             "this does not prove a fault of the sender"

@@ -187,7 +187,7 @@ def test_a_voter_reveals_no_key_for_a_ballot_sealed_for_another_card(opened):
     sealed = {
         str(c.who): c.ask(BALLOTS, {str(v): cards[v][c.who] for v in ALL[1:]}) for c in clients
     }
-    with pytest.raises(ProtocolError, match="not encrypted for the card"):
+    with pytest.raises(ProtocolError, match="not encrypted with the public key"):
         clients[0].ask(TALLY, sealed)
     assert len(cards[0][1]) > KEY
 
