@@ -201,7 +201,7 @@ def test_a_voter_reveals_no_key_for_a_ballot_sealed_for_another_card(opened):
 def test_a_row_with_unequal_weights_is_refused(parts):
     client = One(0)
     row = CodeRow(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
-    with pytest.raises(ProtocolError, match="announced row"):
+    with pytest.raises(ProtocolError, match="announced (row|data partitions)"):
         client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
@@ -209,7 +209,7 @@ def test_a_row_with_unequal_weights_is_refused(parts):
 def test_partitions_must_have_the_numbers_of_the_code(numbers):
     """The random signs of a missing ballot depend on the number: a server that chooses the number would choose the signs."""
     row = CodeRow(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
-    with pytest.raises(ProtocolError, match="announced row"):
+    with pytest.raises(ProtocolError, match="announced (row|data partitions)"):
         One(0).ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
