@@ -36,7 +36,7 @@ NO_END = 1_000_000  # requested rounds of the disturbed run; it is stopped soon 
 LAST_ROUNDS = 5  # rounds without kills at the end of the disturbed run
 MAX_WAIT_S = 6.0  # longest time to wait for a completed round before a kill
 MAX_PAUSE_S = 2.0  # longest random pause before a kill
-STUCK_S = 180.0  # the test fails if no round is completed for this time.
+STUCK_S = 180.0  # the test fails if no round is completed for this time
 # A training step takes two milliseconds, so that many kills hit a client that is training.
 TASK = """\
 import time

@@ -99,10 +99,10 @@ class Meter(Callback):
 
     def __init__(self, run: Path, rounds: int):
         self.run, self.tenth = run, max(1, rounds // 10)
-        self.clients = 0  # sum of the cohort sizes so far.
+        self.clients = 0  # sum of the cohort sizes so far
         # Time at which the run started, then the time at which each round ended.
         self.ended_s = [time.perf_counter()]
-        self.saving_s = 0.0  # seconds spent on checkpoints in the current tenth of the run.
+        self.saving_s = 0.0  # seconds spent on checkpoints in the current tenth of the run
         # Maps a round to the anonymous memory of the process after it, in MB.
         self.resident: dict[int, float] = {}
 

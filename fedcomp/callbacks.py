@@ -30,7 +30,7 @@ class Header:
     byzantine: int = 0  # number of Byzantine clients
     notice: str = ""  # guarantee or advice of the strategy, or ""
     metrics: str = ""  # URL of the metrics for Prometheus, or ""
-    network: str = ""  # virtual network, or "" without one.
+    network: str = ""  # virtual network, or "" without one
     # Where the error-feedback memories of virtual clients are stored, or "" for the training device.
     residuals: str = ""
     # Metric by which models are compared: accuracy, or loss if the task has no accuracy.
@@ -44,7 +44,7 @@ class Header:
 class Rejection:
     """A client whose update the server did not accept in a round."""
 
-    client: int  # client id.
+    client: int  # client id
     # Stage at which the update failed or was rejected: phase, download, evaluate, train, encode, relay, send, reply, quorum, deadline or
     # aggregate.
     stage: str
@@ -55,7 +55,7 @@ class Rejection:
 class ClientMetric:
     """Statistics of a metric over the clients of a round that reported the metric."""
 
-    mean: float | None  # mean over the clients, weighted by their numbers of examples.
+    mean: float | None  # mean over the clients, weighted by their numbers of examples
     # Mean over the tenth of the clients with the lowest accuracy or the highest loss, or None for other metrics.
     worst_decile: float | None
     clients: int  # number of clients that reported the metric
@@ -89,11 +89,11 @@ class ClientRecord:
 
     client: int  # logical id
     uplink_bytes: int  # bytes of the encoded updates (frames) from the client
-    downlink_bytes: int  # bytes of frames and strategy announcements to the client.
+    downlink_bytes: int  # bytes of frames and strategy announcements to the client
     # TCP payload in bytes since the client's last record, with TLS, handshakes and keepalive, or None if it is not counted, such as in a
     # simulation, for clients behind a relay, or on some platforms.
     wire_bytes_in: int | None  # TCP payload received from the client, in bytes
-    wire_bytes_out: int | None  # TCP payload sent to the client, in bytes.
+    wire_bytes_out: int | None  # TCP payload sent to the client, in bytes
     # Seconds from assignment to answer, summed over the phases of the round, or None if the client did not answer.
     latency_s: float | None
     # Number of model versions that the client had missed at its first assignment, or None if unknown.
@@ -114,7 +114,7 @@ class RoundRecord(EvaluatedRecord):
 
     round: int  # from 1
     accuracy: float | None  # accuracy on the test set, 0 to 1, or None if not evaluated
-    loss: float | None  # mean loss on the test set.
+    loss: float | None  # mean loss on the test set
     # Training loss, averaged over the local steps of each client and then over the accepted clients.
     train_loss: float | None
     cohort: int  # clients of the round
@@ -124,7 +124,7 @@ class RoundRecord(EvaluatedRecord):
     downlink_bytes: int  # bytes of the frames to clients, with broadcasts that clients had missed
     dense_uplink_bytes: int  # bytes of a float32 model from each client of the round
     dense_downlink_bytes: int  # bytes of a float32 model to each client that received a download
-    seconds: float  # duration of the round.
+    seconds: float  # duration of the round
     # Part of downlink_bytes: additional bytes that clients downloaded because they had missed rounds.
     catch_up_bytes: int = 0
     # Part of downlink_bytes: downloads of clients that take part for the first time.
@@ -132,13 +132,13 @@ class RoundRecord(EvaluatedRecord):
     uplink_nonzeros: int = 0  # number of coordinates in the accepted updates
     skipped: int = 0  # part of accepted: number of clients that had nothing to send
     clipped: int = 0  # part of accepted: number of updates whose norm was above --clip-update
-    relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation.
+    relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation
     # TCP payload in bytes since the previous round, with TLS, handshakes and keepalive, or None in a simulation or if the platform does not
     # count it.
     wire_bytes_in: int | None = None  # TCP payload received at the server's port, in bytes
     wire_bytes_out: int | None = None  # TCP payload sent from the server's port, in bytes
     rejections: Sequence[Rejection] = ()  # one entry for each rejected client
-    warnings: Sequence[str] = ()  # warning messages of this round.
+    warnings: Sequence[str] = ()  # warning messages of this round
     # A record for each client of the round; in a simulation, only for clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
     # With a voting strategy: client id → fraction of the client's votes that lost by a wide margin.
@@ -146,7 +146,7 @@ class RoundRecord(EvaluatedRecord):
     # Duration of the round on the virtual network, in seconds, or None without a network.
     simulated_s: float | None = None
     simulated_hours: float | None = None  # virtual time since the start of the run
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # metrics of the task.
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # metrics of the task
     # Metrics that clients reported, by metric name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ class RejectionSummary:
     stage: str
     # Reason of the first rejection; other reasons differ at most in numbers in the text.
     reason: str
-    updates: int  # number of rejected updates.
+    updates: int  # number of rejected updates
     # Client ids, ascending; only the lowest ids if there are too many to list.
     clients: Sequence[int]
     more_clients: int = 0  # number of clients that are not listed
@@ -181,14 +181,14 @@ class Summary(EvaluatedRecord):
     client_updates_per_s: float  # mean number of accepted updates per second
     device: str  # such as cpu or cuda:0
     seed: int  # seed of the run
-    version: str  # version of fedcomp.
+    version: str  # version of fedcomp
     # TCP payload in bytes at the port of a deployed server, with TLS, handshakes and keepalive, or None in a simulation or if the platform
     # does not count it.
     wire_bytes_in: int | None = None  # received
     wire_bytes_out: int | None = None  # sent
     warnings: Sequence[str] = ()  # warnings of the run
     rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
-    simulated_hours: float | None = None  # duration on the virtual network, or None without one.
+    simulated_hours: float | None = None  # duration on the virtual network, or None without one
     # Values in the last round of the metrics that the task defines.
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     # Last values of the metrics that clients reported, by metric name.

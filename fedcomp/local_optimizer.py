@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SGD = "sgd"
 SGD_LR = 0.05
-SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags.
+SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
 # An unsupported argument of torch optimizers, which makes the optimizer step differentiable.
 DIFFERENTIABLE = "differentiable"
 UNSUPPORTED = {

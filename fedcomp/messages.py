@@ -124,7 +124,7 @@ class Presence(WireMessage):
     run: str  # name of the run, as in the invitation
     client: int  # logical id
     version: str  # version of the client's weights
-    reason: str  # why the client cannot take part, or "" if it can.
+    reason: str  # why the client cannot take part, or "" if it can
     # Public key of the client (elliptic curve P-384, compressed form), or b"" if the client's certificate contains it.
     key: bytes = b""
 
@@ -149,11 +149,11 @@ class Assignment(WireMessage):
     version: str  # version of the client's weights after the download
     fingerprint: str  # fingerprint of the weights after the download
     frames: list[bytes]  # frames (encoded vectors) of the download
-    accepted: str  # ticket (hash) of the client's last accepted update, or "".
+    accepted: str  # ticket (hash) of the client's last accepted update, or ""
     # Data that the strategy announces to clients, as a flat list: name, value, name, value, …
     announced: list[bytes] = field(default_factory=list)
     density: float = 0.0  # fraction of coordinates to send in this round; 0 = as configured
-    lr: float = 1.0  # factor on the client's learning rate in this round.
+    lr: float = 1.0  # factor on the client's learning rate in this round
     # Frame with the coordinates of the accepted update that the server did not use, or b"" if there are none.
     returned: bytes = b""
     steps: int = 0  # number of local steps in this round; 0 = as configured
@@ -178,12 +178,12 @@ class Report(WireMessage):
     version: str  # version of the weights from which the client computed the update
     fingerprint: str  # fingerprint of the client's weights
     frame: bytes = b""  # the encoded update; b"" if there is nothing to send
-    ticket: str = ""  # ticket (hash) of the encoded update in `frame`.
+    ticket: str = ""  # ticket (hash) of the encoded update in `frame`
     # Number of the client's examples, or the number that the task's train_fn returned.
     examples: int = 0
     loss: float = 0.0  # training loss, averaged over the local steps
     stage: str = ""  # stage of the failure: phase, download, evaluate, train or encode
-    reason: str = ""  # why the client failed, as one sentence.
+    reason: str = ""  # why the client failed, as one sentence
     # Ticket (hash) of the last update that the client's error-feedback memory recorded as accepted, or "".
     committed: str = ""
     metrics: bytes = b""  # result of `ReportedMetrics.pack`

@@ -59,7 +59,7 @@ VIRTUAL = Column(
 )
 # Title of a column that is shown only if clients evaluate the model.
 WORST = "worst 10 %"
-GAP = 2  # number of spaces between columns.
+GAP = 2  # number of spaces between columns
 # A client is shown as suspect if the fraction of its votes that lost by a wide margin is above MIN_SUSPICION, and is at least
 # SUSPICION_RATIO times the median of this fraction over all clients.
 MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
@@ -136,7 +136,7 @@ class RunDisplay(Callback):
     clock: Callable[[], float] = monotonic
     header: Header = field(init=False, repr=False)  # set when the run starts
     last: RoundRecord | None = None
-    summary: Summary | None = None  # result, or None until the end of the run.
+    summary: Summary | None = None  # result, or None until the end of the run
     # Record of the round with the highest accuracy, or with the lowest loss if the task has no accuracy.
     best: RoundRecord | None = None
     _best_merit: float = -inf

@@ -59,7 +59,7 @@ class Run:
     options: dict[str, Any]  # options of the run, by field name of RunConfig
     resolved: dict[str, Any]  # automatic choices of the run, such as device and engine
     records: tuple[RoundRecord, ...]  # one record for each finished round, from round 1
-    summary: Summary | None  # content of summary.json, or None if the run is not finished.
+    summary: Summary | None  # content of summary.json, or None if the run is not finished
     # The Task object with which this process simulated the run, or None.
     task: "Task | None" = field(default=None, repr=False, compare=False)
 

@@ -35,7 +35,7 @@ UNREPAIRED = {
     "downlink_memory": "none",
 }
 REPAIRED = UNREPAIRED | {"memory": "residual"}
-CLOSE = 0.01  # largest loss of accuracy (a fraction) that counts as close.
+CLOSE = 0.01  # largest loss of accuracy (a fraction) that counts as close
 # A convex problem is stuck if f ends at or above its initial value of 1, and solved if f ends at or below 0.01.
 STUCK, SOLVED = 1.0, 0.01
 

@@ -65,7 +65,7 @@ class Dashboard(RunDisplay):
         self._points: list[tuple[int, float]] = []  # (round, accuracy or loss)
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejected updates
-        self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates.
+        self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates
         # Numbers of clients that have answered in the current round, and that were selected for the round.
         self._running = (0, 0)
         self._waiting = ""  # text that is shown while the run waits for more clients

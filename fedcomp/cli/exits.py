@@ -19,7 +19,7 @@ from ..errors import INTERRUPTED, FedcompError
 from ..formatting import one_line
 
 UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # errors such as a full disk
-OUTPUT_LOST = 1  # exit status if standard output cannot be written.
+OUTPUT_LOST = 1  # exit status if standard output cannot be written
 # SIGHUP is sent when the terminal is closed.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds after a signal in which further signals are ignored, so that they do not interrupt the clean-up.

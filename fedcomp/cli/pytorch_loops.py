@@ -127,7 +127,7 @@ def flops_of_an_example(task: Task, data: Examples, batch: int) -> float:
     examples = data.batch(torch.arange(batch, device=data.device)).to("cpu")
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mkldnn.flags warns on machines without an Intel GPU.
+        warnings.simplefilter("ignore")  # mkldnn.flags warns on machines without an Intel GPU
         # FlopCounterMode does not count the operations of mkldnn's LSTM.
         with torch.backends.mkldnn.flags(enabled=False), counter:
             _loss(task, model, examples).backward()

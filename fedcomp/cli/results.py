@@ -33,7 +33,7 @@ class Result:
 
     label: str
     folders: tuple[str, ...]
-    accuracy: float | None = None  # last measured accuracy, in [0, 1].
+    accuracy: float | None = None  # last measured accuracy, in [0, 1]
     # Half of the difference in accuracy between the best and worst seed, or None for a single seed.
     accuracy_spread: float | None = None
     loss: float | None = None  # last finite loss, or None
@@ -48,7 +48,7 @@ class Result:
     # Uplink plus downlink bytes until the target accuracy, or None if a seed never reached the target.
     bytes_to_target: float | None = None
     on_front: bool = False
-    note: str = ""  # why the run failed, diverged or is not finished.
+    note: str = ""  # why the run failed, diverged or is not finished
     # Options that define the learning problem. Each problem has its own Pareto front.
     problem: Mapping[str, Any] = field(default_factory=dict)
     # Label of the uncompressed baseline of `ratio`, or None if the baseline is the same messages in float32.

@@ -30,8 +30,8 @@ class ClientState:
     memory: Memory
     version: str  # version of the client's copy of the model
     ticket: str = ""  # ticket (hash) of the client's latest frame
-    buffers: dict[str, Tensor] | None = None  # buffers of the model, and tensors of the algorithm.
-    momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum.
+    buffers: dict[str, Tensor] | None = None  # buffers of the model, and tensors of the algorithm
+    momentum: Tensor | None = None  # momentum of local SGD, with --keep-momentum
     # State of the optimizer or of the user's train_fn, if this state is kept between rounds.
     training: dict[str, Any] | None = None
     after: str = ""  # ticket (hash) of the last frame that was committed to the memory

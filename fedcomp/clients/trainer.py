@@ -25,7 +25,7 @@ class ClientResult(NamedTuple):
     assignment: Assignment
     result: JobResult
     traces: Traces = NO_TRACES
-    lr_sum: float = 0.0  # sum of the learning rates of all local steps.
+    lr_sum: float = 0.0  # sum of the learning rates of all local steps
 
 
 # Results of the clients that did not fail, and their updates [clients, numel].

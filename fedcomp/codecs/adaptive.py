@@ -50,7 +50,7 @@ MAX_ITERATIONS = 100  # of Lloyd's algorithm
 class Adaptive(Codec):
     """A codec that quantizes every coordinate to one of at most 256 levels, and also sends the levels."""
 
-    levels: int = 16  # More levels give longer frames and less quantization noise.
+    levels: int = 16  # More levels give longer frames and less quantization noise
     # Stochastic rounding is unbiased, but has a larger error than nearest.
     rounding: Literal["nearest", "stochastic"] = "nearest"
     # `quantiles` computes the levels in one step; the error is nearly as small as with `lloyd`.

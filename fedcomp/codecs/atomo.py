@@ -43,7 +43,7 @@ from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec, read_arrays
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
-ONE = 2**32  # The probability 1 in units of 2⁻³².
+ONE = 2**32  # The probability 1 in units of 2⁻³²
 # Singular values below this fraction of the largest one are treated as rounding errors.
 NEGLIGIBLE = 2.0**-40
 # flags in the first byte of the body, for atoms=singular and atoms=entries

@@ -56,7 +56,7 @@ class Context:
 
 
 NO_CONTEXT = Context()
-SEEDS = 2**64  # Seeds are integers modulo SEEDS.
+SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 # To bound the memory for temporary arrays, vectors with at most SLICE_ELEMENTS elements in total, or chunks with at most STACK_ELEMENTS,
 # are encoded together.
@@ -71,14 +71,14 @@ class Codec(ABC):
     id: ClassVar[int]
     source: ClassVar[str] = "–"  # author and year of the paper, for tables
     scope: ClassVar[int] = frame.MODEL
-    chunk: ClassVar[int] = 0  # The chunk size N of @chunk=N.
+    chunk: ClassVar[int] = 0  # The chunk size N of @chunk=N
     # Frames with the same seed can be merged: their sum is computed without decoding.
     linear: ClassVar[bool] = False
-    seeded: ClassVar[bool] = False  # Decoding needs the seed, so the seed is part of the frame.
+    seeded: ClassVar[bool] = False  # Decoding needs the seed, so the seed is part of the frame
     # Clients encode with the seed of the round instead of their own, so that their frames can be added.
     shares_seed: ClassVar[bool] = False
-    portable: ClassVar[bool] = True  # Encoding gives the same bytes on every device.
-    lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector.
+    portable: ClassVar[bool] = True  # Encoding gives the same bytes on every device
+    lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
     # The coordinate count in a section always equals the size of the vector.
     whole: ClassVar[bool] = False
 

@@ -37,7 +37,7 @@ MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
 FACTOR = struct.Struct("<f")  # a decay frame's factor for the weights
-SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # Offsets in a frame.
+SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # Offsets in a frame
 
 # Ids of frames that are not written by a single codec.
 PRODUCT, OVERWRITE, DECAY = 100, 250, 251

@@ -54,7 +54,7 @@ class OneBit(Codec):
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
-        x = x.cpu()  # On the CPU, sums have a fixed order.
+        x = x.cpu()  # On the CPU, sums have a fixed order
         tensors = [x[e.span] for e in layout if e.numel]
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
         if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):

@@ -47,7 +47,7 @@ class QSGD(Codec):
 
     # s: number of levels above 0 up to the norm. More levels give longer frames and less noise.
     levels: int = 16
-    damped: bool = False  # Divide the decoded vector by 1 + ω, for use with error feedback.
+    damped: bool = False  # Divide the decoded vector by 1 + ω, for use with error feedback
     # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which gives less noise.
     norm: Literal["l2", "max"] = "l2"
     # With nearest, rounding is deterministic and biased, for error feedback and the strategy `laq`; needs norm=max.

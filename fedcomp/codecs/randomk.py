@@ -47,7 +47,7 @@ CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 class RandomK(selection.DensityCodec):
     """A codec that sends random coordinates, drawn either uniformly or with a preference for large magnitudes."""
 
-    density: float = 1 / 100  # Fraction of the coordinates sent.
+    density: float = 1 / 100  # Fraction of the coordinates sent
     # With uniform, all coordinates are equally likely; with magnitude, larger coordinates are more likely.
     by: Literal["uniform", "magnitude"] = "uniform"
     # If true, values are scaled to be unbiased, for the memories none and diana; if false, the error is smaller, for error feedback.

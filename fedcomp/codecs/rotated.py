@@ -33,11 +33,11 @@ from .base import Codec, Context, expect
 from .frame import Section, varint
 from .update import Dense, Update
 
-UNROTATED = 0  # First byte of a body with float32 values.
+UNROTATED = 0  # First byte of a body with float32 values
 # A vector is sent as float32, unrotated, if its largest magnitude has at most this binary exponent.
 MAX_UNROTATED_EXPONENT = -100
 HALF = np.dtype("<u4")  # the upper half of a float64 number
-MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # Possible range of the scale of a float32 vector.
+MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # Possible range of the scale of a float32 vector
 
 # A function (start, stop) that returns the values of codes start..stop-1 as a new float32 array. Both start and stop are block boundaries.
 ReadCodes = Callable[[int, int], np.ndarray]

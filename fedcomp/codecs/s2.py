@@ -57,7 +57,7 @@ from .update import Sparse, Update
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits of the magnitude of a value
 MAX_BITS = 62  # largest number of bits of the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64.
+MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
@@ -66,8 +66,8 @@ MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 class S2(Codec):
     """A codec that sends all nonzero coordinates in frames that can be added."""
 
-    rows: int = 3  # Rows of the table; 3 rows need the smallest number of cells.
-    columns: int = 0  # Cells per row; 0 = as many as the nonzeros need.
+    rows: int = 3  # Rows of the table; 3 rows need the smallest number of cells
+    columns: int = 0  # Cells per row; 0 = as many as the nonzeros need
     # Expected number of nonzeros of the sum of all frames, divided by that of one frame; at most the number of frames.
     union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values

@@ -46,7 +46,7 @@ from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
-MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64.
+MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
@@ -67,9 +67,9 @@ class Sketch(Codec):
     """A codec that sends a table of rows × columns cells, which the receiver decodes by medians. Frames with the same seed can be added."""
 
     rows: int = 5  # An odd number of rows. More rows give fewer large errors.
-    columns: int = 0  # Cells per row; 0 = determined by `ratio`.
+    columns: int = 0  # Cells per row; 0 = determined by `ratio`
     ratio: float = RATIO  # size of the float32 vector divided by that of the cells
-    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells.
+    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells
     # Fraction of the coordinates that are decoded, those with the largest estimates; 1 = all, without bias.
     density: float = 1 / 100
     name: ClassVar[str] = "sketch"
@@ -79,7 +79,7 @@ class Sketch(Codec):
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # Sums may differ between devices in the last bit.
+    portable: ClassVar[bool] = False  # Sums may differ between devices in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
@@ -138,7 +138,7 @@ class Sketch(Codec):
             empty = MIN_EXPONENT, np.zeros_like(first.raw)
             exponent, total = add_tables(filled, 30) if filled else empty
             for one in (*read, SketchSection(first.count, INT32, exponent, total)):
-                _floats(one)  # Raises FrameError if a cell is not finite.
+                _floats(one)  # Raises FrameError if a cell is not finite
             body = _write_integers(exponent, total)
         else:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -320,7 +320,7 @@ def _floats(body: SketchSection) -> np.ndarray:
     """Return the cells as float32. Raises FrameError if a cell is not finite."""
     _, form, exponent, raw = body
     if form == FLOAT32:
-        cells = raw.astype(np.float32)  # This aligned copy is read faster than the frame.
+        cells = raw.astype(np.float32)  # This aligned copy is read faster than the frame
     elif form == BFLOAT16:
         cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:

@@ -35,7 +35,7 @@ from .frame import read_varint, varint
 
 # Rounding increases the step s, or the range max u − min u, by at most this factor.
 ROUNDING = 1 + 2.0**-16
-HEAD = 1  # The first byte of the body for vlc.
+HEAD = 1  # The first byte of the body for vlc
 # With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 possible symbols.
 MIN_STEP, MAX_STEP = 1 / 8, 8.0
 

@@ -36,11 +36,11 @@ SCALE = np.dtype("<f4")  # format of an announced scale
 class TernGrad(Codec):
     """A codec that sends every coordinate as −s, 0 or s, with a common scale s."""
 
-    clip: float = 2.5  # Clip values to this many standard deviations; 0 disables clipping.
+    clip: float = 2.5  # Clip values to this many standard deviations; 0 disables clipping
     name: ClassVar[str] = "terngrad"
     id: ClassVar[int] = 14
     source: ClassVar[str] = "Wen et al. 2017"
-    linear: ClassVar[bool] = True  # Frames can be added if they have the same scale.
+    linear: ClassVar[bool] = True  # Frames can be added if they have the same scale
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

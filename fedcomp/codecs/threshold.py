@@ -34,7 +34,7 @@ class Threshold(selection.Selective):
 
     # The threshold τ. A higher threshold gives smaller frames, but error feedback sends small coordinates later.
     tau: float = 0.01
-    values: Literal["tau", "fp32", "fp16"] = "tau"  # Send ±τ, or the values in float32 or float16.
+    values: Literal["tau", "fp32", "fp16"] = "tau"  # Send ±τ, or the values in float32 or float16
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 8
     source: ClassVar[str] = "Strom 2015"

@@ -27,7 +27,7 @@ from .base import Context, expect
 from .frame import read_varint, varint
 from .selection import Unpacked
 
-BINNED = 2  # Flag of values in bins.
+BINNED = 2  # Flag of values in bins
 # BINS: number of bins. WIDTH: width of a bin in standard deviations. MIDDLE: index of the bin around the mean.
 BINS, WIDTH, MIDDLE = 4, 1.5, 2
 MEAN = np.dtype("<u2")
@@ -37,7 +37,7 @@ MEAN = np.dtype("<u2")
 class TopK(selection.Largest):
     """A codec that sends the positions and values of the k largest coordinates."""
 
-    density: float = 1 / 100  # Fraction of the coordinates sent.
+    density: float = 1 / 100  # Fraction of the coordinates sent
     # Precision of the values. With 2bit, each value becomes the mean of its bin, one of four.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
     name: ClassVar[str] = "topk"
@@ -46,7 +46,7 @@ class TopK(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
-            return 0.0  # Two values v and −v in one bin are both decoded as their mean, 0.
+            return 0.0  # Two values v and −v in one bin are both decoded as their mean, 0
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 

@@ -20,7 +20,7 @@ class ConnectedClients(Availability):
         self.waited_s = 0.0
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported
-        self._missing: list[int] = []  # missing clients, as last reported.
+        self._missing: list[int] = []  # missing clients, as last reported
         # The connected clients, as last reported while a round waits, or None if no round waits.
         self._reported_waiting: list[int] | None = None
 

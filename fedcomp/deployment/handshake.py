@@ -98,10 +98,10 @@ class ClientSetup:
     device: torch.device
     client_id: int = -1  # id that a client without an enrolled key claims
     partition_id: int | None = None  # None if the client uses all data
-    partitions: int | None = None  # None means one partition for each client of the run.
+    partitions: int | None = None  # None means one partition for each client of the run
     # Public keys of the clients by logical id (keyring.py), or None to accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
-    sealed: bool = False  # whether the client takes part only in elections with sealed ballots.
+    sealed: bool = False  # whether the client takes part only in elections with sealed ballots
     # Objects that all clients of a process share.
     shared: SharedObjects = field(default_factory=SharedObjects)
 

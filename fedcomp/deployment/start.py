@@ -223,7 +223,7 @@ class Deployment:
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, save_s)
             started, waited_s = time.perf_counter(), connected_clients.waited_s
-            del result  # frees the round's frames before the next round.
+            del result  # frees the round's frames before the next round
 
     # Preparation.
 

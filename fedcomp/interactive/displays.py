@@ -21,7 +21,7 @@ from ..formatting import decimal, duration, metric, one_line
 from ..run_display import RunDisplay, rejections, verdict
 
 LOG_LINES = 10  # number of progress lines that a run prints to a log
-BAR_WIDTH = 24  # width of the progress bar, in characters.
+BAR_WIDTH = 24  # width of the progress bar, in characters
 # Constants of the notebook display:
 UPDATE_S = 0.25  # minimum time between updates, in seconds
 MAX_POINTS = 200  # maximum number of points to draw

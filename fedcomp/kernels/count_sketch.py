@@ -20,7 +20,7 @@ from . import philox
 from .parallel import map_ranges, pieces, starmap
 
 STREAM = 1 << 16  # number of the random stream of row 0; row r uses stream STREAM + r
-HALVED = 1 << 20  # A vector with at least this many elements is summed in two halves.
+HALVED = 1 << 20  # A vector with at least this many elements is summed in two halves
 # Number of elements whose random words are drawn together; the parts of a vector start at multiples of UNIT.
 UNIT = 1024
 LARGEST = np.finfo(np.float32).max
@@ -62,7 +62,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
 
     first = (
         start // UNIT * UNIT
-    )  # UNIT random words are drawn together, so start at a multiple of UNIT.
+    )  # UNIT random words are drawn together, so start at a multiple of UNIT
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:

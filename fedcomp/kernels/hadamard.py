@@ -31,11 +31,11 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges
 
-BLOCK, MIN_BLOCK = 1 << 14, 8  # Numbers of coordinates of a full block and of the smallest block.
-MAX_PADDING = 32  # Largest number of zeros at the end of the last block.
+BLOCK, MIN_BLOCK = 1 << 14, 8  # Numbers of coordinates of a full block and of the smallest block
+MAX_PADDING = 32  # Largest number of zeros at the end of the last block
 # Number of coordinates that a thread rotates at a time, so that they fit in its cache.
 CHUNK = 8 * BLOCK
-SIGNS = 3  # Number of the random stream of the signs.
+SIGNS = 3  # Number of the random stream of the signs
 # Sums of squares and of products in a block are integers in units of 1/SQUARES and 1/PRODUCTS, below 2⁶².
 SQUARES, PRODUCTS = 2.0**33, 2.0**38
 LARGEST = float(np.finfo(np.float32).max)
@@ -68,7 +68,7 @@ class RotatedBlocks:
         self.loops, self.seed, block_edges = hadamard_loops, seed, edges(x.numel())
         stop = min(start + CHUNK, block_edges[-1])
         first, last = np.searchsorted(block_edges, [start, stop]).tolist()
-        self.indices = slice(first, last)  # Indices of the blocks in the vector.
+        self.indices = slice(first, last)  # Indices of the blocks in the vector
         # Slice of the coordinates, including padding.
         self.span = slice(start, int(block_edges[last]))
         self.edges = block_edges[first : last + 1] - start

@@ -16,7 +16,7 @@ from torch import Tensor
 
 # Vectors on the CPU with at least this many elements are each processed on their own thread.
 LARGE = 100_000
-PIECE = 1 << 17  # Number of elements that are converted to float32 at a time.
+PIECE = 1 << 17  # Number of elements that are converted to float32 at a time
 # Each range of elements starts at a multiple of UNIT, so it contains whole bytes of packed bits and whole blocks of random words.
 UNIT = 128
 
@@ -59,14 +59,14 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
     """Call work(*call) for each of `calls`, on as many threads as torch uses, including the calling thread. Return the results in order."""
     results: list[Any] = [None] * len(calls)
-    waiting = iter(list(enumerate(calls)))  # The next free thread takes the next call.
+    waiting = iter(list(enumerate(calls)))  # The next free thread takes the next call
 
     def run_calls() -> None:
         try:
             for i, call in waiting:
                 results[i] = work(*call)
         except BaseException:
-            list(waiting)  # Consume all remaining calls, so that no thread starts another one.
+            list(waiting)  # Consume all remaining calls, so that no thread starts another one
             raise
 
     n_others = min(len(calls), torch.get_num_threads()) - 1
@@ -75,7 +75,7 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
         run_calls()
     finally:
         for other in others:
-            if not other.cancel():  # The thread has started, so wait for it.
+            if not other.cancel():  # The thread has started, so wait for it
                 other.result()
     return results
 
@@ -86,7 +86,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # Threads do not survive a fork.
+os.register_at_fork(after_in_child=_pool.cache_clear)  # Threads do not survive a fork
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:

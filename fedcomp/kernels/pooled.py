@@ -13,8 +13,8 @@ from .parallel import starmap
 
 # Number of examples that a thread processes at a time. The order in which gradients are added does not depend on the number of threads.
 EXAMPLES = 8
-MIN_ROW = 32  # For kernels with shorter rows (columns · channels), dense gradients are faster.
-MIN_WORK = 1 << 22  # For convolutions with fewer products, dense gradients are faster.
+MIN_ROW = 32  # For kernels with shorter rows (columns · channels), dense gradients are faster
+MIN_WORK = 1 << 22  # For convolutions with fewer products, dense gradients are faster
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:

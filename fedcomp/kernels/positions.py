@@ -29,13 +29,13 @@ from .rice import WIDEST
 # BLOCKS: the form of codes in blocks. COMPLEMENT: the first form that codes the complement.
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
 COMPLEMENT_BLOCKED = 63  # form of the complement in blocks
-MIN_BLOCKED_COUNT = 32  # Blocks are tried from this number of positions on.
-LARGE_COUNT = 4096  # Blocks are larger from this number of positions on.
+MIN_BLOCKED_COUNT = 32  # Blocks are tried from this number of positions on
+LARGE_COUNT = 4096  # Blocks are larger from this number of positions on
 # The number u of positions in the smallest blocks, for fewer than LARGE_COUNT positions and for more.
 UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # number of parameters that are tried for a block
-GAIN = 6  # Blocks must save more than the fraction 2^−GAIN of the bytes.
+GAIN = 6  # Blocks must save more than the fraction 2^−GAIN of the bytes
 
 
 class Blocks(NamedTuple):

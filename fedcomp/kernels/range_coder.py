@@ -240,7 +240,7 @@ def _encode_chunk(
     from . import coder_loops
 
     lanes = _lanes(symbols.size)
-    room = symbols.size * (bits + 1) // WORD + lanes + 1  # Each symbol adds at most B + 1 bits.
+    room = symbols.size * (bits + 1) // WORD + lanes + 1  # Each symbol adds at most B + 1 bits
     states, words = np.empty(lanes, np.int64), np.empty(room, np.uint32)
     start = coder_loops.encode(symbols, frequencies, bits, states, words)
     return states, words[start:].astype(SIZE, copy=False)

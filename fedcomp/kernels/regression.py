@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .parallel import starmap
 
-MIN_WORK = 100_000  # For batches whose gradient needs fewer products, torch is faster.
+MIN_WORK = 100_000  # For batches whose gradient needs fewer products, torch is faster
 
 
 def is_faster(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:

@@ -28,7 +28,7 @@ from ..errors import FrameError
 WIDEST = 40  # largest parameter b; positions in damaged codes are then below 2^63
 SPARE = 8  # number of zero bytes after the last code, since eight bytes are read at a time
 AFTER = bytes(SPARE)
-MANY = 1_000  # Importing the compiled loops is worthwhile from this number of positions on.
+MANY = 1_000  # Importing the compiled loops is worthwhile from this number of positions on
 _FRACTION = 128  # number of fractional bits of fixed-point numbers
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 

@@ -22,7 +22,7 @@ def leading_zeros(_, word):
 def _word(raw, at):
     """Return the eight bytes from the byte that contains bit `at`, as a big-endian number."""
     word = uint64(0)
-    for i in range(8):  # The compiler turns this loop into one load and one byte swap.
+    for i in range(8):  # The compiler turns this loop into one load and one byte swap
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
     return word
 
@@ -128,7 +128,7 @@ def pack(rest, each, counts, starts, fields, widths, values, out):
 @compiled
 def best_parameter(rest, low, high):
     """Return the parameter from `low` to `high` that gives the shortest code of a row, and the smallest such parameter in case of a tie."""
-    for b in range(low, high):  # The length of the code is convex in b.
+    for b in range(low, high):  # The length of the code is convex in b
         saved = 0
         for i in range(rest.size):
             saved += ((rest[i] >> b) + 1) >> 1

@@ -15,11 +15,11 @@ from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
 ONE = 2.0**32  # the number 1 in fixed point
-FRACTION = 23  # Number of bits of a float32 below its leading bit.
+FRACTION = 23  # Number of bits of a float32 below its leading bit
 # MAGNITUDE: mask of all bits but the sign. INFINITE: the bits of infinity.
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
-BITS = 16  # A histogram has about 2^BITS bins.
-MAX_SHIFT = 23  # 2^MAX_SHIFT times any positive subnormal float32 is a normal number.
+BITS = 16  # A histogram has about 2^BITS bins
+MAX_SHIFT = 23  # 2^MAX_SHIFT times any positive subnormal float32 is a normal number
 
 
 def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:

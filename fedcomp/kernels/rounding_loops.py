@@ -47,7 +47,7 @@ def levels(x, arguments, low, high, start, out):
         draw(low, high, 0, start + first, words)
         count = uint64(min(N_WORDS, x.size - first))
         cells[:] = 0
-        for edge in edges:  # A binary search would not be vectorized.
+        for edge in edges:  # A binary search would not be vectorized
             for i in range(count):
                 cells[i] += uint8(x[uint64(first) + i] >= edge)
         for i in range(count):

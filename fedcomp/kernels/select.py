@@ -16,10 +16,10 @@ from .parallel import Rows, map_ranges, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # mask of all bits but the sign bit
 SIGN = -0x80000000  # the sign bit of an int32
-MANY = 100_000  # Importing the compiled loops is worthwhile from this total number of elements on.
+MANY = 100_000  # Importing the compiled loops is worthwhile from this total number of elements on
 # The compiled loops are faster than numpy on a batch if a vector has at least this many elements.
 LONG = 1 << 10
-SAMPLE = 1 << 14  # Smallest number of elements in a sample.
+SAMPLE = 1 << 14  # Smallest number of elements in a sample
 # Largest stride of a sample; a prime number, so that all columns of a matrix are sampled.
 STEP = 251
 # For a vector with at least this many elements, a sample is used to exclude small elements.

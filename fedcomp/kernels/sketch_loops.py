@@ -53,7 +53,7 @@ def estimate(cells, positions, first, low, high, stream, out):
                 word = words[i]
                 cell = bits[r, uint64(word) * columns >> uint64(32)]
                 estimate_bits[r, i] = cell ^ word << uint32(31)
-        for last in range(rows - 1, 0, -1):  # This bubble sort is vectorized over the coordinates.
+        for last in range(rows - 1, 0, -1):  # This bubble sort is vectorized over the coordinates
             for r in range(uint64(last)):
                 below, above = estimates[r], estimates[r + uint64(1)]
                 for i in range(uint64(UNIT)):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .parallel import map_ranges
 
-UNIT = 149  # A float32 is an integer times 2^-UNIT.
-ROOT_BITS = 65  # Number of fractional bits of a square root, more than in float64.
+UNIT = 149  # A float32 is an integer times 2^-UNIT
+ROOT_BITS = 65  # Number of fractional bits of a square root, more than in float64
 # Numbers of elements that are summed at a time on CPUs and GPUs.
 PIECE, DEVICE_PIECE = 1 << 16, 1 << 20
 # number of elements, and smallest number of rows, of a block in a column sum

@@ -16,7 +16,7 @@ from torch import Tensor
 from . import bit_planes, bits
 from .parallel import map_ranges
 
-TIE_STREAM = 4  # Number of the random stream that breaks ties.
+TIE_STREAM = 4  # Number of the random stream that breaks ties
 # Number of bytes of each vote that are tallied at a time, so that they fit in the cache.
 BLOCK = 1 << 17
 

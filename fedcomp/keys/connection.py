@@ -25,7 +25,7 @@ OUT_OF_DATE = {9: "not yet valid", 10: "expired"}
 # OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
 OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure.
+HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure
 # The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame

@@ -25,7 +25,7 @@ from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
 Vectors = Mapping[str, Tensor]  # state vectors [numel] by name
-Updated = tuple[Vectors, Tensor]  # the state vectors after an update, and the vector to encode.
+Updated = tuple[Vectors, Tensor]  # the state vectors after an update, and the vector to encode
 # Entries to write to a checkpoint, by name: a dict of vectors [numel], and a dict of bytes, where None deletes an entry.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
 # Functions that return the checkpoint entry of a given name, or None if there is none.
@@ -54,12 +54,12 @@ class Memory(ABC):
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
     counterpart: ClassVar["type[Counterpart] | None"] = None  # server part of the memory
-    required_strategy: ClassVar[str] = ""  # the only strategy that allows this memory ("" = any).
+    required_strategy: ClassVar[str] = ""  # the only strategy that allows this memory ("" = any)
     # Whether the memory itself selects the coordinates to send; the density of its codec is then 1.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
-    residual: Tensor | None = None  # unsent part of the updates [numel]; None = zero.
+    residual: Tensor | None = None  # unsent part of the updates [numel]; None = zero
     # Largest possible ratio of the residual's norm to the sum of all updates' norms.
     gain: float = 1.0
 
@@ -357,7 +357,7 @@ class Counterpart(ABC):
     """
 
     rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run
-    rates: Mapping[int, float] = {}  # relative learning rate of each client's update.
+    rates: Mapping[int, float] = {}  # relative learning rate of each client's update
     # Whether the server compares the norms of model steps and of client updates.
     compares_model_steps: ClassVar[bool] = False
 

@@ -116,7 +116,7 @@ class ShiftCounterpart(Counterpart):
 
     def __init__(self, memory: ShiftMemory):
         self.numel, self.step = memory.numel, memory.step
-        self.clients: set[int] = set()  # clients that have a shift.
+        self.clients: set[int] = set()  # clients that have a shift
         # Shifts by client; a shift is read from the checkpoint when it is first used.
         self.shifts: dict[int, Tensor] = {}
         self.changed: set[int] = set()  # clients whose shift changed since the last checkpoint

@@ -24,7 +24,7 @@ from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError
 from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
-SKETCH, VALUES = "sketch", "values"  # names of the phases.
+SKETCH, VALUES = "sketch", "values"  # names of the phases
 # Name of the announced candidates (coordinates to send), and of their entry in the state
 CANDIDATES = "candidates"
 NUMBERS = codec("identity")  # codec for values at the candidates

@@ -63,12 +63,12 @@ class AsynchronousLoop(RoundLoop):
         self.work_s, self.options = work_s, self.strategy.options
         self.now = 0.0  # virtual seconds
         self.started_in: dict[int, int] = {}  # busy client → round in which it started
-        self.answers: dict[int, Answer] = {}  # answers of busy clients, not aggregated yet.
+        self.answers: dict[int, Answer] = {}  # answers of busy clients, not aggregated yet
         # Clients whose answers arrived or were aggregated since the last checkpoint.
         self.changed: set[int] = set()
         # By round: the exchange of messages with the clients that started in the round.
         self._exchanges: dict[int, Exchange] = {}
-        self._reports: dict[int, Report] = {}  # by client: report that is not in `answers` yet.
+        self._reports: dict[int, Report] = {}  # by client: report that is not in `answers` yet
         # By client: seconds from the assignment to an answer that is not aggregated yet.
         self._seconds: dict[int, float] = {}
 

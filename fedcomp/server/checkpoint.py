@@ -43,7 +43,7 @@ STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
 STAGED, SAVED = (f"SELECT file, data FROM {table} WHERE name = ?" for table in ("staged", "entry"))
 REPLACED = "SELECT file FROM staged WHERE name = ? AND file IS NOT NULL"
 FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
-BROADCAST = "broadcast/{:012}"  # the name of a broadcast is broadcast/ROUND/BASE/VERSION.
+BROADCAST = "broadcast/{:012}"  # the name of a broadcast is broadcast/ROUND/BASE/VERSION
 
 # A row of the database: name, file number or None, content or None.
 Row = tuple[str, int | None, bytes | memoryview | None]

@@ -62,7 +62,7 @@ class Traffic:
     behind: dict[int, int | None] = field(default_factory=dict)
     # By client: number of rounds by which the answer is late. Clients that answer in time have no entry.
     staleness: dict[int, int] = field(default_factory=dict)
-    first_download: int = 0  # downlink bytes to clients that have never reported a model version.
+    first_download: int = 0  # downlink bytes to clients that have never reported a model version
     # Downlink bytes beyond the size of the newest broadcast, for clients that missed earlier broadcasts.
     catch_up: int = 0
 

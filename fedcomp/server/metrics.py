@@ -51,7 +51,7 @@ class Metrics(Callback, Collector):
         self.rejected: Counter[str] = Counter()  # number of rejections by stage
         self.client_totals: dict[str, Counter[int]] = {name: Counter() for name in CLIENT_TOTALS}
         self.client_records: dict[int, ClientRecord] = {}  # the last record of each client
-        self.latency_s: dict[int, float] = {}  # by client: latency of the last answer.
+        self.latency_s: dict[int, float] = {}  # by client: latency of the last answer
         # The last values of each metric that clients reported. The least recently reported metric comes first.
         self.client_metrics: dict[str, ClientMetric] = {}
         # By client: fraction of its votes that lost by a wide margin, in the last round with votes.

@@ -67,7 +67,7 @@ class Recovery:
         self.others, self.clients = others, clients
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
-        self.changed: set[int] = set()  # clients that took part since the last checkpoint.
+        self.changed: set[int] = set()  # clients that took part since the last checkpoint
         # Hashes of the model and the data, which must not change. The keys of this dict are used in error messages.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,

@@ -31,10 +31,10 @@ MAX_REASONS, MAX_CLIENTS = 16, 16
 # Fields of Summary.
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
-TRAIN = "train_"  # prefix of the names of metrics from training.
+TRAIN = "train_"  # prefix of the names of metrics from training
 # Metrics for which the worst tenth of the clients is reported.
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
-KINDS = "kinds"  # name of an entry in a checkpoint.
+KINDS = "kinds"  # name of an entry in a checkpoint
 # Kinds of warnings.
 METRICS_NOT_FINITE, LOSS_NOT_FINITE = "metrics of clients", "test loss"
 NUMBER = re.compile(r"\d+(\.\d+)?")

@@ -49,7 +49,7 @@ class RoundResult:
     accepted: list[AcceptedUpdate]
     rejections: list[Rejection]
     traffic: Traffic
-    broadcast: Broadcast | None  # None if the model is unchanged.
+    broadcast: Broadcast | None  # None if the model is unchanged
     # By client: fraction of the client's votes that lost by a wide margin. Empty unless the strategy counts votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration in virtual seconds, None in real time
@@ -90,7 +90,7 @@ class RoundLoop:
         self.bandwidths = dict(bandwidths or {})
         self.optimizer = optimizer(self.config.server_optimizer)
         self.versions: dict[int, str] = {}  # by client: the last model version that it reported
-        self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update.
+        self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update
         # Number of examples in each client's last accepted report.
         self.examples: dict[int, int] = {}
         # By client: the encoded entries of its last accepted update that the server left out, until the client has received them.

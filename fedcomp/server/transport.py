@@ -26,7 +26,7 @@ class Delivery:
 
     client: int
     answer: Report | Lost
-    arrived_s: float  # time of arrival by the transport's clock.
+    arrived_s: float  # time of arrival by the transport's clock
     # Clients whose updates a relay may have added to this client's update.
     summed: tuple[int, ...] = ()
 

@@ -19,7 +19,7 @@ from ..server.checkpoint import Checkpoint
 from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
-GROWTH = "residual growth"  # kind of the warning of ResidualMonitor.
+GROWTH = "residual growth"  # kind of the warning of ResidualMonitor
 # Factor by which a residual may exceed its bound, since codecs contract only on average over seeds, and some memories change updates.
 MARGIN = 10.0
 # Number of monitored clients; a few are enough, since all clients use the same codec.
@@ -38,10 +38,10 @@ class ClientStore:
         self, make_memory: Callable[[], Memory], version: str, placement: Placement = IN_MEMORY
     ):
         self.make_memory, self.version, self.placement = make_memory, version, placement
-        self.states: dict[int, ClientState] = {}  # states in memory, least recently used first.
+        self.states: dict[int, ClientState] = {}  # states in memory, least recently used first
         # Clients whose state in memory changed since the last checkpoint.
         self.changed: set[int] = set()
-        self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory.
+        self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory
         # Size of the largest state of a client so far.
         self.client_bytes = placement.client_bytes + OBJECT_BYTES
         self._on_device: set[int] = set()  # clients whose vectors are on the training device

@@ -32,11 +32,11 @@ from .ray_engine import RayEngine
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that are trained at once
 CUDA_MEMORY_FRACTION = 1 / 4
-# From this number of parameters on, a model is trained in one process. A transformer with 101 million parameters trains a quarter faster
-# than in two processes on two cores (benchmarks/large_models.py); a convolutional model with 19 million parameters trains a fifth slower.
+# From this number of parameters on, a model is trained in one process. On two cores, a transformer with 101 million parameters trains a
+# quarter faster than in two processes (benchmarks/large_models.py).
 LARGE_PARAMETERS = 32_000_000
 MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
-TRIAL_BATCHES = 3  # number of batches that test whether the batched engine supports a model.
+TRIAL_BATCHES = 3  # number of batches that test whether the batched engine supports a model
 # Key in the table [resolved] of config.toml for the placement of clients' vectors, which a resumed run chooses again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {

@@ -33,7 +33,7 @@ from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
-CHUNK = 1024  # number of periods for which a client's absences are drawn at once.
+CHUNK = 1024  # number of periods for which a client's absences are drawn at once
 # Smallest value of `stretch`; a server waits this long for a client to reconnect.
 MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
@@ -81,7 +81,7 @@ class Uniform:
     spread: float = 0.0
     absent: float = 0.0  # fraction of the time in which a client is absent
     stretch: Seconds = Seconds(600.0)  # period in which a client is either absent or present
-    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long.
+    slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
     # Fraction of a client's rounds in which its steps take `factor` times as long.
     stall: float = 0.0
     factor: float = 4.0

@@ -15,7 +15,7 @@ import torch
 from ..errors import ConfigError
 from ..formatting import human_bytes
 
-DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals.
+DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
 # Fraction of the free memory of device or host that the vectors of all clients may use.
 MEMORY_FRACTION = 1 / 2
 CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of free host memory for cached vectors
@@ -27,7 +27,7 @@ class Placement:
     """The place where clients' vectors (residuals and similar) are stored between rounds."""
 
     name: str  # DEVICE, HOST or FILE
-    budget_bytes: float = math.inf  # limit for the total size of the vectors in memory.
+    budget_bytes: float = math.inf  # limit for the total size of the vectors in memory
     # Device to which the vectors are moved for training; None: the vectors are not moved.
     training_device: torch.device | None = None
     client_bytes: int = 0  # estimated size of one client's vectors

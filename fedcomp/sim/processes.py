@@ -145,7 +145,7 @@ class JobQueue:
         m = len(self.jobs)
         self.updates = SharedTensor((m, len(self.start.tensor)))
         self.results: list[Result | None] = [None] * m
-        self.waiting = deque(range(m))  # jobs that are not yet assigned to a worker.
+        self.waiting = deque(range(m))  # jobs that are not yet assigned to a worker
         # Momentum of each assigned job, in memory that is shared with its worker.
         self.traces: dict[int, Traces] = {}
         # For each job: number of workers that died while they trained it.

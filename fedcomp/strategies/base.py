@@ -51,7 +51,7 @@ class StrategyConfig:
     budget_bytes: int = 0
     memory: str = "residual"  # error-feedback memory of the clients
     quorum: float = 1.0
-    timeout_s: float | None = None  # time limit of a phase (--deadline), or None for no limit.
+    timeout_s: float | None = None  # time limit of a phase (--deadline), or None for no limit
     # Learning rate of local SGD, and the server's step size in strategies with a majority vote
     lr: float = 0.05
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
@@ -68,7 +68,7 @@ class StrategyConfig:
     clip_update: float = 0.0
     clients: int = 0  # number of clients of the run; 0 = unknown
     momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # in local SGD, or in the server's step (decays_in_server_step).
+    weight_decay: float = 0.0  # in local SGD, or in the server's step (decays_in_server_step)
 
 
 # The client half.
@@ -335,7 +335,7 @@ class RoundUpdates:
 
     round: int
     phases: AcceptedByPhase
-    weights: Tensor  # [numel], model weights before the round; do not modify them.
+    weights: Tensor  # [numel], model weights before the round; do not modify them
     # Number of examples of each client that had an accepted update in an earlier round.
     examples: Mapping[int, int] = field(default_factory=dict)
     clients: int = 0  # number of clients that have ever connected
@@ -350,7 +350,7 @@ class RoundUpdates:
 class Aggregation:
     """The return value of `aggregate`, which also writes the combined update to a tensor."""
 
-    clipped: int = 0  # number of clipped updates.
+    clipped: int = 0  # number of clipped updates
     # Factor (in float32) by which the model's weights are multiplied before the update is added
     decay: float = 1.0
 
@@ -378,19 +378,19 @@ class RoundStrategy(ABC):
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the strategy's options
     client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
     min_clients: int = 1  # a round with fewer clients cannot move the model
-    notice: str = ""  # text to print at the start of a run.
+    notice: str = ""  # text to print at the start of a run
     # Codec classes that --uplink allows, also with a scope such as @layer; () = all
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
     required_memory: ClassVar[str] = ""  # the only --memory that this strategy allows; "" = any
-    supports_weights: ClassVar[bool] = True  # whether `--weights examples` is allowed.
+    supports_weights: ClassVar[bool] = True  # whether `--weights examples` is allowed
     # Whether all frames of a run must have the same density
     fixed_frame_size: ClassVar[bool] = False
-    supports_clipping: ClassVar[bool] = False  # whether `--clip-update` is allowed.
+    supports_clipping: ClassVar[bool] = False  # whether `--clip-update` is allowed
     # Whether the strategy replaces --server-optimizer by its own option `momentum`.
     replaces_server_optimizer: ClassVar[bool] = False
     # Whether the server applies weight decay in its step, instead of clients in local SGD.
     decays_in_server_step: ClassVar[bool] = False
-    asynchronous: ClassVar[bool] = False  # whether a round ends with the first updates to arrive.
+    asynchronous: ClassVar[bool] = False  # whether a round ends with the first updates to arrive
     # 0/1 array [clients in the round, data partitions] with 1 if the client uses the partition, or None without partitions.
     allocation: np.ndarray | None = None
 

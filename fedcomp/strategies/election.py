@@ -96,10 +96,10 @@ UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for an encrypted u
 class ElectionOptions:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
     byzantine: int = 1  # b: number of Byzantine seats that the code tolerates
-    f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`.
+    f: int | None = None  # largest number of Byzantine clients in a round; None = `byzantine`
     # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the option `seats`
     redundancy: float | None = None
-    seats: int = 0  # n: number of seats and of data partitions; 0 = cohort size, at most 15.
+    seats: int = 0  # n: number of seats and of data partitions; 0 = cohort size, at most 15
     # What voters count: the data of several clients, or their ballots (signs), which Byzantine clients choose freely
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
@@ -207,7 +207,7 @@ class Election(Vote):
         self.f = o.byzantine if o.f is None else o.f
         self.code = np.empty((0, 0), np.uint8)  # allocation matrix G, empty at first
         self.notice = self._guarantee()
-        self.known_clients: set[int] = set()  # all clients that ever connected.
+        self.known_clients: set[int] = set()  # all clients that ever connected
         # State of the current round:
         self.seats = NO_SEATS  # no seats if there are too few clients
         self._asked = 0  # number of clients in the cohort

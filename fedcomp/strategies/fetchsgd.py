@@ -91,7 +91,7 @@ class FetchSGD(Average):
         self.seed = sketch_seed(self.config.seed)
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
-        self.error = np.zeros(self.shape, FLOAT)  # S_e.
+        self.error = np.zeros(self.shape, FLOAT)  # S_e
         # Sketches S_u and S_e of the round, before the sent coordinates are removed
         self._next = self.momentum, self.error
 

@@ -22,7 +22,7 @@ from .robust import ByDistance, RobustOptions, distances_to_mean
 
 @dataclass(frozen=True)
 class GeometricMedianOptions(RobustOptions):
-    iterations: int = 1000  # largest number of iterations.
+    iterations: int = 1000  # largest number of iterations
     # Stop when the norm (0..1) of the mean gradient of the distances is at most this number
     tolerance: float = 1e-6
     smoothing: float = 1e-6  # ν: lower bound that replaces smaller distances between vectors

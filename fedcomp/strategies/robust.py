@@ -54,7 +54,7 @@ LARGEST = float(np.finfo(np.float32).max)
 @dataclass(frozen=True)
 class RobustOptions:
     f: int = 1  # largest number of Byzantine clients in a round
-    mix: bool = False  # first average each update with its nearest neighbours.
+    mix: bool = False  # first average each update with its nearest neighbours
     # s: first average random groups (buckets) of this number of updates; 1 = no buckets
     buckets: int = 1
 

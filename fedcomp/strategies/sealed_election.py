@@ -55,7 +55,7 @@ from .base import AcceptedByPhase, AcceptedUpdate, ClientAlgorithm, RoundState, 
 from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
 CARDS, RECOUNT = "cards", "recount"  # names of the phases before the ballots and after the tally
-ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase.
+ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
 # Prefixes of the names of two announcements: a client's public key, and the proof that a client is Byzantine
 KEY_OF, PROOF_OF = "key/", "proof/"
 # Smallest number of partitions with valid ballots for a vote: a vote on fewer ballots would reveal them
@@ -63,7 +63,7 @@ MIN_PARTITIONS = 3
 NO_CARD = bytes(CARD)  # sent instead of a card for a sender whose key is unknown
 MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # most attempts (server starts) in a run; bytes of a name
 COUNT = struct.Struct("<H")  # field at the start of a vote: its number of complaints
-COMPLAINT = struct.Struct(f"<q{KEY}s")  # a complaint: sender, private key of the voter's card.
+COMPLAINT = struct.Struct(f"<q{KEY}s")  # a complaint: sender, private key of the voter's card
 # Fields of a proof before its ballot: the voter, the voter's card, and the card's private key
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
 ROUND = struct.Struct("<q")  # round number at the start of what `pack_signed` returns
@@ -75,7 +75,7 @@ BITS = "bits"  # the client's own signs (ballot before encryption)
 COMPLAINTS = "complaints"  # packed complaints, until the client sends them
 CARD_FOR = "card/"  # "card/<sender>": private key of the card for this sender
 BALLOT_OF = "ballot/"  # "ballot/<sender>": the opened ballot of this sender
-ANSWERED = "answered/"  # "answered/<phase>": the client has answered this phase.
+ANSWERED = "answered/"  # "answered/<phase>": the client has answered this phase
 
 
 # Terms and messages.

@@ -46,7 +46,7 @@ from .base import (
 
 @dataclass(frozen=True)
 class SketchedSGDOptions:
-    density: float = 1 / 100  # fraction of the coordinates that a round changes.
+    density: float = 1 / 100  # fraction of the coordinates that a round changes
     # P: number of candidates per coordinate of the update; more = more bytes, fewer missed coordinates
     candidates: int = 4
 

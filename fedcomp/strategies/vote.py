@@ -70,7 +70,7 @@ class Vote(RoundStrategy):
         self.momentum: Tensor | None = None
         if self.options.momentum:
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
-        self._next = self.momentum  # momentum after this round, kept if the model moves.
+        self._next = self.momentum  # momentum after this round, kept if the model moves
         # For each client, the number of its votes that lost by a wide margin, and the number of all its votes.
         self._counts: dict[int, tuple[int, int]] = {}
         self._next_counts = self._counts  # counts after this round, kept if the model moves

@@ -68,7 +68,7 @@ class ImageDataset:
     folder: Path | None  # the folder of --data
     dataset: str  # name of the data set in messages, and of its folder inside `folder`
     column: str  # name of the column with the images
-    shape: tuple[int, ...]  # (channels, height, width), with 1 or 3 channels.
+    shape: tuple[int, ...]  # (channels, height, width), with 1 or 3 channels
     # By axes: mean and standard deviation of the training set's pixels over these axes.
     _moments: dict[Any, tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict, init=False, repr=False, compare=False

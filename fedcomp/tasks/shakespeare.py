@@ -34,7 +34,7 @@ from .base import Task, builtin_task, find_files
 from .data import Data
 
 WINDOW = 80  # characters
-TEST_FRACTION = 10  # 1 in 10 windows of a role is test data.
+TEST_FRACTION = 10  # 1 in 10 windows of a role is test data
 # The alphabet consists of a newline and printable ASCII, so that the index of a character does not depend on the text.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 UNKNOWN = len(ALPHABET)  # the index of every character that is not in ALPHABET

@@ -31,7 +31,7 @@ class Job(NamedTuple):
     batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
     buffers: dict[str, Tensor] | None = None  # buffers of the model after the client's last round
     traces: Traces = NO_TRACES  # momentum and similar vectors [numel], changed in place
-    rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn.
+    rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn
     # State of the optimizer or the train_fn after the client's last round.
     state: dict[str, Any] | None = None
 
@@ -40,7 +40,7 @@ class JobResult(NamedTuple):
     """The results of a local training job, except for the update."""
 
     loss: float  # training loss before each step, averaged over the steps
-    buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed.
+    buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed
     # State of the optimizer or train_fn, if the client keeps it.
     state: dict[str, Any] | None = None
     metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned

@@ -45,18 +45,18 @@ class LocalSGD:
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off.
+    clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off
     # Keep momentum between rounds, except at coordinates that were sent.
     keep_momentum: bool = False
-    augment: bool = False  # augment examples with the task's `augment`.
+    augment: bool = False  # augment examples with the task's `augment`
     # Precision of the forward and backward passes: float32, bfloat16 or float16. Weights stay float32.
     precision: str = "float32"
     # Weight ρ of FedProx. The proximal term is added after clipping, like weight decay.
     proximal: float = 0.0
-    optimizer: str = SGD  # name and options of a torch optimizer.
+    optimizer: str = SGD  # name and options of a torch optimizer
     # The optimizer state is "fresh" in each round, or "kept" between rounds.
     optimizer_state: str = "fresh"
-    accumulate: int = 1  # number of batches whose gradients are averaged in a step.
+    accumulate: int = 1  # number of batches whose gradients are averaged in a step
     # Learning rate schedule over the local steps, such as "cosine".
     step_schedule: str | None = None
     lr_multiple: float = 1.0  # factor of the learning rate in this round, set by the server

@@ -165,7 +165,7 @@ class ComparisonView(ComparisonDisplay):
         super().__init__()
         self._screen = Screen(console, self.picture, "preparing the alternatives")
         self.console = self._screen.console
-        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, without duplicates.
+        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, without duplicates
         # Protects the progress, which one thread updates and another thread draws.
         self._lock = Lock()
 

@@ -15,7 +15,7 @@ from . import svg
 # An axis of bytes or loss is logarithmic if the ratio of the largest to the smallest value is above this limit.
 LOG_BYTES, LOG_LOSS = 8, 50
 MAX_VALUE = 1e30  # larger absolute values than this are not drawn
-MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel.
+MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
 # Maximum number of points per chart that show their values while the mouse pointer is over them.
 MAX_POINTS = 400
 MIN_POINTS_OF_LINE = 8

@@ -34,7 +34,7 @@ class UpdateContext:
 
     cohort_size: int
     n_byzantine: int  # number of clients of this attack in the cohort
-    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending.
+    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending
     # Updates before encoding, with a row for each honest client or, in a cohort without honest clients, for each attacker.
     honest_updates: Tensor
 
@@ -63,7 +63,7 @@ class ReplyContext:
 class Attack:
     """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
-    count: int = 0  # number of Byzantine clients; 0: as many as `clients` has ids.
+    count: int = 0  # number of Byzantine clients; 0: as many as `clients` has ids
     # Ids of the Byzantine clients, such as 3/7/10-14; "": draw the clients from the seed.
     clients: str = ""
 

@@ -52,7 +52,7 @@ class Model:
     seed: int
     # Values in each message that identify the run. The value "training" is unique to a run. Clients discard a state of another run.
     announced: dict[str, str]
-    tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update.
+    tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update
     # By client: the last model version that the client reported.
     versions: dict[int, str] = field(default_factory=dict)
 

@@ -38,7 +38,7 @@ class GrpcConnection:
         self.target, self.credentials, self.claimed = target, credentials, client
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
-        self._client = client  # id of this client; the server's invitation may change it.
+        self._client = client  # id of this client; the server's invitation may change it
         # The assignment that `messages` yielded last, with its sequence number, or None if it has been answered.
         self._assigned: tuple[int, Assignment] | None = None
         # Received messages that `messages` has not yielded yet. An assignment is stored as a tuple (sequence number, assignment).

@@ -31,14 +31,14 @@ from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # time limit to send the last message on a stream
 ENDED_S = 1.0  # time limit to send the end of a stream before its connection is cut
-FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell.
+FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
 PING_TICKS = 8  # ticks without a message after which a client is pinged
 SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
-HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its frame.
+HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its frame
 # Size of the largest report, without its frame, in a relay's message with several reports.
 REPORT_BYTES = 1024 + MAX_METRICS_BYTES
-MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message.
+MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message
 # Shortest time that clients of a lost relay have to reconnect, because the relay may have to be started again.
 RELAY_GRACE_S = 15.0
 

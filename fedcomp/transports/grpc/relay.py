@@ -33,7 +33,7 @@ REFUSED_KEY = (
     "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
     "relays cannot connect to another relay"
 )
-TERMS_BYTES = 64 << 20  # largest message with the terms of a run or its clients' keys.
+TERMS_BYTES = 64 << 20  # largest message with the terms of a run or its clients' keys
 # An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
 Answer = tuple[int, Report, Assignment]
 

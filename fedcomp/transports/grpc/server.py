@@ -18,7 +18,7 @@ from .port import Port
 from .settings import PortSettings
 from .traffic import TrafficReport
 
-WAIT_S = 60.0  # longest wait for one event, because a queue accepts no infinite timeout.
+WAIT_S = 60.0  # longest wait for one event, because a queue accepts no infinite timeout
 # If more than GATHER_ABOVE assignments are open, `receive` waits GATHER_S seconds for more reports, which are decoded faster together.
 GATHER_ABOVE = 16
 GATHER_S = 0.002

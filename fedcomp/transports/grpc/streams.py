@@ -57,7 +57,7 @@ class Stream:
         self.pinged = False
         self.closing = False
         self.searched = False  # whether `PortTraffic` has looked for this stream's connection
-        self.traffic = WireBytes()  # bytes of the stream's TCP connection.
+        self.traffic = WireBytes()  # bytes of the stream's TCP connection
         # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.
         self.received_bytes = 0
         self.queue: deque[bytes] = deque()  # messages to send before those of the assignment

@@ -37,7 +37,7 @@ RELAY = -2  # client id that a relay claims in its HELLO
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART_BYTES = 1 << 18  # a larger message is sent in parts of at most this size
-MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message.
+MAX_GRPC_BYTES = PART_BYTES + 64  # size of the largest gRPC message
 # Frames (encoded updates) of up to MAX_DERIVED_BYTES are sent without their hashes (`version`, `ticket`), which the receiver computes.
 MAX_DERIVED_BYTES = 1 << 16
 MAX_NAME_BYTES = 128  # size limit of each text in a Presence or Report, except `reason`
@@ -108,7 +108,7 @@ class RelayTerms:
     clients: int  # number of clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
-    codec: str = ""  # spec of the uplink codec, or "" if the relay does not add frames.
+    codec: str = ""  # spec of the uplink codec, or "" if the relay does not add frames
     # JSON object with the shape of each tensor by name, or "" if the relay does not add frames.
     shapes: str = ""
     grace_s: float = GRACE_S  # time that a client has to reconnect; inf means no limit
