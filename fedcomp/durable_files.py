@@ -37,10 +37,16 @@ def replacing(path: Path) -> Iterator[Path]:
     flush(path.parent)
 
 
-def flush(path: Path) -> None:
-    """Flush a file, or the list of files in a folder, to disk."""
+def flush(path: Path, keep_cached: bool = True) -> None:
+    """Flush a file, or the list of files in a folder, to disk.
+
+    Unless `keep_cached`, the operating system is asked to drop the file from its page cache, so that the next file is written into the
+    same memory. In a virtual machine, this is up to three times as fast as writing into memory that was not used before.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if not keep_cached and hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

@@ -39,10 +39,11 @@ CREATE INDEX IF NOT EXISTS entry_file ON entry (file) WHERE file IS NOT NULL;
 CREATE INDEX IF NOT EXISTS staged_file ON staged (file) WHERE file IS NOT NULL;
 DELETE FROM staged;
 """
-STAGED_FILES = "SELECT file FROM staged WHERE file IS NOT NULL"
 STAGED, SAVED = (f"SELECT file, data FROM {table} WHERE name = ?" for table in ("staged", "entry"))
 REPLACED = "SELECT file FROM staged WHERE name = ? AND file IS NOT NULL"
-FILES_IN_USE = f"SELECT file FROM entry WHERE file IS NOT NULL UNION {STAGED_FILES}"
+FILES_IN_USE = " UNION ".join(
+    f"SELECT file FROM {table} WHERE file IS NOT NULL" for table in ("entry", "staged")
+)
 BROADCAST = "broadcast/{:012}"  # the name of a broadcast is broadcast/ROUND/BASE/VERSION
 
 # A row of the database: name, file number or None, content or None.
@@ -103,18 +104,12 @@ class Checkpoint:
         """
         self._wait_for_stage()
         with self._writing():
-            with self._lock:
-                new_files = self._file_numbers(STAGED_FILES)
             entries: dict[str, Tensor | bytes | None] = {**vectors, **values}
             for b in broadcasts:
                 entries[f"{BROADCAST.format(b.round)}/{b.base}/{b.version}"] = b.frame
             rows = [self._row(name, entry) for name, entry in entries.items() if entry is not None]
             removed = [(name,) for name, entry in entries.items() if entry is None]
-            new_files |= {file for _, file, _ in rows if file is not None}
-            for number in new_files:
-                flush(self._path(number))
-            if new_files:
-                flush(self.folder / FILES)
+            flush(self.folder / FILES)
             for path in self.flushed:
                 if path.exists():
                     flush(path)
@@ -154,7 +149,7 @@ class Checkpoint:
             self._staging.result()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the database row of an entry. A large entry is written to its own file first."""
+        """Return the database row of an entry. A large entry is written to its own file and flushed first."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(
@@ -170,6 +165,7 @@ class Checkpoint:
             save_file({DATA: entry}, self._path(number))
         else:
             save_array({DATA: np.frombuffer(entry, np.uint8)}, self._path(number))
+        flush(self._path(number), keep_cached=False)
         return name, number, None
 
     # Reading.
@@ -222,14 +218,12 @@ class Checkpoint:
     def _path(self, number: int) -> Path:
         return self.folder / FILES / f"{number}{SUFFIX}"
 
-    def _file_numbers(self, query: str) -> set[int]:
-        return {file for (file,) in self._state.execute(query)}
-
     def _remove_unused(self) -> None:
         """Remove the files to which no entry refers: files of replaced entries, and files of saves that were interrupted."""
         with self._lock:
             written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
-            for number in written - self._file_numbers(FILES_IN_USE):
+            in_use = {number for (number,) in self._state.execute(FILES_IN_USE)}
+            for number in written - in_use:
                 self._path(number).unlink(missing_ok=True)
 
     @contextmanager

@@ -42,7 +42,7 @@ def files(store: Checkpoint) -> list[str]:
     return sorted(os.listdir(store.folder / FILES))
 
 
-def full(*arguments):
+def full(*arguments, **keywords):
     raise OSError(28, "No space left on device")
 
 
@@ -102,12 +102,12 @@ def test_a_copy_made_at_any_moment_of_a_save_holds_the_old_state_or_the_new(tmp_
     store.save({"a": row(1.0, SIZES[1])}, {"round": b"1"}, [Broadcast(1, "x", "y", b"1")])
 
     def copying(step):
-        def stepped(*given):
+        def stepped(*given, **named):
             for moment in ("before", "after"):
                 copies.append(tmp_path / f"{len(copies)} {moment}")
                 shutil.copytree(store.folder, copies[-1])
                 if moment == "before":
-                    step(*given)
+                    step(*given, **named)
 
         return stepped
 
