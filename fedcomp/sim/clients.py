@@ -22,8 +22,9 @@ from .placement import IN_MEMORY, Placement
 GROWTH = "residual growth"  # kind of the warning of ResidualMonitor
 # Factor by which a residual may exceed its bound, since codecs contract only on average over seeds, and some memories change updates.
 MARGIN = 10.0
-# Number of monitored clients; a few are enough, since all clients use the same codec.
-MAX_CLIENTS = 16
+# Largest number of monitored clients, and of the coordinates of all their residuals. A few clients are enough, since all clients use the
+# same codec, and norms of large vectors take time.
+MAX_CLIENTS, MAX_COORDINATES = 16, 1 << 24
 OBJECT_BYTES = 4096  # estimated size of a client's state without its vectors and its record
 
 
@@ -154,9 +155,9 @@ class ResidualMonitor:
         self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
     ) -> None:
         for a, memory, update in zip(assignments, memories, updates, strict=True):
-            if not self.warned and (
-                a.client in self.norm_sums or len(self.norm_sums) < MAX_CLIENTS
-            ):
+            monitored = len(self.norm_sums)
+            has_room = monitored < MAX_CLIENTS and monitored * len(update) < MAX_COORDINATES
+            if not self.warned and (a.client in self.norm_sums or has_room):
                 self._check(a.client, memory, update)
 
     def _check(self, client: int, memory: Memory, update: Tensor) -> None:

@@ -21,6 +21,7 @@ from ..tasks.user_errors import client_error
 from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, fused, set_memory_format
 from .local_sgd import NO_TRACES, Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from .optimizers import make_optimizer
+from .update_memory import UpdateMemory, in_process
 
 
 class Job(NamedTuple):
@@ -150,11 +151,15 @@ class SequentialJobs(Engine):
 
     def __init__(self, engine: ClientEngine):
         self.engine, self.device = engine, engine.device
+        self._memory = UpdateMemory(in_process)
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
+        if self.device.type == "cpu":
+            _, updates = self._memory.stack(len(jobs), len(start))
+        else:
+            updates = torch.empty(len(jobs), len(start), device=self.device)
         results: list[JobResult | Exception] = []
         succeeded = 0
         for job in jobs:

@@ -6,6 +6,7 @@ import torch
 from cases import for_each
 
 from fedcomp.messages import TRAIN, UP_TO_DATE, Assignment
+from fedcomp.sim import clients
 from fedcomp.sim.clients import MAX_CLIENTS, ResidualMonitor
 
 
@@ -25,3 +26,13 @@ def test_the_first_clients_are_monitored(client, monitored):
     assert [
         f"the residual of client {client} grows without bound" in warning for warning in warnings
     ] == [True] * monitored
+
+
+def test_fewer_clients_of_a_large_model_are_monitored(monkeypatch):
+    monkeypatch.setattr(clients, "MAX_COORDINATES", 10)
+    update = torch.ones(8, 4)
+    monitor = ResidualMonitor(lambda warning, kind: None)
+    assignments = [Assignment(1, TRAIN, i, UP_TO_DATE, "", "", "", [], "") for i in range(8)]
+    memories = [SimpleNamespace(residual=torch.zeros(4), gain=1.0, codec="a codec") for _ in update]
+    monitor(assignments, memories, update)
+    assert sorted(monitor.norm_sums) == [0, 1, 2]
