@@ -124,7 +124,7 @@ def test_tables_that_are_too_small_cause_one_warning(tmp_path):
     small = {"uplink": "topk:density=1/4+s2:columns=4", "memory": "none"}
     with deployed(tmp_path, relays=1, rounds=3, **ADDED | small) as run:
         run.serve(behind=[[0, 1, 2, 3]])
-        (sentence,) = [text for text in run.warnings if "that relays added" in text]
+        (sentence,) = [text for text in run.warnings if "in the sums of the relays" in text]
         assert "round 1: " in sentence and "a larger 'union' or more 'columns'" in sentence
 
 
