@@ -169,7 +169,7 @@ class Selective(Codec):
         )
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
-        code, rest = take(rest[start:], length, "the encoded positions")
+        code, rest = take(rest[start:], length, "the list of positions ends too early")
         positions = wire.unpack(code, count, first[0] & FORM, numel)
         some, counts = np.unique(positions // size, return_counts=True)
         seeds = [(seed + i) % SEEDS for i in some.tolist()]
@@ -269,13 +269,13 @@ def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> S
 
 
 def take(
-    data: memoryview, length: int, name: str = "the encoded values"
+    data: memoryview, length: int, problem: str = "the encoded values end too early"
 ) -> tuple[memoryview, memoryview]:
     """Split `data` into its first `length` bytes and the rest. Raises FrameError if `data` is shorter.
 
-    `name`: the first bytes in the error message, in the plural.
+    `problem`: the error message after "damaged frame: ".
     """
-    expect(len(data) >= length, f"{name} end too early")
+    expect(len(data) >= length, problem)
     return data[:length], data[length:]
 
 
