@@ -91,7 +91,7 @@ class Port:
                 )
                 port = server.add_secure_port(where, secure)
             if port == 0:
-                raise RuntimeError("the certificate or its key cannot be used")
+                raise RuntimeError("the TLS certificate or its private key cannot be used")
         except RuntimeError as error:
             raise ConfigError(
                 f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
