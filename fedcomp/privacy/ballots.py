@@ -246,6 +246,6 @@ def _wrapping(
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
         raise ProtocolError(
-            f"client {slot.sender} and voter {voter} have no shared key: one of them sent a point of low order"
+            f"client {slot.sender} and voter {voter} have no shared key: one of them sent an invalid public key (a point of low order)"
         ) from error
     return HKDF(SHA256(), KEY, salt=point + public, info=slot.bytes("wrap", voter)).derive(shared)
