@@ -229,7 +229,10 @@ class Federation:
         key = ["--enrolment", "keys/relays/0.toml"] if secure else ["--insecure"]
         connection = ["--server", f"127.0.0.1:{self.port}", "--port", str(self.relay_port)]
         self.start("relay", [*FEDCOMP, "relay", *connection, *key])
-        while "relays a run" not in (self.folder / "relay.txt").read_text() and self.check_server():
+        while (
+            "connects clients at" not in (self.folder / "relay.txt").read_text()
+            and self.check_server()
+        ):
             time.sleep(0.1)
 
     def check_server(self) -> bool:

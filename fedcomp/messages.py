@@ -75,7 +75,7 @@ class WireMessage:
             raise ProtocolError(f"the header of the {message} cannot be read") from error
         if type(header) is not list or len(header) != len(fields) + 1 or header[0] != message:
             advice = "use the same version of fedcomp on both sides"
-            raise ProtocolError(f"the message is not {message}; {advice}")
+            raise ProtocolError(f"a message of type {message} was expected; {advice}")
         values: list[Any] = []
         for (name, kind), value in zip(fields, header[1:], strict=True):
             if kind is bytes and _is_length(value):

@@ -91,19 +91,23 @@ class Adaptive(Codec):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
         end = 1 + LEVEL.itemsize * (data[0] + 1) if len(data) else 1
-        expect(len(data) >= end, "the list of levels is cut short")
+        expect(len(data) >= end, "the list of quantization levels ends too early")
         placed = np.frombuffer(data[1:end], LEVEL)
         ascends = np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()
-        expect(bool(ascends), "the levels are not ascending")
-        expect(not (np.signbit(placed) & (placed == 0)).any(), "a level is −0; expected 0")
+        expect(bool(ascends), "the quantization levels are not finite and ascending")
+        expect(
+            not (np.signbit(placed) & (placed == 0)).any(), "a quantization level is −0; expected 0"
+        )
         codes = np.zeros(numel, np.uint8)
         if placed.size > 1:
             codes = wire.unpack(data[end:], numel, placed.size)
         expect(
-            placed.size > 1 or len(data) == end, "bytes follow a single level, which has no codes"
+            placed.size > 1 or len(data) == end,
+            "bytes follow, although there is only one quantization level",
         )
         expect(
-            bool(rounding.count(codes, placed.size).all()), "a level is not used by any coordinate"
+            bool(rounding.count(codes, placed.size).all()),
+            "a quantization level is not used by any value",
         )
         return Dense(placed.astype(np.float32)[codes])
 

@@ -87,10 +87,13 @@ class Atomo(MatrixCodec):
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
             return super()._decode_row(Section(section.count, data), layout, seed)
-        expect(first[0] >> FLAG_SHIFT == ENTRIES, "an ATOMO section has an unknown flag")
+        expect(
+            first[0] >> FLAG_SHIFT == ENTRIES,
+            f"the values have the unknown format {first[0] >> FLAG_SHIFT}",
+        )
         own, code = take(data, FLOAT.itemsize * section.count)
         (values,) = read_arrays(own, [(section.count,)])
-        expect(bool(values.all()), "an ATOMO section contains a zero value")
+        expect(bool(values.all()), "a value is 0, but atomo sends only nonzero values")
         positions = wire.unpack(code, section.count, first[0] & FORM, layout.numel)
         return Sparse(layout.numel, positions, values)
 

@@ -148,7 +148,7 @@ class Codec(ABC):
                 if self.whole:
                     expect(
                         section.count == layout.numel,
-                        f"a section has {section.count} coordinates; expected {layout.numel}",
+                        f"{section.count} coordinates are encoded; expected {layout.numel}",
                     )
                 opened.append(self._decode_row(section, layout, seed))
             except FrameError as error:
@@ -182,7 +182,9 @@ class Codec(ABC):
         edges = [*range(0, numel, size), numel]
         seeds, sections = chunk_seeds(seed, 0, len(edges) - 1), []
         for begin, end in pairwise(edges):
-            section, data = frame.take_section(data, end - begin, f"the chunk at {begin}")
+            section, data = frame.take_section(
+                data, end - begin, f"the chunk that starts at coordinate {begin}"
+            )
             sections.append(section)
         expect(not len(data), f"{len(data)} bytes follow the last chunk")
         whole = numel // size  # number of chunks of full size; the last chunk may be smaller
@@ -323,12 +325,12 @@ class Codec(ABC):
         claimed, sizes = frame.claimed_size(frames[0], self.seeded)
         expected = numel if layout is None else layout.numel
         fits = expected in (None, claimed)
-        expect(fits, f"the frame is for a vector of {claimed} elements; expected {expected}")
+        require(fits, f"the frame is for a vector of {claimed} elements; expected {expected}")
         numel, layout = claimed, layout or sizes
         opened = [self._unseal(data, numel, layout) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
         alike = len(scopes) == len(seeds) == 1
-        expect(alike, "frames of different scopes or seeds cannot be merged")
+        require(alike, "frames of different scopes or seeds cannot be merged")
         columns = zip(*(sections for _, sections in opened), strict=True)
         merged = [self._merge_sections([section for _, section in column]) for column in columns]
         seed = seeds.pop() if self.seeded else None
@@ -515,7 +517,13 @@ def or_raise(result: T | Exception) -> T:
     return result
 
 
-def expect(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Raise FrameError with this message unless `condition` is true."""
     if not condition:
         raise FrameError(message)
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise FrameError with the message "damaged frame: " and `message` unless `condition` is true."""
+    if not condition:
+        raise FrameError(f"damaged frame: {message}")

@@ -92,7 +92,7 @@ class Eden(rotated.RotatedCodec):
         return codes, [rotated.round_nearest(scale)]
 
     def table(self, head: int) -> np.ndarray:
-        expect(head in MAGNITUDES, f"a section has {head} bits per coordinate; expected 1 to 4")
+        expect(head in MAGNITUDES, f"the values have {head} bits per coordinate; expected 1 to 4")
         return values_of(head)
 
 
@@ -108,5 +108,5 @@ class Drive(Eden):
     source: ClassVar[str] = "Vargaftik et al. 2021"
 
     def table(self, head: int) -> np.ndarray:
-        expect(head == 1, f"a section has {head} bits per coordinate; expected 1")
+        expect(head == 1, f"the values have {head} bits per coordinate; expected 1")
         return super().table(head)

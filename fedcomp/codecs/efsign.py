@@ -68,12 +68,12 @@ class EFSign(Codec):
             update = spike.unpack(section, numel)
             (scale,) = _scales(abs(update.values).sum(dtype=np.float64, keepdims=True), numel)
             is_needed = spike.is_needed(scale, numel)
-            expect(is_needed, "a section has only the largest coordinate; expected signs")
+            expect(is_needed, "only the largest coordinate is encoded; expected the signs of all")
             return update
         packed, signs = take(memoryview(section.body), SCALE.size)
         (mean,) = SCALE.unpack(packed)
         valid = 0 < mean < math.inf and not spike.is_needed(mean, numel)
-        expect(valid, f"a section of signs has the invalid scale {mean}")
+        expect(valid, f"the scale of the signs is {mean}, which is out of range")
         high = np.array([mean], np.float32)
         return Bits(numel, kernels.bits.read_bits(signs, numel), high, -high)
 

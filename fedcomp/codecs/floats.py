@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from .base import expect
+from .base import expect, require
 
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
@@ -55,9 +55,9 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     Return the values, as float32, and the number of bytes read. Raises FrameError.
     """
     used = size(count, flag)
-    expect(len(data) >= used, "a section is cut short")
+    expect(len(data) >= used, "the encoded values end too early")
     values = unpack_half(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
-    expect(kernels.all_finite(values), "a section holds NaN or infinity")
+    expect(kernels.all_finite(values), "a value is NaN or infinity")
     return values, used
 
 
@@ -65,7 +65,7 @@ def add(runs: Sequence[np.ndarray]) -> np.ndarray:
     """Return the sum of float32 arrays of one shape. Raises FrameError if the sum is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.asarray(np.sum(runs, axis=0, dtype=np.float32))
-    expect(kernels.all_finite(total), "the sum of the frames is not finite")
+    require(kernels.all_finite(total), "the sum of the frames is not finite")
     return total
 
 
@@ -94,10 +94,10 @@ def unpack_half(data: memoryview, count: int) -> np.ndarray:
 
     Raises FrameError if `data` has the wrong length or holds NaN or infinity.
     """
-    expect(len(data) == size(count, FP16), "the float16 values of a section have the wrong length")
+    expect(len(data) == size(count, FP16), "the float16 values have the wrong length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
     halves = np.frombuffer(data, HALF, offset=EXPONENT.itemsize)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         values = np.ldexp(halves.astype(np.float32), exponent)
-    expect(kernels.all_finite(values), "the float16 values of a section hold NaN or infinity")
+    expect(kernels.all_finite(values), "a value is NaN or infinity")
     return values

@@ -35,6 +35,7 @@ from ..messages import skips_checksums
 
 MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
+SCOPES = {MODEL: "@model", LAYER: "@layer", CHUNK: "@chunk"}  # names in error messages
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
 FACTOR = struct.Struct("<f")  # a decay frame's factor for the weights
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # Offsets in a frame
@@ -114,7 +115,7 @@ def unseal(
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
-        raise FrameError(f"damaged frame: {len(view)} bytes are too short")
+        raise FrameError(f"damaged frame: {len(view)} bytes are too short for a frame")
     magic, version, found, scope = HEAD.unpack_from(view)
     if magic != MAGIC:
         raise FrameError("not a fedcomp frame: it does not start with the magic bytes")
@@ -124,7 +125,7 @@ def unseal(
         )
     if found != codec:
         raise FrameError(
-            f"a frame of codec {_name(found)} was given to {_name(codec)}; both sides need the same codec"
+            f"the frame was encoded with {_title(found)}, but is decoded with {_title(codec)}; both sides need the same codec"
         )
     (checksum,) = CRC.unpack_from(view, HEAD.size)
     _, crc = _head(found, scope, numel)
@@ -134,23 +135,23 @@ def unseal(
         )
     if layout is not None and layout.numel != numel:
         raise FrameError(
-            f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model"
+            f"the layout has {layout.numel} elements and the vector {numel}; give the layout of the vector's model"
         )
     expected, start = _halves(codec), header_bytes(codec, seeded)
     halves = bytes(view[SECTIONS : SECTIONS + len(expected)])
     if halves != expected:
         raise FrameError(
-            f"a frame of the product {_product(halves)} was given to {_product(expected)}; both sides need the same codecs"
+            f"the frame was encoded with {_product(halves)}, but is decoded with {_product(expected)}; both sides need the same codecs"
         )
     if len(view) < start:
-        raise FrameError("damaged frame: the frame is cut short in its seed")
+        raise FrameError("damaged frame: the seed is incomplete")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0
     if scope == CHUNK or chunk:
         return seed, [(WHOLE, _chunks(view[start:], scope, numel, chunk))]
     if scope == MODEL:
         return seed, [(WHOLE, read_section(view[start:], numel))]
     if scope != LAYER:
-        raise FrameError(f"damaged frame: its scope {scope} is not known")
+        raise FrameError(f"damaged frame: the scope {scope} is unknown; expected 0, 1 or 2")
     if layout is None:
         raise FrameError(
             "a frame with a section per tensor needs a layout; give the layout of the model"
@@ -161,27 +162,27 @@ def unseal(
 def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
     sections = []
     for entry in layout:
-        section, rest = take_section(rest, entry.numel, f"the section of '{entry.name}'")
+        section, rest = take_section(rest, entry.numel, f"the data of tensor '{entry.name}'")
         sections.append((entry, section))
     if len(rest):
-        raise FrameError(f"damaged frame: {len(rest)} bytes follow the last section")
+        raise FrameError(f"damaged frame: {len(rest)} bytes follow the data of the last tensor")
     return sections
 
 
 def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
     if scope != CHUNK or not chunk:
         raise FrameError(
-            f"a frame of scope {scope} was given to a codec {f'@chunk={chunk}' if chunk else 'without @chunk'}; "
-            "both sides need the same scope"
+            f"the frame has the scope {SCOPES.get(scope, scope)}, but the codec that decodes it has "
+            f"{f'@chunk={chunk}' if chunk else 'no @chunk'}; both sides need the same scope"
         )
     size, start = read_varint(rest)
     if size != chunk:
         raise FrameError(
-            f"a frame in chunks of {size} was given to a codec with @chunk={chunk}; both sides need the same N"
+            f"the frame has @chunk={size}, but the codec that decodes it has @chunk={chunk}; both sides need the same chunk size"
         )
     if not numel and start < len(rest):
         raise FrameError(
-            f"damaged frame: {len(rest) - start} bytes follow the chunks of an empty vector"
+            f"damaged frame: {len(rest) - start} bytes follow, although the vector is empty"
         )
     return Section(size, rest[start:])
 
@@ -193,7 +194,7 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
     """
     length, start = read_varint(rest)
     if length > len(rest) - start:
-        raise FrameError(f"{name} is cut short")
+        raise FrameError(f"damaged frame: {name} ends too early")
     return read_section(rest[start : start + length], numel), rest[start + length :]
 
 
@@ -205,10 +206,10 @@ def read_section(data: memoryview, numel: int) -> Section:
     count, start = read_varint(data)
     if count > numel:
         raise FrameError(
-            f"damaged frame: a section claims {count} coordinates, but the vector has {numel}"
+            f"damaged frame: the header claims {count} coordinates, but the vector has {numel}"
         )
     if count == 0 and start < len(data):
-        raise FrameError("damaged frame: a section without coordinates has a body")
+        raise FrameError("damaged frame: bytes follow, although there are no coordinates")
     return Section(count, data[start:])
 
 
@@ -224,7 +225,11 @@ def _halves(codec: int) -> bytes:
 
 
 def _product(halves: bytes) -> str:
-    return "+".join(map(_name, halves)) or "of nothing"
+    return "+".join(map(_name, halves)) or "no codecs"
+
+
+def _title(codec: int) -> str:
+    return "a product of two codecs" if codec == PRODUCT else f"the codec {_name(codec)}"
 
 
 def _name(codec: int) -> str:
@@ -238,7 +243,7 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
-        raise FrameError(f"damaged frame: {len(view)} bytes are too short")
+        raise FrameError(f"damaged frame: {len(view)} bytes are too short for a frame")
     rest, counts = view[SECTIONS + (SEED.size if seeded else 0) :], []
     if view[SCOPE] == CHUNK:
         rest = rest[read_varint(rest)[1] :]
@@ -249,7 +254,7 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
         counts.append(read_varint(rest[start : start + length])[0])
         rest = rest[start + length :]
     if sum(counts) >= 2**63:
-        raise FrameError("damaged frame: the sum of its counts is too large")
+        raise FrameError("damaged frame: the claimed number of coordinates is too large")
     layout = Layout.from_shapes({str(i): (count,) for i, count in enumerate(counts)})
     return layout.numel, layout
 
@@ -275,9 +280,9 @@ def read_varint(data: memoryview) -> tuple[int, int]:
         length += 1
         if byte < 0x80:
             if byte == 0 and length > 1:
-                raise FrameError("damaged frame: a count is not in its shortest form")
+                raise FrameError("damaged frame: an integer is not encoded in its shortest form")
             return value, length
-    raise FrameError("damaged frame: a count is cut short or too large")
+    raise FrameError("damaged frame: an integer is incomplete or too large")
 
 
 def min_overwrite_bytes(count: int) -> int:
@@ -305,13 +310,13 @@ def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
     _, ((_, (count, body)),) = unseal(data, DECAY, numel)
     if count != numel:
         raise FrameError(
-            f"a decay frame is for {count} weights, and the model has {numel}; server and client need the same model"
+            f"the broadcast is for a model of {count} weights, but this model has {numel}; server and client need the same model"
         )
     if len(body) < FACTOR.size:
-        raise FrameError("damaged frame: a decay frame ends before its factor")
+        raise FrameError("damaged frame: the weight decay factor is incomplete")
     (factor,) = FACTOR.unpack_from(body)
     if not 0 <= factor < 1:
         raise FrameError(
-            f"damaged frame: its decay factor is {factor:g}; expected at least 0 and below 1"
+            f"damaged frame: the weight decay factor is {factor:g}; expected at least 0 and below 1"
         )
     return factor, bytes(body[FACTOR.size :])

@@ -45,14 +45,14 @@ class Identity(Codec):
         return Section(values.size, _bytes_of(values))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        expect(len(section.body) == 4 * layout.numel, "a dense section has the wrong length")
+        expect(len(section.body) == 4 * layout.numel, "the float32 values have the wrong length")
         values = np.frombuffer(section.body, "<f4")
-        expect(kernels.all_finite(values), "a dense section holds NaN or infinity")
+        expect(kernels.all_finite(values), "a value is NaN or infinity")
         return Dense(values)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         fits = all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections)
-        expect(fits, "a dense section has the wrong length")
+        expect(fits, "the float32 values have the wrong length")
         total = floats.add([np.frombuffer(s.body, "<f4") for s in sections])
         return Section(total.size, _bytes_of(total.astype("<f4", copy=False)))
 
@@ -103,12 +103,12 @@ class BFloat16(Codec):
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, data = layout.numel, section.body
-        expect(len(data) == 1 + 2 * count, "a dense section has the wrong length")
+        expect(len(data) == 1 + 2 * count, "the bfloat16 values have the wrong length")
         bits = np.frombuffer(data, "<u2", offset=1)
         top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
-        expect(top < 255, "values in bfloat16 hold NaN or infinity")
+        expect(top < 255, "a value is NaN or infinity")
         in_range = data[0] == rounding.MAX_SHIFT or data[0] < rounding.MAX_SHIFT and top == 254
-        expect(in_range, "a section of bfloat16 values has an invalid exponent shift")
+        expect(in_range, "the bfloat16 values have an invalid exponent shift")
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         values *= np.float32(2.0 ** -data[0])
         return Dense(values)

@@ -44,12 +44,12 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     length = packed_bytes(count, size)
     if len(data) < length and size <= range_coder.LARGEST:
         return _decoded(data, count, size)
-    expect(len(data) == length, "the packed levels have the wrong length")
+    expect(len(data) == length, f"the quantized values have {len(data)} bytes; expected {length}")
     symbols = _unpacked(data, count, size)
     coded = _coded(symbols, size)
     expect(
         coded is None or len(coded) >= length,
-        "levels are packed, but their entropy code is shorter",
+        "the quantized values are packed, although entropy coding is shorter",
     )
     return symbols
 
@@ -83,18 +83,23 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)
     if top == 0:
-        expect(len(data) == start, "a section of zeros has extra bytes")
+        expect(len(data) == start, "bytes follow, although all values are zero")
         return np.broadcast_to(np.uint8(0), numel), 0, 0.0
-    expect(top <= MAX_MULTIPLE, f"the largest level is {top}; at most {MAX_MULTIPLE} is allowed")
-    expect(len(data) >= start + UNIT.size, "levels are cut short")
+    expect(
+        top <= MAX_MULTIPLE,
+        f"the largest quantized value is {top}; at most {MAX_MULTIPLE} is allowed",
+    )
+    expect(len(data) >= start + UNIT.size, "the unit of the quantized values is incomplete")
     (unit,) = UNIT.unpack_from(data, start)
     expect(
         0 < unit and unit * top <= LARGEST,
-        f"the largest level, {top} times the unit {unit}, is not a positive float32 number",
+        f"the largest value, {top} times the unit {unit}, is not a positive float32 number",
     )
     symbols = unpack(data[start + UNIT.size :], numel, 2 * top + 1)
     largest = max(int(symbols.max()) - top, top - int(symbols.min()))
-    expect(top == largest, f"the largest magnitude is stated as {top}, but no level has it")
+    expect(
+        top == largest, f"the largest magnitude is stated as {top}, but no quantized value has it"
+    )
     return symbols, top, unit
 
 
@@ -163,8 +168,8 @@ def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
         words, digit = np.divmod(words, WORD.type(size))
         column = symbols[j::digits]
         column[:] = digit[: column.size]
-        expect(not digit[column.size :].any(), "a section has levels after the last coordinate")
-    expect(not words.any(), "a level is out of range")
+        expect(not digit[column.size :].any(), "quantized values follow the last coordinate")
+    expect(not words.any(), "a quantized value is out of range")
     return symbols
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, FrameError
 from ..layout import Entry, Layout
-from .base import Codec, Context, expect
+from .base import Codec, Context, expect, require
 from .frame import Section
 from .selection import take
 from .update import Dense, Sections, Update
@@ -101,13 +101,14 @@ class MatrixCodec(Codec):
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(
-            section.count == layout.numel, "a section of matrices is for a vector of another size"
+            section.count == layout.numel,
+            f"{section.count} coordinates are encoded; expected {layout.numel}",
         )
         parts, data = [], memoryview(section.body)
         for e in layout:
             update, data = _read(e, data)
             parts.append((e.span, update))
-        expect(not len(data), "bytes follow the last tensor in a section")
+        expect(not len(data), "bytes follow the data of the last tensor")
         return Sections(layout.numel, tuple(parts))
 
     def open_batch(
@@ -146,10 +147,12 @@ def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> 
 
     Raises FrameError if `data` has the wrong length or holds NaN or infinity.
     """
-    fits = len(data) == FLOAT.itemsize * total_numel(shapes)
-    expect(fits, "a section of matrices has the wrong length")
+    count = total_numel(shapes)
+    require(
+        len(data) == FLOAT.itemsize * count, f"{len(data)} bytes are not {count} float32 values"
+    )
     flat = np.frombuffer(data, FLOAT)
-    expect(bool(np.isfinite(flat).all()), "a section of matrices holds NaN or infinity")
+    require(bool(np.isfinite(flat).all()), "the encoded float32 values contain NaN or infinity")
     return as_arrays(flat, shapes)
 
 
@@ -175,11 +178,11 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
         own, rest = take(data, FLOAT.itemsize * entry.numel)
         return Dense(*read_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape
-    expect(
-        k * (rows + columns) < entry.numel, "the factors of a matrix are longer than their matrix"
-    )
+    expect(k * (rows + columns) < entry.numel, "the factors of a matrix are larger than the matrix")
     own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
     left, right = read_arrays(own, [(rows, k), (columns, k)])
     squares = np.square(left, dtype=np.float64).sum(0)
-    expect(bool((abs(squares - 1) < 1e-5).all()), "a column of a left factor does not have norm 1")
+    expect(
+        bool((abs(squares - 1) < 1e-5).all()), "a column of a matrix factor does not have norm 1"
+    )
     return LowRankUpdate(left, right), rest

@@ -61,9 +61,9 @@ class Natural(Codec):
         numel, data = layout.numel, memoryview(section.body)
         end = 1 + (numel + 7) // 8
         valid = len(data) >= end and data[0] <= rounding.MAX_SHIFT
-        expect(valid, "a section of powers of two is cut short, or has an invalid exponent shift")
+        expect(valid, "the powers of two end too early, or have an invalid exponent shift")
         signs = kernels.bits.read_bits(data[1:end], numel)
         codes = wire.unpack(data[end:], numel, CODES)
         in_range = data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2
-        expect(in_range, "a section of powers of two has an invalid exponent shift")
+        expect(in_range, "the powers of two have an invalid exponent shift")
         return Dense(rounding.from_powers(codes, signs, data[0]))

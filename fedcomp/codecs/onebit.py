@@ -74,9 +74,9 @@ class OneBit(Codec):
                 update = _unpack_tensor(signs, np.frombuffer(means, MEAN).astype(np.float32), e)
                 parts.append((e.span, update))
                 largest = max(largest, update.high.max(), -update.low.min())
-        expect(not len(rest), f"{len(rest)} bytes follow the last one-bit tensor")
+        expect(not len(rest), f"{len(rest)} bytes follow the data of the last tensor")
         is_normal = not spike.is_needed(largest, layout.numel)
-        expect(is_normal, "a section of one-bit tensors has only subnormal means")
+        expect(is_normal, "all column means are subnormal; expected only the largest coordinate")
         return parts[0][1] if len(parts) == 1 else Sections(layout.numel, tuple(parts))
 
 
@@ -96,7 +96,7 @@ def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
     # whether each column has entries ≥ 0, and whether it has negative entries
     positive, negative = grid.any(axis=0), ~grid.all(axis=0)
-    expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
+    expect(bool(np.isfinite(means).all()), "a column mean is NaN or infinity")
     high_fits = not np.signbit(high).any() and not high[~positive].any()
     low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()
     expect(
@@ -118,5 +118,5 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
         # The smallest mean magnitude of the column: all other entries are 0, or −SMALLEST if the value is negative.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
-        expect(is_needed, "a section has only the largest coordinate; expected signs and means")
+        expect(is_needed, "only the largest coordinate is encoded; expected signs and means")
     return update

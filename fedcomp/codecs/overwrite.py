@@ -46,7 +46,7 @@ def apply(data: bytes, weights: Tensor) -> None:
     first, rest = selection.take(memoryview(body), 1)
     sent, gaps = selection.take(rest, 4 * count)
     values = np.frombuffer(sent, "<f4")
-    expect(kernels.all_finite(values), "an overwrite section holds NaN or infinity")
+    expect(kernels.all_finite(values), "a value is NaN or infinity")
     positions = rice.unpack(gaps, count, first[0], weights.numel())
     at, new = (
         torch.from_numpy(v).to(weights.device) for v in (positions, values.astype(np.float32))

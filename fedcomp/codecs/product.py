@@ -114,7 +114,7 @@ class Product(Selective):
         return packed
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(flag == 0, "the section of a product has an unknown flag")
+        expect(flag == 0, f"the values have the unknown format {flag}")
         length, start = read_varint(data)
         section, _ = take(data[start:], length)
         sections, layout = [read_section(section, count)], Layout.flat(count)

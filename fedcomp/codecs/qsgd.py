@@ -119,7 +119,7 @@ class QSGD(Codec):
         with np.errstate(over="ignore", invalid="ignore"):
             for at, unit in zip(range(0, numel, size), units, strict=True):
                 update.values[at : at + size] *= unit
-        expect(kernels.all_finite(update.values), "a level exceeds the range of float32")
+        expect(kernels.all_finite(update.values), "a value exceeds the range of float32")
         return update
 
 

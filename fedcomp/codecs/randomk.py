@@ -29,7 +29,7 @@ from torch import Tensor
 from .. import kernels
 from ..kernels import Chosen, Rows, philox, rounding
 from . import floats, selection
-from .base import Context, expect
+from .base import Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
@@ -133,7 +133,7 @@ class RandomK(selection.DensityCodec):
         bits, rest = selection.take(rest, -(-count // 8))
         larger = kernels.unpack_signs(bits, count)
         n_larger = int(np.count_nonzero(larger))
-        expect(n_larger < count, "no value of a section has the common magnitude")
+        expect(n_larger < count, "no value has the stated common magnitude")
         signs, rest = selection.take(rest, -(-(count - n_larger) // 8))
         sent, used = floats.unpack(rest, n_larger, flag - COMMON_MAGNITUDE)
         values = np.empty(count, np.float32)
@@ -146,7 +146,7 @@ class RandomK(selection.DensityCodec):
             return EMPTY
         read = [_values(section) for section in sections]
         alike = len({s.count for s in sections}) == len({values.size for values in read}) == 1
-        expect(alike, "frames of different densities cannot be merged")
+        require(alike, "frames of different densities cannot be merged")
         total = floats.add(read)
         head = bytes([selection.IMPLIED]) + varint(total.size)
         return Section(sections[0].count, head + floats.pack(total, floats.FP32))
@@ -182,10 +182,12 @@ def _values(section: Section) -> np.ndarray:
     """Return the float32 values in a section whose positions are drawn from the seed. Raises FrameError."""
     first, data = selection.take(memoryview(section.body), 1)
     mergeable = first[0] == selection.IMPLIED
-    expect(mergeable, "only frames with drawn positions and values in float32 can be merged")
+    require(
+        mergeable, "only frames with float32 values at positions drawn from the seed can be merged"
+    )
     count, start = read_varint(data)
     possible = 0 < count <= section.count
-    expect(possible, f"a section claims {count} values for {section.count} coordinates")
+    expect(possible, f"the header claims {count} values for {section.count} coordinates")
     values, used = floats.unpack(data[start:], count, floats.FP32)
-    expect(start + used == len(data), "bytes follow the last value of a section")
+    expect(start + used == len(data), "bytes follow the last value")
     return values

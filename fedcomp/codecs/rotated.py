@@ -92,7 +92,7 @@ class RotatedCodec(Codec):
         table = self.table(head)
         planes = bit_planes.unpack(data, count, table.size)
         is_invalid = is_zero.any() and planes[:, is_zero].any()
-        expect(not is_invalid, "a block with scale 0 has nonzero codes")
+        expect(not is_invalid, "a block with scale 0 has nonzero values")
         return partial(bit_planes.read, planes, table=np.resize(table, 1 << len(planes)))
 
     def longest_section(self, numel: int) -> int | None:
@@ -220,9 +220,9 @@ def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unrotated(data: memoryview, count: int) -> Dense:
-    expect(len(data) == 4 * count, "the float32 values of a section have the wrong length")
+    expect(len(data) == 4 * count, "the float32 values have the wrong length")
     values = np.frombuffer(data, "<f4")
     largest = float(np.abs(values).max())
     is_small = 0 < largest < 2.0**MAX_UNROTATED_EXPONENT
-    expect(is_small, "a section has float32 values where rotated values are expected")
+    expect(is_small, "the values are float32, but too large to be sent without rotation")
     return Dense(values)

@@ -46,7 +46,7 @@ from ..errors import SpecError
 from ..kernels import Rows, peeling, split_runs
 from ..kernels import positions as wire
 from ..layout import Layout
-from .base import Codec, Context, expect
+from .base import Codec, Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
 from .selection import Selective, take
@@ -146,13 +146,13 @@ class S2(Codec):
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes = {section.count for section in sections}
-        expect(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of different sizes cannot be merged")
         numel = sizes.pop()
         read = [_read(section.body, numel) for section in sections if numel]
         bodies = [body for body in read if body is not None]
         if not bodies:
             return sections[0]
-        expect(
+        require(
             len({body.table.shape for body in bodies}) == 1,
             "tables of different sizes cannot be merged; give all clients the same 'columns', or a first codec with a density and the "
             "same 'union'",
@@ -160,7 +160,7 @@ class S2(Codec):
         unit, total = add_tables([(body.exponent, body.table) for body in bodies], MAX_BITS - 1)
         top = math.ldexp(int(np.abs(total).max()), unit)
         is_finite = len(bodies) == 1 or top <= LARGEST and unit <= MAX_EXPONENT
-        expect(is_finite, "the sum of the frames is not finite")
+        require(is_finite, "the sum of the frames is not finite")
         union = np.unique(np.concatenate([body.positions for body in bodies]))
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
@@ -275,9 +275,9 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     """
     data = memoryview(body)
     count, used = read_varint(data)
-    expect(count <= numel, f"a section claims {count} nonzeros for {numel} coordinates")
+    expect(count <= numel, f"the header claims {count} nonzeros for {numel} coordinates")
     if not count:
-        expect(used == len(data), "bytes follow a section without nonzeros")
+        expect(used == len(data), "bytes follow, although all values are zero")
         return None
     (form, rows), data = take(data[used:], 2)
     columns, used = read_varint(data)
@@ -285,11 +285,11 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     exponent = int(np.frombuffer(sent, EXPONENT)[0])
     (bits,), data = take(data, 1)
     fits = rows in THRESHOLDS and 0 < columns <= _max_columns(numel)
-    expect(fits, f"a section has {rows} rows of {columns} cells for {numel} coordinates")
+    expect(fits, f"a table of {rows} rows of {columns} cells is impossible for {numel} coordinates")
     in_range = MIN_EXPONENT <= exponent <= MAX_EXPONENT and 0 < bits <= MAX_BITS + 1
-    expect(in_range, "the exponent or the cell size of a section is out of range")
+    expect(in_range, "the exponent or the cell size of the table is out of range")
     cells, support = take(data, _size(rows * columns, bits))
-    expect(form < 64, f"the support of a section has the unknown form {form}")
+    expect(form < 64, f"the list of positions has the unknown format {form}")
     positions = wire.unpack(support, count, form, numel)
     table = _unpack_cells(cells, rows * columns, bits).reshape(rows, columns)
     return S2Section(positions, exponent, table)
@@ -316,7 +316,7 @@ def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:
     octets[:, :whole] = np.frombuffer(data[: cells * whole], np.uint8).reshape(cells, whole)
     if rest:
         left = np.unpackbits(np.frombuffer(data[cells * whole :], np.uint8))
-        expect(not left[cells * rest :].any(), "the padding of the cells is not zero")
+        expect(not left[cells * rest :].any(), "the padding of the table cells is not zero")
         spread = np.zeros((cells, 8), np.uint8)
         spread[:, 8 - rest :] = left[: cells * rest].reshape(cells, rest)
         octets[:, whole] = np.packbits(spread, axis=1)[:, 0]

@@ -54,7 +54,7 @@ class SBC(selection.Largest):
         return list(zip(flags, selection.pack_means(values, counts), strict=True))
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
+        expect(flag in (POSITIVE, NEGATIVE), f"the values have the unknown format {flag}")
         mean, _ = selection.take(data, 4)
         mu = selection.unpack_magnitude(mean)
         return np.full(count, -mu if flag == NEGATIVE else mu, np.float32), 4

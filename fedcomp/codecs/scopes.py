@@ -20,7 +20,7 @@ from ..errors import ConfigError, FrameError, SpecError
 from ..kernels import Rows
 from ..layout import Layout
 from . import frame
-from .base import SEEDS, Codec, Context, expect
+from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
@@ -148,9 +148,9 @@ class Chunked(Scoped):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         columns = [list(self._split(memoryview(section.body))) for section in sections]
         sizes = {tuple(section.count for section in column) for column in columns}
-        expect(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of different sizes cannot be merged")
         complete = set(sizes.pop()[:-1]) <= {self.size}
-        expect(complete, "a chunk has fewer than N coordinates and is not the last")
+        expect(complete, f"a chunk before the last has fewer than {self.size} coordinates")
         merged = [self.inner._merge_sections(each) for each in zip(*columns, strict=True)]
         parts = (part for section in merged for part in frame.with_length(section))
         return Section(self.size, b"".join(parts))

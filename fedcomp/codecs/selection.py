@@ -165,11 +165,11 @@ class Selective(Codec):
             return Sparse(numel, NO_POSITIONS, NO_VALUES)
         expect(
             count <= numel,
-            f"a frame claims {count} selected coordinates, but the vector has {numel}",
+            f"the header claims {count} selected coordinates, but the vector has {numel}",
         )
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
-        code, rest = take(rest[start:], length)
+        code, rest = take(rest[start:], length, "the list of positions ends too early")
         positions = wire.unpack(code, count, first[0] & FORM, numel)
         some, counts = np.unique(positions // size, return_counts=True)
         seeds = [(seed + i) % SEEDS for i in some.tolist()]
@@ -194,7 +194,7 @@ class Selective(Codec):
 
         Raises FrameError unless `data` contains exactly `counts` [m] ≥ 1 values of the chunks.
         """
-        expect(flag == 0, "the body of an @chunk frame has an unknown flag")
+        expect(flag == 0, f"the values of the chunks have the unknown format {flag}")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
         bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
         flags = np.unpackbits(bits, count=FLAG_BITS * len(counts)).reshape(-1, FLAG_BITS) @ (2, 1)
@@ -208,9 +208,9 @@ class Selective(Codec):
 
     def _decode_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
         count, start = read_varint(data)
-        expect(0 < count <= numel, f"a section claims {count} values for {numel} coordinates")
+        expect(0 < count <= numel, f"the header claims {count} values for {numel} coordinates")
         values, used = self.unpack_values(flag, data[start:], count, seed)
-        expect(start + used == len(data), "bytes follow the last value of a section")
+        expect(start + used == len(data), "bytes follow the last value")
         return Sparse(numel, self.implied(numel, count, seed), values)
 
 
@@ -268,9 +268,14 @@ def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> S
     return Section(count, b"".join([bytes([form | flag << FLAG_SHIFT]), first, second]))
 
 
-def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """Split `data` into its first `length` bytes and the rest. Raises FrameError if `data` is shorter."""
-    expect(len(data) >= length, "a section is cut short")
+def take(
+    data: memoryview, length: int, problem: str = "the encoded values end too early"
+) -> tuple[memoryview, memoryview]:
+    """Split `data` into its first `length` bytes and the rest. Raises FrameError if `data` is shorter.
+
+    `problem`: the error message after "damaged frame: ".
+    """
+    expect(len(data) >= length, problem)
     return data[:length], data[length:]
 
 
@@ -288,6 +293,6 @@ def unpack_magnitude(data: memoryview) -> float:
     (mean,) = MEAN.unpack(data)
     if not 0 < mean < math.inf:
         raise FrameError(
-            f"damaged frame: a section has the magnitude {mean}; expected a finite number above 0"
+            f"damaged frame: the common magnitude of the values is {mean}; expected a finite number above 0"
         )
     return mean

@@ -39,7 +39,7 @@ from ..errors import SpecError
 from ..kernels import count_sketch, philox
 from ..layout import Layout
 from . import floats
-from .base import Codec, Context, expect
+from .base import Codec, Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
 from .selection import check_density, count_at_density, take
 from .update import Dense, Sections, Sparse, Update
@@ -131,7 +131,7 @@ class Sketch(Codec):
         pairs = zip(sections, read, strict=True)
         alike = {(s.count, one.count, one.form >= INT8, *one.raw.shape) for s, one in pairs}
         problem = "sketches of different sizes, densities or kinds of cells cannot be merged"
-        expect(len(alike) == 1, problem)
+        require(len(alike) == 1, problem)
         first = read[0]
         if first.form >= INT8:
             filled = [(one.exponent, one.raw) for one in read if one.raw.any()]
@@ -143,7 +143,7 @@ class Sketch(Codec):
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 total = reduce(np.add, map(_floats, read))
-            expect(kernels.all_finite(total), "the sum of the frames is not finite")
+            require(kernels.all_finite(total), "the sum of the frames is not finite")
             short = all(one.form == BFLOAT16 for one in read)
             short = short and not (total.view(np.uint32) & 0xFFFF).any()
             body = _write(total, BFLOAT16 if short else FLOAT32, 0)
@@ -300,18 +300,19 @@ def _read(section: Section) -> SketchSection:
     first, data = take(data, 1)
     form, exponent = first[0], 0
     valid = 0 < rows <= MAX_ROWS and rows % 2 == 1 and 0 < columns <= _max_columns(section.count)
-    expect(valid, f"a sketch of {section.count} coordinates has {rows} rows of {columns} cells")
-    possible = 0 < count <= section.count
     expect(
-        possible, f"a sketch of {section.count} coordinates claims that {count} should be decoded"
+        valid,
+        f"a sketch of {rows} rows of {columns} cells is impossible for {section.count} coordinates",
     )
+    possible = 0 < count <= section.count
+    expect(possible, f"the sketch claims {count} values to decode for {section.count} coordinates")
     expect(form in TYPES, f"the cells of a sketch have the unknown number format {form}")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)
         exponent = int(np.frombuffer(sent, EXPONENT)[0])
         expect(MIN_EXPONENT <= exponent <= MAX_EXPONENT, "the unit of a sketch is out of range")
     fits = len(data) == rows * columns * TYPES[form].itemsize
-    expect(fits, f"{len(data)} bytes are not {rows} rows of {columns} cells")
+    expect(fits, f"the sketch has {len(data)} bytes, which are not {rows} rows of {columns} cells")
     raw = np.frombuffer(data, TYPES[form]).reshape(rows, columns)
     return SketchSection(count, form, exponent, raw)
 
@@ -326,5 +327,5 @@ def _floats(body: SketchSection) -> np.ndarray:
     else:
         with np.errstate(over="ignore"):
             cells = (raw * np.float64(2.0**exponent)).astype(np.float32)
-    expect(kernels.all_finite(cells), "a sketch has cells that are not finite")
+    require(kernels.all_finite(cells), "a sketch has cells that are not finite")
     return cells

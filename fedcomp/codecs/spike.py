@@ -44,10 +44,10 @@ def unpack(section: Section, numel: int) -> Sparse:
         return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
     position, used = read_varint(memoryview(section.body))
     fits = section.count == 1 and position < numel and len(section.body) == used + VALUE.size
-    expect(fits, "a section with one coordinate is damaged, or for a vector of another size")
+    expect(fits, "the only encoded coordinate is incomplete or out of range")
     (value,) = VALUE.unpack_from(section.body, used)
     valid = math.isfinite(value) and value != 0
-    expect(valid, f"a section with one coordinate has the invalid value {value}")
+    expect(valid, f"the only encoded coordinate has the invalid value {value}")
     return Sparse(numel, np.array([position]), np.array([value], np.float32))
 
 

@@ -72,7 +72,7 @@ class SRQ(rotated.RotatedCodec):
         return blocks.rounded(low, step, self.levels - 1, self.code_type), [step, low]
 
     def table(self, head: int) -> np.ndarray:
-        expect(head > 0, "a section has only one level; expected at least two")
+        expect(head > 0, "the values have one quantization level; expected at least two")
         return np.arange(head + 1, dtype=np.float32)
 
 
@@ -113,15 +113,15 @@ class VLC(rotated.RotatedCodec):
     def unpack_codes(
         self, head: int, data: memoryview, count: int, is_zero: np.ndarray
     ) -> rotated.ReadCodes:
-        expect(head == HEAD, "a vlc section has an unknown first byte")
+        expect(head == HEAD, f"the values have the unknown format {head}")
         folded, start = read_varint(data)
         size, used = read_varint(data[start:])
         smallest = -(folded + 1) // 2 if folded & 1 else folded // 2
         in_range = abs(smallest) < range_coder.LARGEST and 1 <= size <= range_coder.LARGEST
-        expect(in_range, "the multiples of the step are out of range")
+        expect(in_range, "the quantized values are out of range")
         symbols = range_coder.decode(data[start + used :], count, max(size, 2))
         both_occur = int(symbols.min()) == 0 and int(symbols.max()) == size - 1
-        expect(both_occur, "the stated smallest or largest multiple is not used")
+        expect(both_occur, "no value has the stated smallest or largest multiple of the step")
         zeros_fit = bool((symbols.reshape(-1, 8)[is_zero] == -smallest).all())
-        expect(zeros_fit, "a block with scale 0 has nonzero codes")
+        expect(zeros_fit, "a block with scale 0 has nonzero values")
         return lambda start, stop: symbols[start:stop].astype(np.float32) + np.float32(smallest)

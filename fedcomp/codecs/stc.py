@@ -48,7 +48,7 @@ class STC(selection.Largest):
         return [(0, mean + kernels.pack_signs(run)) for mean, run in zip(means, signs, strict=True)]
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(flag == 0, "an STC section has an unknown flag")
+        expect(flag == 0, f"the values have the unknown format {flag}")
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)
         mean, raw = selection.unpack_magnitude(sent[:4]), kernels.bits.read_bits(sent[4:], count)

@@ -25,7 +25,7 @@ from ..errors import ProtocolError, SpecError
 from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
-from .base import Codec, Context, expect
+from .base import Codec, Context, require
 from .frame import Section
 from .update import Update
 
@@ -75,7 +75,7 @@ class TernGrad(Codec):
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes, total, scales = {section.count for section in sections}, None, set()
-        expect(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of different sizes cannot be merged")
         for section in sections if sections[0].count else ():
             symbols, top, scale = wire.unpack_multiples(section)
             if top:
@@ -84,13 +84,13 @@ class TernGrad(Codec):
                 total -= top
                 scales.add(scale)
         problem = "frames of different scales cannot be merged; the server must announce one scale"
-        expect(len(scales) <= 1, problem)
+        require(len(scales) <= 1, problem)
         if total is None:
             return sections[0]
         (scale,) = scales
         top = int(np.abs(total).max())
         is_finite = top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST
-        expect(is_finite, "the sum of the frames is not finite")
+        require(is_finite, "the sum of the frames is not finite")
         return wire.pack_multiples(total.astype(np.int16), scale)
 
 
@@ -101,11 +101,12 @@ def _announced(context: Context, own: float) -> float:
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the announced scales hold {len(data)} bytes, but not a float32 for section {at}; server and client need the same model"
+            f"the scales that the server announced ({len(data)} bytes) have no float32 for tensor or chunk {at}; "
+            "server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])
     if not 0 <= scale < math.inf:
         raise ProtocolError(
-            f"the announced scale of section {at} is {scale}; the server must announce a finite number, at least 0"
+            f"the scale that the server announced for tensor or chunk {at} is {scale}; a scale must be finite and at least 0"
         )
     return scale

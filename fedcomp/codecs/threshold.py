@@ -61,13 +61,13 @@ class Threshold(selection.Selective):
         return [(TAU, tau + kernels.pack_signs(run)) for run in signs]
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(flag in (floats.FP32, floats.FP16, TAU), "a threshold section has an unknown flag")
+        expect(
+            flag in (floats.FP32, floats.FP16, TAU), f"the values have the unknown format {flag}"
+        )
         if flag != TAU:
             return floats.unpack(data, count, flag)
         sent, rest = selection.take(data, 4)
         tau = np.frombuffer(sent, "<f4")[0]
-        expect(
-            MIN_TAU <= tau <= MAX_TAU, f"a section has the threshold {tau}, which is out of range"
-        )
+        expect(MIN_TAU <= tau <= MAX_TAU, f"the threshold is {tau}, which is out of range")
         signs, _ = selection.take(rest, -(-count // 8))
         return np.where(kernels.unpack_signs(signs, count), tau, -tau), 4 + len(signs)

@@ -67,7 +67,9 @@ class TopK(selection.Largest):
         return floats.pack_runs(values, counts, self.values)
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(flag in (floats.FP32, floats.FP16, BINNED), "a top-k section has an unknown flag")
+        expect(
+            flag in (floats.FP32, floats.FP16, BINNED), f"the values have the unknown format {flag}"
+        )
         if flag == BINNED:
             return unpack_bins(data, np.array([count]))
         return floats.unpack(data, count, flag)
@@ -114,13 +116,13 @@ def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
     `counts`: see `pack_bins`. Raises FrameError.
     """
     length, start = read_varint(data)
-    expect(length <= len(data) - start, "the bins of values are cut short")
+    expect(length <= len(data) - start, "the bins of the values end too early")
     total = int(counts.sum())
     symbols = levels.unpack(data[start : start + length], total, BINS)
     bins = np.arange(counts.size).repeat(counts) * BINS + symbols
     occurs = np.bincount(bins, minlength=counts.size * BINS) > 0
     used = start + length + MEAN.itemsize * int(np.count_nonzero(occurs))
-    expect(len(data) >= used, "the means of bins are cut short")
+    expect(len(data) >= used, "the means of the bins end too early")
     means = np.zeros(occurs.size, np.uint32)
     means[occurs] = np.frombuffer(data[start + length : used], MEAN).astype(np.uint32) << 16
     expect(kernels.all_finite(means.view(np.float32)), "the mean of a bin is NaN or infinity")

@@ -110,11 +110,9 @@ class RelayProcess:
     def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries = Retries()
         self.port = port  # clients know this port, so the relay uses it again after a reconnection
-        how = "adds the frames of its clients" if terms.codec else "forwards each frame"
+        how = "adds their frames" if terms.codec else "forwards each of their frames"
         server, where = self.target.address, join_address(self.address, port)
-        sentence = (
-            f"relays a run of {terms.clients} clients between {server} and port {where}, and {how}"
-        )
+        sentence = f"connects clients at {where} with the server {server} in a run of {terms.clients} clients, and {how}"
         values = {"run": terms.run, "server": server, "port": port, "clients": terms.clients}
         self._report(sentence, "relaying", **values)
         self.opened(port)

@@ -31,11 +31,11 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     width = (size - 1).bit_length()
     if len(data) != width * count // 8:
         raise FrameError(
-            f"{len(data)} bytes are not {count} integers of {width} bits; the frame is damaged or of another size"
+            f"damaged frame: the quantized values have {len(data)} bytes; expected {count} integers of {width} bits"
         )
     planes = np.frombuffer(data, np.uint8).reshape(width, -1)
     if size < 1 << width and at_least([*planes], size).any():
-        raise FrameError(f"an integer is not below {size}; the frame is damaged")
+        raise FrameError(f"damaged frame: a quantized value is not below {size}")
     return planes
 
 

@@ -77,12 +77,12 @@ def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
     """View `data` as a uint8 array. Raises FrameError unless `data` consists of `count` bits and zeros as padding."""
     if count < 0 or len(data) != (count + 7) // 8:
         raise FrameError(
-            f"{len(data)} bytes cannot hold {count} signs; the frame is damaged or of another size"
+            f"damaged frame: the sign bits have {len(data)} bytes; expected {count} bits"
         )
     raw = np.frombuffer(data, np.uint8)
     spare = -count % 8
     if spare and raw[-1] & ((1 << spare) - 1):
-        raise FrameError(f"the last {spare} bits of the signs are not zero; the frame is damaged")
+        raise FrameError(f"damaged frame: the {spare} padding bits after {count} bits are not zero")
     return raw
 
 

@@ -115,7 +115,7 @@ def unpack_rows(
         rows |= {i: _complement(row, numel) if missing[i] else row for i, row, ok in decoded if ok}
     for i in set(range(len(codes))) - rows.keys():
         rows[i] = FrameError(
-            f"{len(codes[i])} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
+            f"damaged frame: the list of positions ({len(codes[i])} bytes) cannot be decoded to {counts[i]} positions below {numel}"
         )
     return [rows[i] for i in range(len(codes))]
 

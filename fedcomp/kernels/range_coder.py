@@ -59,13 +59,11 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     data = memoryview(data)
     if count == 0:
-        _expect(len(data) == 0, "an entropy code of 0 symbols must be empty, but has bytes")
+        _expect(len(data) == 0, "bytes follow, although there are no values to decode")
         return np.empty(0, np.uint16)
     frequencies, bits, start = _read_head(data, count, size)
     if bits == 0:
-        _expect(
-            start == len(data), "extra bytes follow an entropy code in which all symbols are equal"
-        )
+        _expect(start == len(data), "bytes follow the entropy-coded values")
         return np.full(count, frequencies.argmax(), np.uint16)
     symbols = np.empty(count, np.uint16)
     parts = _chunks(symbols)
@@ -74,12 +72,12 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
     def read(part: np.ndarray, states: np.ndarray, words: np.ndarray) -> None:
         used = coder_loops.decode(words, states, table, frequencies, bits, part)
         is_whole = used == words.size and bool((states == FLOOR).all())
-        _expect(is_whole, "the words of an entropy code are too few, too many, or damaged")
+        _expect(is_whole, "the entropy-coded values cannot be decoded")
 
     chunks = _read_chunks(data[start:], [part.size for part in parts])
     starmap(read, [(part, *chunk) for part, chunk in zip(parts, chunks, strict=True)])
     fits = _head(_counts(parts, size))[0] == data[:start]
-    _expect(fits, "the frequencies do not match the symbols")
+    _expect(fits, "the symbol frequencies do not match the entropy-coded values")
     return symbols
 
 
@@ -110,12 +108,14 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
     width = group_width(base)
     if symbols.size != -(-count // width):
         raise FrameError(
-            f"{symbols.size} symbols do not hold {count} digits in groups of {width}; the frame is damaged"
+            f"damaged frame: {symbols.size} entropy-coded symbols cannot contain {count} values"
         )
     if symbols.size and int(symbols.max()) >= base**width:
-        raise FrameError(f"symbol {symbols.max()} exceeds {width} digits; the frame is damaged")
+        raise FrameError(
+            f"damaged frame: an entropy-coded symbol is {symbols.max()}; expected less than {base**width}"
+        )
     if count % width and int(symbols[-1]) >= base ** (count % width):
-        raise FrameError("the padding of the last symbol is not zero; the frame is damaged")
+        raise FrameError("damaged frame: the padding of the last entropy-coded symbol is not zero")
     table = (np.arange(base**width)[:, None] // base ** np.arange(width) % base).astype(np.uint8)
     return np.take(table, symbols, axis=0).ravel()[:count]
 
@@ -145,30 +145,35 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
 
     Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must compare the frequencies to the symbols.
     """
-    _expect(len(data) >= HEAD.size, "a code is cut short in its head")
+    _expect(len(data) >= HEAD.size, "the entropy-coded values end too early")
     bits, used = HEAD.unpack_from(data)
     frequencies, at = np.zeros(size, np.int64), HEAD.size
     if bits == 0:
-        _expect(used < size, "a symbol is out of range")
+        _expect(used < size, f"the entropy-coded symbol {used} is out of range")
         frequencies[used] = 1
         return frequencies, 0, at
     used, listed = used & ~LISTED, bool(used & LISTED)
-    _expect(2 <= used <= size and bits <= _bits(count, size), "the head of a code is invalid")
+    _expect(
+        2 <= used <= size and bits <= _bits(count, size),
+        "the header of the entropy-coded values is invalid",
+    )
     present, at = _read_list(data, at, used, size) if listed else (np.arange(used), at)
     positions, at = _read_list(data, at, used, 64 * used)
     gaps = np.diff(positions, prepend=-1) - 1
     lengths = np.where(gaps & 1, -(gaps + 1 >> 1), gaps >> 1).cumsum()
     _expect(
         1 <= lengths.min() and lengths.max() <= bits,
-        "a symbol frequency in an entropy code is out of range",
+        "a symbol frequency of the entropy-coded values is out of range",
     )
     owner, shift = _low_bits(lengths)
     end = at + (owner.size + 7) // 8
-    _expect(end <= len(data), "a code is cut short in its frequencies")
+    _expect(end <= len(data), "the symbol frequencies of the entropy-coded values end too early")
     low = np.unpackbits(np.frombuffer(data[at:end], np.uint8), count=owner.size).astype(np.int64)
     sums = np.bincount(owner, low << shift, used).astype(np.int64)
     frequencies[present] = (1 << lengths - 1) + sums
-    _expect(int(frequencies.sum()) == 1 << bits, f"the sum of the frequencies is not 2^{bits}")
+    _expect(
+        int(frequencies.sum()) == 1 << bits, f"the symbol frequencies do not add up to 2^{bits}"
+    )
     return frequencies, bits, end
 
 
@@ -181,10 +186,13 @@ def _pack_list(positions: np.ndarray) -> bytes:
 
 def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.ndarray, int]:
     """Decode `count` positions below `limit` from data[at:]. Return the positions and the index of the next byte."""
-    _expect(len(data) >= at + HEAD.size, "a code is cut short in its head")
+    _expect(
+        len(data) >= at + HEAD.size,
+        "the symbol frequencies of the entropy-coded values end too early",
+    )
     b, length = HEAD.unpack_from(data, at)
     end = at + HEAD.size + length
-    _expect(len(data) >= end, "a code is cut short in its head")
+    _expect(len(data) >= end, "the symbol frequencies of the entropy-coded values end too early")
     return rice.unpack(data[at + HEAD.size : end], count, b, limit), end
 
 
@@ -253,18 +261,21 @@ def _state_bytes(states: np.ndarray) -> bytes:
 def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the states and the words of each chunk. `counts`: number of symbols of each chunk."""
     edge = SIZE.itemsize * (len(counts) - 1)
-    _expect(len(data) >= edge, "a code is cut short in its lengths")
+    _expect(len(data) >= edge, "the chunk lengths of the entropy-coded values end too early")
     ends = [4 * length for length in np.frombuffer(data[:edge], SIZE).tolist()]
     chunks, rest = [], data[edge:]
     for count, end in zip(counts, [*ends, None], strict=True):
         head = STATE * _lanes(count)
         end = len(rest) if end is None else head + end
-        _expect(head <= end <= len(rest) and (end - head) % 4 == 0, "a code is cut short")
+        _expect(
+            head <= end <= len(rest) and (end - head) % 4 == 0,
+            "a chunk of the entropy-coded values has the wrong length",
+        )
         octets = np.zeros((_lanes(count), 8), np.uint8)
         octets[:, :STATE] = np.frombuffer(rest[:head], np.uint8).reshape(-1, STATE)
         states = octets.view("<i8").ravel().astype(np.int64)
         in_range = (states >= FLOOR) & (states < 1 << 53)
-        _expect(bool(in_range.all()), "a state of a code is out of range")
+        _expect(bool(in_range.all()), "an initial state of the entropy decoder is out of range")
         chunks.append((states, np.frombuffer(rest[head:end], SIZE).astype(np.uint32)))
         rest = rest[end:]
     return chunks
@@ -272,4 +283,4 @@ def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, 
 
 def _expect(condition: bool, message: str) -> None:
     if not condition:
-        raise FrameError(f"{message}; the frame is damaged or of another size")
+        raise FrameError(f"damaged frame: {message}")

@@ -133,14 +133,16 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
     """
     if not 0 <= count <= numel:
         raise FrameError(
-            f"a Rice code claims {count} positions of a vector of {numel}; the frame is damaged or of another size"
+            f"damaged frame: the list of positions claims {count} positions, but the vector has {numel} elements"
         )
     if not 0 <= b <= WIDEST:
-        raise FrameError(f"Rice parameter {b} is not in 0..{WIDEST}; the frame is damaged")
+        raise FrameError(
+            f"damaged frame: the Rice parameter of the list of positions is {b}; expected 0 to {WIDEST}"
+        )
     size = len(data)
     if not count * (b + 1) <= size * 8 < count * (b + 1) + (numel >> b) + 8 or bool(size) > count:
         raise FrameError(
-            f"{size} bytes cannot encode {count} positions of a vector of {numel} at parameter {b}; the frame is damaged"
+            f"damaged frame: the list of positions has {size} bytes, which cannot encode {count} positions below {numel}"
         )
     if not count:
         return np.empty(0, np.int64)
@@ -148,7 +150,7 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
     positions, good = unpack_rows(padded([data]), start, end, counts, each, counts, numel)
     if not good[0]:
         raise FrameError(
-            f"{size} bytes are not the code of {count} positions of a vector of {numel}; the frame is damaged or of another size"
+            f"damaged frame: the list of positions ({size} bytes) cannot be decoded to {count} positions below {numel}"
         )
     return positions
 

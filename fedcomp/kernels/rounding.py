@@ -52,7 +52,7 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
     """
     negative = np.unpackbits(bits, count=codes.size)
     if (negative.view(np.bool_) & (codes == 0)).any():
-        raise FrameError("a zero has a negative sign; the frame is damaged")
+        raise FrameError("damaged frame: a zero has a negative sign")
     powers = np.minimum(np.ldexp(1.0, np.arange(256) - 127 - shift), np.finfo(np.float32).max)
     powers[0] = 0.0
     table = np.concatenate([powers, -powers]).astype(np.float32)

@@ -59,7 +59,7 @@ def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
     except ValueError as error:
         raise ProtocolError(
-            "an announced public key cannot be used, since it is not a point of P-384"
+            "a public key in the message is invalid, since it is not a point of P-384 (an elliptic curve)"
         ) from error
 
 
@@ -131,19 +131,22 @@ class PinnedKeys:
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         if client != self.client_id:
             raise ProtocolError(
-                f"the server treats this client as client {client}, but it is client {self.client_id}"
+                f"the server treats this client as client {client}, but this client has the id {self.client_id}"
             )
         return self.own
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
         known: bytes | None
         if client == self.client_id:
-            known, source = self._pin(client, point_of(self.own.public_key())), "its own"
+            known, source = (
+                self._pin(client, point_of(self.own.public_key())),
+                "the key of this client",
+            )
         elif self.roster is not None:
             known, source = self.roster.get(client), "the one in --roster"
             if known is None:
                 raise UnknownKey(
-                    f"client {client} is not in --roster; give this client a newer list to accept client {client}"
+                    f"client {client} is not in --roster; give this client a newer --roster to accept client {client}"
                 )
         else:
             if client not in self._pins:

@@ -136,7 +136,8 @@ class LowRank(VectorMemory):
             factors = read_arrays(context.announced[name], shapes)
         except FrameError as error:
             raise ProtocolError(
-                f"the factors that the server announced as '{name}' do not match the model of this client: {error}"
+                f"the factors that the server announced as '{name}' do not match this client's model ({error}); "
+                "server and client need the same model"
             ) from error
         tensors = (torch.from_numpy(factor.astype(np.float64)) for factor in factors)
         return [tensor.to(self.residual.device) for tensor in tensors]

@@ -161,12 +161,12 @@ class SealedBallot:
     def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "SealedBallot":
         """Parse the bytes of a ballot. Raises ProtocolError if the ballot is cut off, or if its sender did not sign it for this slot."""
         if len(data) < HEAD.size:
-            raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
+            raise ProtocolError(f"the ballot of client {slot.sender} ends too early")
         point, commitment, signature, count = HEAD.unpack_from(data)
         end = HEAD.size + count * WRAP.size
         wraps, content = data[HEAD.size : end], data[end:]
         if len(wraps) != count * WRAP.size or len(content) < SALT + TAG:
-            raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
+            raise ProtocolError(f"the ballot of client {slot.sender} ends too early")
         if not signed(verifier, signature, signed_text(slot, commitment, point, wraps, content)):
             raise ProtocolError(
                 f"the ballot of client {slot.sender} is not signed by that client for this round"
@@ -246,6 +246,6 @@ def _wrapping(
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
         raise ProtocolError(
-            f"client {slot.sender} and voter {voter} have no shared key: one of them sent a point of low order"
+            f"client {slot.sender} and voter {voter} have no shared key: one of them sent an invalid public key (a point of low order)"
         ) from error
     return HKDF(SHA256(), KEY, salt=point + public, info=slot.bytes("wrap", voter)).derive(shared)

@@ -168,7 +168,7 @@ class AsynchronousLoop(RoundLoop):
                 del self._exchanges[started_in]
 
     def _reject_late(self, client: int, round: int) -> Rejection:
-        reason = f"no answer in the {round - self.started_in[client]} rounds since it started"
+        reason = f"no answer in the {round - self.started_in[client]} rounds since the client started training"
         if client not in self.answers:
             self._exchanges[self.started_in[client]].give_up([client], reason, DEADLINE)
             self._collect()

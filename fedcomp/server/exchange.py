@@ -280,7 +280,10 @@ def _check_step(report: Report, assignment: Assignment) -> None:
     """
     if report.committed not in ("", assignment.accepted):
         raise ProtocolError(
-            f"the client's last accepted update is '{assignment.accepted}', but the client reports '{report.committed}'"
+            f"the last update that the server accepted from this client has the hash '{assignment.accepted}', but the client reports the "
+            f"hash '{report.committed}'"
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
-        raise ProtocolError(f"the ticket '{report.ticket}' is not the hash of the frame")
+        raise ProtocolError(
+            f"the hash in the report, '{report.ticket}', is not the hash of its frame"
+        )

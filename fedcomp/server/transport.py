@@ -9,7 +9,7 @@ from ..messages import Assignment, Report
 
 # Seconds that a client has to reconnect if its connection ends before it has answered. After it reconnects, its assignment is sent again.
 GRACE_S = 5.0
-NOT_RECONNECTED = "its connection ended, and it did not reconnect in time"
+NOT_RECONNECTED = "the client's connection ended, and the client did not reconnect in time"
 
 
 @dataclass(frozen=True)

@@ -457,7 +457,7 @@ class Election(Vote):
         possible = f"{max(0, f - m)} more may be" if m else f"{f} may be"
         return (
             f"the result could be wrong and was discarded: of {len(voters)} voters, {absent} are absent, {m} proven Byzantine and "
-            f"{possible} Byzantine, and 2·{max(0, f - m)} + {m} + {absent} is not below the lead {self.seats.margin} of correct votes"
+            f"{possible} Byzantine, which is enough to change the majority"
         )
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:

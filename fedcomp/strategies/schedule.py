@@ -156,6 +156,6 @@ class Schedule:
         longest = longest_frame(at_density(self.codec, density), self.layout)
         if longest is None:
             raise ConfigError(
-                f"--budget needs a codec whose frames have a largest size, but frames of {self.codec} can have any size; use --uplink stc"
+                f"--budget needs a codec with a maximum frame size, but frames of {self.codec} can have any size; use --uplink stc"
             )
         return longest

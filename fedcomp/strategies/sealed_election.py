@@ -114,7 +114,9 @@ class Proof:
     def unpack(cls, data: bytes) -> "Proof":
         """Read the proof that `pack` returned as bytes. Raises ProtocolError if `data` is too short."""
         if len(data) < PROOF.size:
-            raise ProtocolError("the server's proof against a client is cut off and proves nothing")
+            raise ProtocolError(
+                "the server's proof against a client ends too early and proves nothing"
+            )
         voter, card, private = PROOF.unpack_from(data)
         return cls(voter, card, private, data[PROOF.size :])
 
@@ -141,11 +143,11 @@ def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
     """Split a voter's answer into its complaints, pairs of sender and private key of the voter's card, and its vote. Raises FrameError."""
     if len(frame) < COUNT.size:
-        raise FrameError("a vote is cut off before its complaints")
+        raise FrameError("the client's vote ends before its list of complaints")
     (count,) = COUNT.unpack_from(frame)
     end = COUNT.size + count * COMPLAINT.size
     if len(frame) < end:
-        raise FrameError("a vote is cut off within its complaints")
+        raise FrameError("the client's vote ends within its list of complaints")
     return list(COMPLAINT.iter_unpack(frame[COUNT.size : end])), frame[end:]
 
 
@@ -219,16 +221,17 @@ class SealedElectionClient(ClientAlgorithm):
         attempt, known = attempt_of(announced), signed_attempts(state)
         if state and known and known[-1] == attempt and a.round <= state.round:
             raise ProtocolError(
-                f"the server asks for round {a.round}, but this client has already signed round {state.round} after the server's last start"
+                f"the server asks for round {a.round}, but this client has already signed messages of round "
+                f"{state.round} since the server's last start"
             )
         if attempt in known[:-1]:
             raise ProtocolError(
-                "the server repeats the name of an earlier attempt of this run; it must draw a new name at each start"
+                "the server reuses the name of an earlier attempt (server start) of this run; a server must draw a new name at each start"
             )
         if len(known) >= MAX_ATTEMPTS and known[-1] != attempt:
             raise ProtocolError(
                 f"the server was started at least {len(known) + 1} times for this run, but at most {MAX_ATTEMPTS} are allowed; "
-                "give the run a new name"
+                "start a new run"
             )
         return True
 
@@ -321,7 +324,8 @@ class SealedElectionClient(ClientAlgorithm):
         known = [sender for sender in row.senders if f"{KEY_OF}{sender}" in values]
         if too_few_ballots(row, known):
             raise ProtocolError(
-                f"this client knows the keys of only {len(known)} clients of its row, too few for a vote; give it the newest --roster"
+                f"this client knows the keys of only {len(known)} of the clients whose ballots it counts, too few for a vote; give "
+                "this client the newest --roster"
             )
         cards = {s: Card.make(self.slot(context, s), row.client, signer) for s in known}
         values[ROW], values[BITS] = row.pack(), kernels.bits.signs(update, seed)
@@ -342,7 +346,7 @@ class SealedElectionClient(ClientAlgorithm):
                 continue
             if (voter := client_number(name)) not in row.senders:
                 raise ProtocolError(
-                    f"the server asks for a ballot encrypted for client {voter}, which is not in the announced row"
+                    f"the server asks for a ballot encrypted for client {voter}, which is not one of the voters that the server announced"
                 )
             voters[voter] = card_key(card, slot, voter, _verifier(values, voter, context))
         return seal(_value(values, BITS, context), slot, voters, signer)
@@ -409,7 +413,9 @@ def unpack_signed(record: bytes) -> RoundState:
 def checked_bits(packed: bytes, numel: int) -> bytes:
     """Return the bits of a ballot, with the padding set to zero. Raises UnopenableBallot for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
-        raise UnopenableBallot(f"a ballot of {len(packed)} bytes does not fit {numel} coordinates")
+        raise UnopenableBallot(
+            f"the ballot has {len(packed)} bytes, which do not fit a model of {numel} parameters"
+        )
     mask = 0xFF << -numel % 8
     return packed[:-1] + bytes(last & mask for last in packed[-1:])
 
@@ -488,15 +494,15 @@ class SealedRound:
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
         excluded = {
-            sender: f"{counts[sender]} voters have another key for it (from earlier in this run or from their --roster), or no key; a "
-            "client with a renewed key can take part in the next run"
+            sender: f"{counts[sender]} voters have another key for this client (from earlier in this run or from their --roster), or "
+            "no key; a client with a renewed key can take part in the next run"
             for sender in unknown
         }
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"its key for client {min(others)} (from earlier in this run or from its --roster) is missing or differs from the "
-                    "key that other voters have; give it the newest --roster, or let it take part in the next run"
+                    f"this client's key for client {min(others)} (from earlier in this run or from its --roster) is missing or differs "
+                    "from the key that other voters have; give this client the newest --roster, or let it take part in the next run"
                 )
         return excluded
 
@@ -556,7 +562,7 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(
-                f"a frame of {len(frame)} bytes does not have the size of {len(senders)} cards"
+                f"the client's message has {len(frame)} bytes, which are not {len(senders)} cards (one-time keys)"
             )
         parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
         cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}
@@ -569,12 +575,12 @@ class SealedRound:
         sealed = SealedBallot.read(frame, self._slot(sender), verifier(self.key(sender)))
         if sealed.size != (self.numel + 7) // 8:
             raise FrameError(
-                f"a ballot of {sealed.size} bytes does not fit {self.numel} coordinates"
+                f"the ballot has {sealed.size} bytes, which do not fit a model of {self.numel} parameters"
             )
         forwarded = {voter: card[:KEY] for voter, card in self._cards_for(sender)}
         if {voter: public for voter, (public, _) in sealed.wraps.items()} != forwarded:
             raise FrameError(
-                "the ballot must be encrypted for exactly the voters whose cards the server forwarded"
+                "the ballot is not encrypted for exactly the voters whose cards (one-time keys) the server forwarded"
             )
         self.ballots[sender] = frame
 

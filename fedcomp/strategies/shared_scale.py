@@ -140,4 +140,6 @@ def _checked(update: Update | FrameError) -> Update | FrameError:
     """Return the scales that a client sent, or a FrameError if a scale is negative."""
     if isinstance(update, FrameError) or not (update.block(0, update.numel) < 0).any():
         return update
-    return FrameError("a scale is negative")
+    return FrameError(
+        "a scale that the client sent (the largest magnitude of a tensor) is negative"
+    )

@@ -26,7 +26,8 @@ def check(value: Any) -> None:
             check(part)
     elif not isinstance(value, Tensor | bool | int | float | str | None):
         raise TaskError(
-            f"the state to keep contains a {type(value).__name__}; use tensors, numbers, strings, and dicts and lists of them"
+            f"the state that a client keeps between rounds contains a {type(value).__name__}; use tensors, numbers, strings, and dicts "
+            "and lists of them"
         )
 
 

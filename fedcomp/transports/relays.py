@@ -85,7 +85,10 @@ def _largest_sum(
                 break
     largest, added = max(sums, key=lambda entry: len(entry[1]), default=(b"", []))
     return largest, {
-        i: refused.get(i, "this frame cannot be added to most of the other frames")
+        i: refused.get(
+            i,
+            "this client's frame cannot be added to the frames of most other clients of the relay",
+        )
         for i in range(len(frames))
         if i not in added
     }
@@ -97,21 +100,22 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     clients = cohort_size(config.participation, config.clients)
     per_relay = -(-config.clients // config.relays)  # a cohort may contain all clients of a relay
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
+    only_sum = "a relay sends only the sum of its clients' frames"
     inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
-        why = f"relays send sums, but --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
+        why = f"{only_sum}, but --strategy {strategy.name} needs each frame; use --strategy {' or '.join(STRATEGIES)}"
     elif not uplink.linear:
-        why = f"relays add frames, but frames of {uplink} cannot be added; {advice}, or identity"
+        why = f"a relay adds its clients' frames, but frames of --uplink {uplink} cannot be added; {advice}, or identity"
     elif uplink.seeded and not uplink.shares_seed:
-        why = f"relays add frames of one seed, but each client encodes {uplink} with its own seed; {advice}"
+        why = f"a relay can add only frames with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"relays add tables of one size, but the table of {uplink} depends on an update's nonzeros; {advice}, or s2:columns=N"
+        why = f"relays add only tables of one size, but with {uplink} the size depends on an update's nonzeros; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
-        why = f"relays add frames with equal weights, but --weights is {config.weights}; use --weights uniform"
+        why = f"a relay adds its clients' frames with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:
-        why = "relays add frames, so the server cannot clip each update; leave --clip-update out"
+        why = f"{only_sum}, so the server cannot clip each update; leave --clip-update out"
     elif memory.counterpart is not None:
-        why = f"relays send sums, but --memory {memory.name} needs each client's frame; use --memory residual"
+        why = f"{only_sum}, but --memory {memory.name} needs each frame; use --memory residual"
     else:
         return
     raise ConfigError(f"--relays {config.relays}: {why}")
@@ -131,6 +135,6 @@ def inexact(updates: Iterable[Update | None]) -> int:
 def inexact_warning(round: int, coordinates: int, total: int) -> str:
     """Return the warning that `coordinates` of `total` coordinates could not be decoded exactly."""
     return (
-        f"round {round}: {coordinates} of {total} coordinates that relays added could not be decoded exactly; give s2 in --uplink "
+        f"round {round}: {coordinates} of {total} coordinates in the sums of the relays could not be decoded exactly; give s2 in --uplink "
         "a larger 'union' or more 'columns'"
     )

@@ -30,8 +30,8 @@ def test_an_invalid_decay_factor_is_rejected(factor):
 
 
 def test_a_truncated_frame_and_a_frame_of_another_model_are_rejected():
-    with pytest.raises(FrameError, match="before its factor"):
+    with pytest.raises(FrameError, match="the weight decay factor is incomplete"):
         unwrap_decay(seal(DECAY, MODEL, NUMEL, [Section(NUMEL, b"abc")]), NUMEL)
     part = seal(DECAY, MODEL, NUMEL, [Section(NUMEL - 1, FACTOR.pack(0.5) + STEP)])
-    with pytest.raises(FrameError, match="decay frame is for 29 weights"):
+    with pytest.raises(FrameError, match="the broadcast is for a model of 29 weights"):
         unwrap_decay(part, NUMEL)

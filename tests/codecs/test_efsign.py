@@ -148,7 +148,7 @@ def test_invalid_positions_and_values_are_rejected():
 def test_an_invalid_scale_is_rejected(scale):
     frame = EFSIGN.encode(vectors(50)["normal"])
     start = SECTIONS + 1
-    with pytest.raises(FrameError, match="has the invalid scale"):
+    with pytest.raises(FrameError, match="the scale of the signs is"):
         EFSIGN.decode(
             reseal(frame[:start] + struct.pack("<f", scale) + frame[start + 4 :], 50), numel=50
         )

@@ -83,7 +83,7 @@ def test_packed_symbols_out_of_range_are_rejected(size, count, data):
 def test_packed_symbols_are_rejected_if_coding_is_shorter():
     symbols = np.zeros(1000, np.uint8)
     assert len(levels.pack(symbols, 3)) == 3
-    with pytest.raises(FrameError, match="entropy code is shorter"):
+    with pytest.raises(FrameError, match="although entropy coding is shorter"):
         levels.unpack(memoryview(levels._packed(symbols, 3)), 1000, 3)
 
 

@@ -168,17 +168,17 @@ UNIT = np.eye(6, 2)
 @for_each(
     "body, sentence",
     [
-        (b"", "cut short"),
-        (b"\x02" + floats(UNIT) + floats(np.ones((6, 2)))[:-1], "cut short"),
+        (b"", "encoded values end too early"),
+        (b"\x02" + floats(UNIT) + floats(np.ones((6, 2)))[:-1], "encoded values end too early"),
         (b"\x02" + floats(UNIT) + floats(np.ones((6, 2))) + b"\0", "bytes follow"),
-        (b"\x03" + floats(np.eye(6, 3)) + floats(np.ones((6, 3))), "longer than their matrix"),
-        (b"\xfe" + floats(np.ones(36)), "longer than their matrix"),
+        (b"\x03" + floats(np.eye(6, 3)) + floats(np.ones((6, 3))), "larger than the matrix"),
+        (b"\xfe" + floats(np.ones(36)), "larger than the matrix"),
         (b"\x02" + floats(2 * UNIT) + floats(np.ones((6, 2))), "does not have norm 1"),
         (b"\x02" + floats(0 * UNIT) + floats(np.ones((6, 2))), "does not have norm 1"),
         (b"\x02" + floats(UNIT) + floats(np.full((6, 2), np.nan)), "NaN or infinity"),
         (b"\x02" + floats(UNIT + np.inf) + floats(np.ones((6, 2))), "NaN or infinity"),
         (b"\xff" + floats(np.full(36, -np.inf)), "NaN or infinity"),
-        (b"\xff" + floats(np.ones(35)), "cut short"),
+        (b"\xff" + floats(np.ones(35)), "encoded values end too early"),
     ],
 )
 def test_an_invalid_body_is_rejected(body, sentence):
@@ -230,9 +230,14 @@ def test_invalid_flags_and_entries_are_rejected():
     for flag in (2, 3):
         changed = bytearray(frame)
         changed[SECTIONS + 1] = changed[SECTIONS + 1] & 0x3F | flag << 6
-        with pytest.raises(FrameError, match="unknown flag"):
+        with pytest.raises(FrameError, match="unknown format"):
             codec("atomo").open(reseal(bytes(changed), LAYOUT.numel), LAYOUT.numel, LAYOUT)
-    for value, sentence in [(0.0, "zero"), (-0.0, "zero"), (np.nan, "NaN"), (np.inf, "NaN")]:
+    for value, sentence in [
+        (0.0, "a value is 0"),
+        (-0.0, "a value is 0"),
+        (np.nan, "NaN"),
+        (np.inf, "NaN"),
+    ]:
         changed = frame[: SECTIONS + 2] + struct.pack("<f", value) + frame[SECTIONS + 6 :]
         with pytest.raises(FrameError, match=sentence):
             codec("atomo").open(reseal(changed, LAYOUT.numel), LAYOUT.numel, LAYOUT)

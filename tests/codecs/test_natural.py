@@ -124,8 +124,8 @@ def test_invalid_bodies_are_rejected():
     assert NATURAL._decode_row(
         Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0
     ).values[1] == -(2.0**105)
-    assert refused(bytes([23, 0x41, 100, 101, 0]), 3, "bits of the signs are not zero")
+    assert refused(bytes([23, 0x41, 100, 101, 0]), 3, "padding bits after 3 bits are not zero")
     assert refused(bytes([23, 0x20, 100, 101, 0]), 3, "a zero has a negative sign")
     assert refused(bytes([23, 0x40, 100, 101]), 3, "damaged")
-    assert refused(bytes([23]), 3, "cut short")
-    assert refused(b"", 3, "cut short")
+    assert refused(bytes([23]), 3, "end too early")
+    assert refused(b"", 3, "end too early")

@@ -361,9 +361,7 @@ def test_a_budget_needs_drawn_coordinates():
         .density
         > 0
     )
-    with pytest.raises(
-        ConfigError, match="--budget needs a codec whose frames have a largest size"
-    ):
+    with pytest.raises(ConfigError, match="--budget needs a codec with a maximum frame size"):
         Schedule(
             StrategyConfig(budget_bytes=5000), codec("randomk:by=magnitude"), Layout.flat(1000)
         )

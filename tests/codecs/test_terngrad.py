@@ -167,12 +167,12 @@ def test_each_section_has_its_announced_scale_and_frames_stand_alone():
     ],
 )
 def test_an_invalid_announced_scale_is_refused(data):
-    with pytest.raises(ProtocolError, match="announced scale"):
+    with pytest.raises(ProtocolError, match="scales? that the server announced"):
         codec("terngrad").encode(normal(40), context=Context(announced={"scale": data}))
 
 
 def test_announced_scales_for_too_few_sections_are_refused():
-    with pytest.raises(ProtocolError, match="not a float32 for section 2"):
+    with pytest.raises(ProtocolError, match="no float32 for tensor or chunk 2"):
         codec("terngrad@layer").encode(normal(40), layout=layout_of(40), context=announced(1.0))
 
 

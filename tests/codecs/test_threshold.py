@@ -120,5 +120,5 @@ def test_unknown_flags_are_rejected():
     c = codec("threshold:tau=0.25")
     frame = bytearray(c.encode(torch.tensor([1.0, 0.0, -1.0])))
     frame[SECTIONS + 1] |= 0xC0
-    with pytest.raises(FrameError, match="unknown flag"):
+    with pytest.raises(FrameError, match="unknown format"):
         c.decode(reseal(bytes(frame), 3), numel=3)

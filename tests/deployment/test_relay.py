@@ -58,9 +58,9 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
         relay.thread.join(PATIENCE_S)
         assert relay.ended and relay.error is None
         assert relay.has_logged(
-            f"relays a run of 4 clients between localhost:{run.port} and port 127.0.0.1:{relay.port}"
+            f"connects clients at 127.0.0.1:{relay.port} with the server localhost:{run.port} in a run of 4 clients"
         )
-        assert relay.has_logged("and forwards each frame")
+        assert relay.has_logged("and forwards each of their frames")
         assert relay.has_logged("the run is over after round 3")
         assert not run.warnings
     assert model(tmp_path / "relay") == model(tmp_path / "direct")
@@ -111,7 +111,7 @@ def test_a_relay_that_adds_gives_the_same_model_as_a_simulation(tmp_path, direct
     expected = simulated(tmp_path / "simulated", relays=1, rounds=4, **ADDED)
     with deployed(tmp_path, relays=1, rounds=4, **ADDED) as run:
         run.serve(*[[3]] * direct, behind=[[0, 1, 2] if direct else [0, 1, 2, 3]])
-        assert run.relays[0].has_logged("and adds the frames of its clients")
+        assert run.relays[0].has_logged("and adds their frames")
         assert len(run.warnings) == 1 and "--insecure" in run.warnings[0]
     assert close(load_file(tmp_path / "run" / "model.safetensors"), expected)
     for line in lines(tmp_path):
@@ -124,7 +124,7 @@ def test_tables_that_are_too_small_cause_one_warning(tmp_path):
     small = {"uplink": "topk:density=1/4+s2:columns=4", "memory": "none"}
     with deployed(tmp_path, relays=1, rounds=3, **ADDED | small) as run:
         run.serve(behind=[[0, 1, 2, 3]])
-        (sentence,) = [text for text in run.warnings if "that relays added" in text]
+        (sentence,) = [text for text in run.warnings if "in the sums of the relays" in text]
         assert "round 1: " in sentence and "a larger 'union' or more 'columns'" in sentence
 
 
@@ -194,7 +194,7 @@ def test_a_relay_restarted_during_a_round_loses_no_update(tmp_path, keys, adds):
     with deployed(tmp_path / "disturbed", keys, **options) as run:
         run.serve([3], behind=[[0, 1, 2]], on_answer=disturb)
         assert disturbed == [2, 3] and not run.warnings
-        assert sum("relays a run" in text for text in run.relays[0].output) == 3
+        assert sum("connects clients at" in text for text in run.relays[0].output) == 3
     assert [line["accepted"] for line in lines(tmp_path / "disturbed")] == [4] * 4
     if adds:  # sums over other groups of clients are rounded differently
         names = ("undisturbed", "disturbed")
@@ -218,7 +218,7 @@ def test_a_relay_and_its_clients_reconnect_to_a_restarted_server(tmp_path, keys)
 def test_a_relay_with_stay_serves_the_next_run(tmp_path):
     def next_clients() -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while sum("relays a run" in text for text in relay.output) < 2:
+        while sum("connects clients at" in text for text in relay.output) < 2:
             assert time.monotonic() < deadline, (relay.output, relay.error)
             time.sleep(0.02)
         run.start(0, 1, at=relay)

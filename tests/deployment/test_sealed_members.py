@@ -106,7 +106,7 @@ def test_a_client_signs_no_second_ballot_for_a_slot_after_another_run(server):
         assert (again.kind, again.stage) == (
             "failed",
             "phase",
-        ) and "has already signed round 1" in again.reason
+        ) and "has already signed messages of round 1" in again.reason
 
 
 def test_a_returning_client_joins_new_rounds_but_no_abandoned_attempt(server):
@@ -130,7 +130,8 @@ def test_the_first_announced_keys_of_a_run_are_pinned(server):
     server.invite("A")
     refused = server.cards(B, keys=FALSE)
     assert (
-        refused.kind == "failed" and "knows the keys of only 1 clients of its row" in refused.reason
+        refused.kind == "failed"
+        and "knows the keys of only 1 of the clients whose ballots" in refused.reason
     )
 
 
@@ -180,7 +181,7 @@ def test_pinned_keys_survive_a_run_with_another_strategy(tmp_path):
     )
     server.restart()
     server.invite("A")
-    assert "has already signed round 1" in server.cards().reason
+    assert "has already signed messages of round 1" in server.cards().reason
 
 
 def test_a_client_has_one_id_in_a_run(server):
@@ -275,7 +276,7 @@ def test_a_renewed_key_excludes_only_its_client():
         ]
         assert (
             rejection.client == 1
-            and "4 voters have another key for it" in rejection.reason
+            and "4 voters have another key for this client" in rejection.reason
             and "next run" in rejection.reason
         )
 
@@ -295,6 +296,6 @@ def test_a_roster_without_a_client_excludes_only_that_client():
         and alone.broadcast is not None
     )
     assert (
-        "its key for client 3" in alone.rejections[0].reason
+        "this client's key for client 3" in alone.rejections[0].reason
         and "newest --roster" in alone.rejections[0].reason
     )

@@ -32,7 +32,7 @@ def test_bit_planes_have_the_documented_layout():
 
 @for_each("length", [0, 1, 999, 1001, 2000])
 def test_another_length_is_refused(length):
-    with pytest.raises(FrameError, match="not 4000 integers of 2 bits"):
+    with pytest.raises(FrameError, match="expected 4000 integers of 2 bits"):
         bit_planes.unpack(memoryview(bytes(length)), 4000, 4)
 
 

@@ -168,7 +168,7 @@ def test_a_table_that_no_encoder_makes_is_refused():
     head, frequencies, bits = range_coder._head(counts)
     states, words = range_coder._encode_chunk(symbols, frequencies, bits)
     forged = head + range_coder._state_bytes(states) + words.tobytes()
-    with pytest.raises(FrameError, match="do not match the symbols"):
+    with pytest.raises(FrameError, match="do not match the entropy-coded values"):
         range_coder.decode(forged, 500, 16)
 
 

@@ -44,7 +44,7 @@ def test_the_first_announced_key_is_pinned_over_restarts_of_a_run(tmp_path):
 def test_a_client_keeps_its_own_key_and_signs_only_for_itself():
     ring = PinnedKeys("run", 0, KEYS[0])
     assert ring.key(0) == POINTS[0] and ring.signer(0) is KEYS[0]
-    with pytest.raises(ProtocolError, match="its own"):
+    with pytest.raises(ProtocolError, match="differs from the key of this client"):
         ring.key(0, POINTS[1])
     with pytest.raises(ProtocolError, match="treats this client as client 1"):
         ring.signer(1)

@@ -118,7 +118,7 @@ def test_a_client_that_is_too_late_is_rejected_and_keeps_its_update():
         assert all(round - began.get(a.client, round) <= 3 for a in outcome.accepted)
         for refused in outcome.rejections:
             assert (
-                refused.reason == "no answer in the 4 rounds since it started"
+                refused.reason == "no answer in the 4 rounds since the client started training"
                 and refused.client in outcome.cohort
             )
             assert refused.client not in federation.loop.started_in
@@ -190,8 +190,8 @@ def test_a_slow_client_delays_no_round_and_is_finally_rejected(slow):
     )
     refused = [(o.round, r.client, r.reason) for o in outcomes for r in o.rejections]
     assert refused == [
-        (7, 1, "no answer in the 6 rounds since it started"),
-        (14, 1, "no answer in the 6 rounds since it started"),
+        (7, 1, "no answer in the 6 rounds since the client started training"),
+        (14, 1, "no answer in the 6 rounds since the client started training"),
     ]
     accounts.settle_and_check()
     if slow is None:

@@ -106,12 +106,15 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
     [
         (
             {"uplink": "stc"},
-            "frames of stc.* cannot be added; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
+            "frames of --uplink stc.* cannot be added; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
         ),
-        ({"uplink": "randomk"}, "with its own seed; use --uplink topk:density=1%.s2:union="),
+        (
+            {"uplink": "randomk"},
+            "each client has its own seed; use --uplink topk:density=1%.s2:union=",
+        ),
         (
             {"uplink": "topk", "strategy": "gtopk"},
-            "--strategy gtopk needs each frame; use average or fetchsgd",
+            "--strategy gtopk needs each frame; use --strategy average or fetchsgd",
         ),
         (
             {"uplink": "s2"},
@@ -119,7 +122,7 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
         ),
         ({"uplink": "s2@layer"}, "depends on an update's nonzeros"),
         ({"weights": "examples"}, "use --weights uniform"),
-        ({"strategy": "asynchronous"}, "needs each frame; use average or fetchsgd"),
+        ({"strategy": "asynchronous"}, "needs each frame; use --strategy average or fetchsgd"),
         ({"memory": "ef21"}, "use --memory residual"),
         ({"relays": -1}, "give at least 0"),
     ],
@@ -144,7 +147,7 @@ class Warnings(Callback):
 def test_tables_that_are_too_small_for_the_sum_are_reported_once(tmp_path, uplink):
     watching = Warnings()
     run(tmp_path, "run", watching, uplink=uplink, memory="none")
-    (sentence,) = [s for s in watching.heard if "that relays added" in s]
+    (sentence,) = [s for s in watching.heard if "in the sums of the relays" in s]
     assert "round 1: " in sentence and "a larger 'union' or more 'columns'" in sentence
 
 

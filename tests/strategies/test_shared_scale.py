@@ -150,7 +150,10 @@ def test_a_frame_with_another_scale_is_rejected():
     )
 
 
-@for_each("claim, sentence", [([1, 1, -1, 1], "a scale is negative"), ([1, 1, 1], "checksum")])
+@for_each(
+    "claim, sentence",
+    [([1, 1, -1, 1], "(the largest magnitude of a tensor) is negative"), ([1, 1, 1], "checksum")],
+)
 def test_an_invalid_scale_is_rejected(claim, sentence):
     federation = Recorded(LAYER)
     frame = NUMBERS.encode(torch.tensor(claim, dtype=torch.float32))

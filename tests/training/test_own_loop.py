@@ -108,14 +108,18 @@ def test_an_invalid_result_of_a_train_fn_is_one_error_message(returned, said):
 
 
 def test_state_that_cannot_be_stored_is_one_error_message():
-    with pytest.raises(TaskError, match="the state to keep contains a Layout"):
+    with pytest.raises(
+        TaskError, match="the state that a client keeps between rounds contains a Layout"
+    ):
         nested_state.pack({"layout": Layout.flat(3)})
 
     def train(model, data, round):
         round.state["last"] = [Layout.flat(3)]
         return {"loss": 1.0}
 
-    with pytest.raises(TaskError, match="the state to keep contains a Layout"):
+    with pytest.raises(
+        TaskError, match="the state that a client keeps between rounds contains a Layout"
+    ):
         run(train)
 
 

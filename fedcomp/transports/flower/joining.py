@@ -126,11 +126,11 @@ class JoiningTransport(GridTransport):
     def _join(self, node: int, presence: Presence) -> None:
         client = presence.client
         if presence.reason or presence.run != self.invitation.run:
-            reason = presence.reason or "it answered the invitation of another run"
+            reason = presence.reason or "the client answered the invitation of another run"
             raise ProtocolError(f"client {client}: {reason}")
         if not 0 <= client < self.n_clients or (self.enrolled and self.enrolled[node][0] != client):
             raise ProtocolError(
-                f"the node claims client id {client}, which is outside of 0 to {self.n_clients - 1} or not the id of its "
+                f"the node claims client id {client}, which is outside of 0 to {self.n_clients - 1} or not the id in its "
                 "enrolment; correct the id"
             )
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}

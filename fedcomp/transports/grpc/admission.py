@@ -103,8 +103,10 @@ class Admission:
         """Check a client that joins through a relay. Return a refusal with the reason, or None if the client may join."""
         settings, reason = self.settings, ""
         run_differs = client.presence.run != settings.invitation.run
-        if run_differs or not 0 <= client.client < settings.clients:
-            reason = f"client {client.client} is not part of this run"
+        if run_differs:
+            reason = "the client answered the invitation of another run"
+        elif not 0 <= client.client < settings.clients:
+            reason = f"client {client.client} is not part of this run of {settings.clients} clients, 0 to {settings.clients - 1}"
         elif settings.keys is not None:
             key_hash = client.key.hash if client.key else b""
             if settings.keys.id_of_hash(key_hash) != client.client:
@@ -115,7 +117,7 @@ class Admission:
             return Refused(reason, bool(settings.keys and settings.keys.problem))
         if not self._take_token(client.identity):
             self.refused["too many joins"] += 1
-            return Refused(f"client {client.client} joins too often; it may join later", True)
+            return Refused(f"client {client.client} joins too often; try again later", True)
         return None
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
@@ -155,7 +157,7 @@ class Admission:
             )
             raise self.refusal("relay", reason, retry=False)
         if not self._take_token(stream.relay_identity):
-            raise self.refusal("too many joins", "this relay joins too often; it may join later")
+            raise self.refusal("too many joins", "this relay joins too often; try again later")
 
     def _identify(self, stream: Stream, client: int) -> None:
         """Set the logical client id of a stream. Raises EndStream if the id is outside of the run, or if the client joins too often."""
@@ -173,5 +175,5 @@ class Admission:
         stream.client = client
         if not self._take_token(stream.identity):
             raise self.refusal(
-                "too many joins", f"client {client} joins too often; it may join later"
+                "too many joins", f"client {client} joins too often; try again later"
             )

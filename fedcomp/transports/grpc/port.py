@@ -91,7 +91,7 @@ class Port:
                 )
                 port = server.add_secure_port(where, secure)
             if port == 0:
-                raise RuntimeError("the certificate or its key cannot be used")
+                raise RuntimeError("the TLS certificate or its private key cannot be used")
         except RuntimeError as error:
             raise ConfigError(
                 f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
@@ -163,7 +163,7 @@ class Port:
         stream.timer = loop.call_later(join_s, self._refuse, stream, *late)
         try:
             if stream.peer in self._used:
-                reason = "open a new connection for each stream"
+                reason = "this connection was already used to join; open a new connection for each attempt"
                 raise self.admission.refusal("second stream", reason)
             self.admission.check_key(stream)
             async for data in requests:
@@ -280,7 +280,7 @@ class Port:
         elif kind is Kind.REPORT and stream.joined:
             self._handle_report(stream, reader)
         else:
-            raise ProtocolError(f"a {kind.name} message is not expected at this point")
+            raise ProtocolError(f"an unexpected {kind.name} message arrived")
 
     def _largest_message(self, stream: Stream) -> int:
         """Return the largest size in bytes of a multi-part message that a joined client or relay may send now, or 0 if it may send none."""

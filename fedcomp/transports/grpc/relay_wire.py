@@ -83,7 +83,7 @@ def _read_message(expected: Kind, message: bytes) -> Reader:
     kind, reader = wire.read_kind(message)
     if kind is not expected:
         raise ProtocolError(
-            f"expected a {expected.name} message inside another message, got a {kind.name}"
+            f"a message contains a {kind.name} message; expected a {expected.name} message"
         )
     return reader
 

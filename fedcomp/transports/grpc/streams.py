@@ -177,7 +177,7 @@ class ConnectedRelay:
         """
         port = self.port
         if len(self.stream.queue) > MAX_QUEUED:
-            reason = "this relay does not read the messages of its server"
+            reason = "this relay reads the server's messages too slowly and was disconnected"
             raise port.admission.refusal("messages not read", reason)
         if kind is Kind.JOINED:
             connection, presence = relay_wire.decode_entry(kind, reader)

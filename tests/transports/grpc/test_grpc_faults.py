@@ -20,7 +20,7 @@ from fedcomp.server.transport import Lost
 from fedcomp.transports.grpc import GrpcConnection, Refused
 from fedcomp.transports.grpc.traffic import counts_bytes
 
-GONE = "its connection ended, and it did not reconnect in time"
+GONE = "the client's connection ended, and the client did not reconnect in time"
 FOLDER = Path(__file__).parent
 
 

@@ -42,7 +42,7 @@ from fedcomp.transports.grpc.relay import RelayConnection
 from fedcomp.transports.grpc.traffic import counts_bytes
 from fedcomp.transports.grpc.wire import Kind
 
-GONE = "its connection ended, and it did not reconnect in time"
+GONE = "the client's connection ended, and the client did not reconnect in time"
 
 
 class Slow:
@@ -671,8 +671,8 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
             (1, 7, "this client showed the key of another client"),
             (2, 8, "client 2 is revoked"),
             (0, 9, "its key is not in the registry"),
-            (3, 10, "client 3 is not part of this run"),
-            (0, 11, "client 0 is not part of this run"),
+            (3, 10, "client 3 is not part of this run of 3 clients, 0 to 2"),
+            (0, 11, "the client answered the invitation of another run"),
         ]
         assert not any(order.refused.retry for order in disconnects)
 
