@@ -6,16 +6,16 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 # Tests start many interpreters. Without .pyc files, each of them would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test style quick-tests all-tests coverage record docs clean
+.PHONY: demo check test ci style quick-tests all-tests coverage record docs clean
 
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
 
 # There are twice as many test workers as cores, so each worker computes on one thread.
-check test coverage record: export HF_HUB_OFFLINE := 1
-check test coverage record: export OMP_NUM_THREADS := 1
-check test coverage record: export RAY_USAGE_STATS_ENABLED := 0
-check test coverage: export FEDCOMP_DATA ?= $(realpath ../shared/data)
+check test ci coverage record: export HF_HUB_OFFLINE := 1
+check test ci coverage record: export OMP_NUM_THREADS := 1
+check test ci coverage record: export RAY_USAGE_STATS_ENABLED := 0
+check test ci coverage: export FEDCOMP_DATA ?= $(realpath ../shared/data)
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Check style and types, and run the quick tests. Parametrised tests run with their first parameters only.
@@ -25,6 +25,10 @@ check: .venv/.dev
 # Check style and types, and run all tests.
 test: .venv/.dev
 	+$(MAKE) --no-print-directory --jobs style all-tests
+
+# Check style and types, run all tests, and print their branch coverage.
+ci: .venv/.dev
+	+$(MAKE) --no-print-directory --jobs style coverage
 
 # Runs in parallel with the tests, which wait for processes part of the time.
 style:

@@ -11,7 +11,7 @@ smallest value, the largest value, and 0 if the vector has values of both signs.
 variance, given its neighbors a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. Quantiles of a cube-root density minimize the squared error for many levels (Panter and Dite, "Quantization distortion in
+values. Such quantiles minimize the squared error if there are many levels (Panter and Dite, "Quantization distortion in
 pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16
 instead of 1/3, because square roots, unlike cube roots, have the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts
 at the levels of placement=quantiles and improves them iteratively.

@@ -179,7 +179,7 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Encode the values of m chunks as a flag and bytes. If the flag is 0, the bytes contain a flag for each chunk.
+        """Encode the values of m chunks as a flag and bytes. If it is 0, the bytes begin with one such flag per chunk.
 
         `counts` [m]: the number of values of each chunk, at least 1.
         """

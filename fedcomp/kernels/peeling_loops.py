@@ -8,7 +8,7 @@ from .loops import compiled
 
 @compiled
 def peel(cells, negative, table, values, is_peeled):
-    """Peel keys, given their cells [k, rows]. Fill `values` and `is_peeled` [k], and subtract the values from the table.
+    """Peel keys, given their cells [k, rows]. Fill `values` [k] and `is_peeled` [k], and subtract the peeled values from the table.
 
     A round peels all keys that are the only key in one of their cells at the start of the round.
     """

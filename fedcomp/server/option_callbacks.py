@@ -65,7 +65,7 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        """Open TensorBoard's event file. A resumed run repeats the rounds after the checkpoint, so their earlier points are hidden."""
+        """Open TensorBoard's event file. A resumed run repeats the rounds after the checkpoint, so their earlier scalars are hidden."""
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,

@@ -31,10 +31,9 @@ from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, map_tensors
-from ..training.engine import Engine, Job, JobResult
+from ..training.engine import Engine, Job, JobResult, UpdateMemory
 from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
-from ..training.update_memory import UpdateMemory
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
 
 # Seconds for which this process trains clients itself before it starts workers.

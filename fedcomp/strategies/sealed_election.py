@@ -406,7 +406,7 @@ def pack_signed(state: RoundState | None) -> bytes:
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return the state of a client that returns to a run, with only the round and the attempts that `pack_signed` stored."""
+    """Return a client's state with only what `pack_signed` stored: the last round and the attempts (server starts)."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 

@@ -2,11 +2,12 @@
 
 import copy
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from ..tasks.user_errors import client_error
 from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, fused, set_memory_format
 from .local_sgd import NO_TRACES, Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from .optimizers import make_optimizer
-from .update_memory import UpdateMemory, in_process
 
 
 class Job(NamedTuple):
@@ -144,6 +144,40 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Stop the processes that the engine started."""
+
+
+Memory = TypeVar("Memory")
+
+
+class UpdateMemory(Generic[Memory]):
+    """Memory on the CPU for the updates of a cohort, used again when no tensor refers to the previous updates any more.
+
+    Memory that is new to a process is expensive, because the operating system sets it to zero, one page at a time. `allocate` returns an
+    object with memory for a number of float32 elements, and the tensor [elements] in this memory.
+    """
+
+    def __init__(self, allocate: Callable[[int], tuple[Memory, Tensor]]):
+        self._allocate = allocate
+        self._unused: tuple[Memory, Tensor] | None = None
+
+    def stack(self, vectors: int, numel: int) -> tuple[Memory, Tensor]:
+        """Return an uninitialised tensor [vectors, numel], and the object that `allocate` returned for its memory."""
+        unused, self._unused = self._unused, None
+        if unused is None or len(unused[1]) != vectors * numel:
+            unused = self._allocate(vectors * numel)
+        memory, whole = unused
+        # torch refers to this array as long as a tensor uses the stack.
+        array = whole.numpy()[:]
+        weakref.finalize(array, self._keep, memory, whole).atexit = False
+        return memory, torch.from_numpy(array).view(vectors, numel)
+
+    def _keep(self, memory: Memory, whole: Tensor) -> None:
+        self._unused = memory, whole
+
+
+def in_process(elements: int) -> tuple[None, Tensor]:
+    """Allocate memory of this process for `UpdateMemory`."""
+    return None, torch.empty(elements, dtype=torch.float32)
 
 
 class SequentialJobs(Engine):
@@ -312,7 +346,7 @@ class SerialEngine(ClientEngine):
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
         A parameter on which the loss does not depend has a zero gradient. Parameters that are not float32 are rounded to their precision
-        before the first step. The update is the difference between the trained weights and the rounded weights.
+        before the first step. The update is the trained weights minus the start weights after this rounding.
         """
         base = self._load(start, job.buffers)
         self.model.train()

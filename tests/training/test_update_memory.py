@@ -2,7 +2,7 @@
 
 import torch
 
-from fedcomp.training.update_memory import UpdateMemory, in_process
+from fedcomp.training.engine import UpdateMemory, in_process
 
 
 def test_memory_is_used_again_after_the_last_tensor_is_gone():

@@ -87,7 +87,7 @@ class PortTraffic:
 
     @property
     def connections(self) -> int | None:
-        """The number of open TCP connections, with or without a gRPC stream, or None if the platform does not count bytes."""
+        """The number of open TCP connections, whether or not they carry a gRPC stream. None on platforms that do not report connections."""
         if self.port is None:
             return None
         self._read_all()
