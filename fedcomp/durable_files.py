@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -47,6 +47,7 @@ def flush(path: Path, keep_cached: bool = True) -> None:
     try:
         os.fsync(descriptor)
         if not keep_cached and hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):  # only advice: some file systems do not support it
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

@@ -133,7 +133,7 @@ class RayEngine(Engine):
         If an actor dies twice while it trains a client, only this client fails. Raises the same errors as `start_actors`.
         """
         self.start_actors()
-        updates = torch.empty(len(jobs), len(start), device=self.device)
+        updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
         results: dict[int, JobResult | Exception] = {}
         refs = {"data": self._data_ref(data), "start": self._start_ref(start)}
         for i, result in self._run(jobs, sgd, seed, refs):

@@ -193,7 +193,7 @@ class SequentialJobs(Engine):
         if self.device.type == "cpu":
             _, updates = self._memory.stack(len(jobs), len(start))
         else:
-            updates = torch.empty(len(jobs), len(start), device=self.device)
+            updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
         results: list[JobResult | Exception] = []
         succeeded = 0
         for job in jobs:
