@@ -40,7 +40,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def flush(path: Path, keep_cached: bool = True) -> None:
     """Flush a file, or the list of files in a folder, to disk.
 
-    Unless `keep_cached`, the operating system is asked to drop the file from its page cache, so that the next file is written into the
+    With `keep_cached=False`, ask the operating system to drop the file from its page cache, so that the next file is written into the
     same memory. In a virtual machine, this is up to three times as fast as writing into memory that was not used before.
     """
     descriptor = os.open(path, os.O_RDONLY)

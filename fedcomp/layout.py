@@ -113,7 +113,7 @@ class Layout:
         return Layout.from_shapes(shapes | {prefix + name: shape for name, shape in shapes.items()})
 
     def entry_at(self, position: int) -> Entry:
-        """Return the layout's entry for the tensor in which element `position` of the vector lies."""
+        """Return the entry of the tensor that contains element `position` of the vector."""
         return self.entries[bisect_right([e.offset for e in self.entries], position) - 1]
 
     def gather(self, model: "nn.Module") -> "torch.Tensor":

@@ -6,6 +6,7 @@
         Report (client → server):       a frame (encoded update) or the reason why there is none, and the client's version;
     Farewell (server → client):     the end of the run
 
+The logical id of a client is its number in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed.
 A version is a name of a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
 weights. Each later version is a hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of a
 model's weights. A proposal is a frame (encoded update) from a client's error-feedback memory, which keeps its old state until the client

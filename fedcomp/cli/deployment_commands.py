@@ -278,8 +278,8 @@ def identities(
     _refuse_enrolment(insecure, enrolment)
     if not insecure and client_id is not None:
         raise ConfigError(
-            "--client-id needs --insecure, because with TLS the enrolment sets the client's id; leave --client-id out, "
-            "and to run as another client, give its --enrolment"
+            "--client-id needs --insecure, because with TLS the enrolment sets the client's id; leave --client-id out; "
+            "to run as another client, give that client's --enrolment"
         )
     multiple = count is not None or (enrolment is not None and enrolment.is_dir())
     if multiple and partition_id is None:

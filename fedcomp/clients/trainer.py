@@ -197,8 +197,8 @@ class Trainer:
             shard = np.concatenate([self.all_shards[client] for client in partition.clients])
         except LookupError as error:
             raise ProtocolError(
-                f"this client has to train on partition {partition.number}, but lacks data of it; "
-                "give it the data of the whole task, and set --partition-id"
+                f"this client must train on partition {partition.number}, but does not have all its data; "
+                "give the client the data of the whole task, and set --partition-id"
             ) from error
         plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
         return Job(a.round, partition.number, plan, rows=shard)

@@ -39,7 +39,7 @@ from ..kernels import positions as wire
 from ..layout import Layout
 from .base import Context, expect
 from .frame import EMPTY, Section
-from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec, read_arrays
+from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec, received_arrays
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
@@ -92,7 +92,7 @@ class Atomo(MatrixCodec):
             f"the values have the unknown format {first[0] >> FLAG_SHIFT}",
         )
         own, code = take(data, FLOAT.itemsize * section.count)
-        (values,) = read_arrays(own, [(section.count,)])
+        (values,) = received_arrays(own, [(section.count,)])
         expect(bool(values.all()), "a value is 0, but atomo sends only nonzero values")
         positions = wire.unpack(code, section.count, first[0] & FORM, layout.numel)
         return Sparse(layout.numel, positions, values)

@@ -272,8 +272,10 @@ class Codec(ABC):
             _, own_sections, seeds = zip(*column, strict=True)
             updates = self._decode_rows(own_sections, own, seeds)
             for (i, _, _), update in zip(column, updates, strict=True):
-                if whole or isinstance(update, FrameError):
-                    opened[i] = opened[i] or update
+                if whole:
+                    opened[i] = update
+                elif isinstance(update, FrameError):
+                    opened[i] = opened[i] or frame.in_tensor(update, entry)
                 else:
                     parts[i].append((entry.span, update))
         return [

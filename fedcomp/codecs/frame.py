@@ -162,11 +162,19 @@ def unseal(
 def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
     sections = []
     for entry in layout:
-        section, rest = take_section(rest, entry.numel, f"the data of tensor '{entry.name}'")
+        try:
+            section, rest = take_section(rest, entry.numel, f"the data of tensor '{entry.name}'")
+        except FrameError as error:
+            raise in_tensor(error, entry) from error
         sections.append((entry, section))
     if len(rest):
         raise FrameError(f"damaged frame: {len(rest)} bytes follow the data of the last tensor")
     return sections
+
+
+def in_tensor(error: FrameError, entry: Entry) -> FrameError:
+    """Return the error of a section with the name of its tensor. Another layout of equal size also leads to such errors."""
+    return FrameError(f"{error} (tensor '{entry.name}'; give the layout of the sender's model)")
 
 
 def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:

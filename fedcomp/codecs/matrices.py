@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, FrameError
 from ..layout import Entry, Layout
-from .base import Codec, Context, expect, require
+from .base import Codec, Context, expect
 from .frame import Section
 from .selection import take
 from .update import Dense, Sections, Update
@@ -145,15 +145,23 @@ def to_bytes(x: Tensor) -> bytes:
 def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Split `data` into float32 arrays with these shapes, in order, without copying.
 
-    Raises FrameError if `data` has the wrong length or holds NaN or infinity.
+    Raises ValueError if `data` has the wrong length or holds NaN or infinity.
     """
     count = total_numel(shapes)
-    require(
-        len(data) == FLOAT.itemsize * count, f"{len(data)} bytes are not {count} float32 values"
-    )
+    if len(data) != FLOAT.itemsize * count:
+        raise ValueError(f"{len(data)} bytes are not {count} float32 values")
     flat = np.frombuffer(data, FLOAT)
-    require(bool(np.isfinite(flat).all()), "the encoded float32 values contain NaN or infinity")
+    if not np.isfinite(flat).all():
+        raise ValueError("the float32 values contain NaN or infinity")
     return as_arrays(flat, shapes)
+
+
+def received_arrays(data: memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Do the same as `read_arrays` for data from a frame. Raises FrameError instead of ValueError."""
+    try:
+        return read_arrays(data, shapes)
+    except ValueError as error:
+        raise FrameError(f"damaged frame: {error}") from error
 
 
 def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
@@ -176,11 +184,11 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
         k = first[0]
     if shape is None or k == VALUES:
         own, rest = take(data, FLOAT.itemsize * entry.numel)
-        return Dense(*read_arrays(own, [(entry.numel,)])), rest
+        return Dense(*received_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape
     expect(k * (rows + columns) < entry.numel, "the factors of a matrix are larger than the matrix")
     own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
-    left, right = read_arrays(own, [(rows, k), (columns, k)])
+    left, right = received_arrays(own, [(rows, k), (columns, k)])
     squares = np.square(left, dtype=np.float64).sum(0)
     expect(
         bool((abs(squares - 1) < 1e-5).all()), "a column of a matrix factor does not have norm 1"

@@ -327,5 +327,5 @@ def _floats(body: SketchSection) -> np.ndarray:
     else:
         with np.errstate(over="ignore"):
             cells = (raw * np.float64(2.0**exponent)).astype(np.float32)
-    require(kernels.all_finite(cells), "a sketch has cells that are not finite")
+    expect(kernels.all_finite(cells), "a sketch has cells that are not finite")
     return cells

@@ -193,7 +193,11 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
     b, length = HEAD.unpack_from(data, at)
     end = at + HEAD.size + length
     _expect(len(data) >= end, "the symbol frequencies of the entropy-coded values end too early")
-    return rice.unpack(data[at + HEAD.size : end], count, b, limit), end
+    try:
+        return rice.unpack(data[at + HEAD.size : end], count, b, limit), end
+    except FrameError as error:
+        problem = "the symbol frequencies of the entropy-coded values cannot be decoded"
+        raise FrameError(f"damaged frame: {problem}") from error
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -173,7 +173,7 @@ def keep_largest(keys: Array, k: int) -> Array:
 
 
 def _top(rows: Rows, k: int, side: Side) -> Chosen:
-    """In each vector, select the k largest of the keys that `side` defines."""
+    """Select the k largest positive keys of each vector. `side` defines the keys."""
     if not _compiles(rows):
         return _split(keep_largest((_bits(rows) ^ side.flip) & side.mask, k))
     found = [_largest(np.ascontiguousarray(_floats(row)).view(np.int32), k, side) for row in rows]

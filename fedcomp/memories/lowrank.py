@@ -24,7 +24,7 @@ from ..codecs.base import nonfinite_errors
 from ..codecs.matrices import LARGEST, LowRankUpdate, read_arrays, total_numel
 from ..codecs.powersgd import FactorLayout, PowerSGD, start_name
 from ..codecs.update import Sections
-from ..errors import FrameError, MismatchError, NonFiniteError, ProtocolError
+from ..errors import MismatchError, NonFiniteError, ProtocolError
 from ..kernels import Rows
 from ..layout import Layout
 from .base import State, VectorMemory, add_saturating
@@ -134,10 +134,10 @@ class LowRank(VectorMemory):
             )
         try:
             factors = read_arrays(context.announced[name], shapes)
-        except FrameError as error:
+        except ValueError as error:
             raise ProtocolError(
-                f"the factors that the server announced as '{name}' do not match this client's model ({error}); "
-                "server and client need the same model"
+                f"the factors that the server announced as '{name}' cannot be used ({error}); check that server and client train the same model, "
+                "and that the training does not diverge"
             ) from error
         tensors = (torch.from_numpy(factor.astype(np.float64)) for factor in factors)
         return [tensor.to(self.residual.device) for tensor in tensors]

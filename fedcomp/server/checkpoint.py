@@ -149,7 +149,7 @@ class Checkpoint:
             self._staging.result()
 
     def _row(self, name: str, entry: Tensor | bytes) -> Row:
-        """Return the database row of an entry. A large entry is written to its own file and flushed first."""
+        """Return the database row of an entry. A large entry is first written to its own file, which is flushed to disk."""
         if isinstance(entry, Tensor):
             if entry.dtype != torch.float32:
                 raise ValueError(

@@ -22,9 +22,9 @@ from .placement import IN_MEMORY, Placement
 GROWTH = "residual growth"  # kind of the warning of ResidualMonitor
 # Factor by which a residual may exceed its bound, since codecs contract only on average over seeds, and some memories change updates.
 MARGIN = 10.0
-# Largest number of monitored clients, and of the coordinates of all their residuals. A few clients are enough, since all clients use the
-# same codec, and norms of large vectors take time.
-MAX_CLIENTS, MAX_COORDINATES = 16, 1 << 24
+# The first MIN_CLIENTS clients are monitored, and up to MAX_CLIENTS clients as long as the earlier ones have fewer than MAX_COORDINATES
+# coordinates in total: all clients use the same codec, and computing the norms of large vectors takes time.
+MIN_CLIENTS, MAX_CLIENTS, MAX_COORDINATES = 4, 16, 1 << 24
 OBJECT_BYTES = 4096  # estimated size of a client's state without its vectors and its record
 
 
@@ -156,7 +156,8 @@ class ResidualMonitor:
     ) -> None:
         for a, memory, update in zip(assignments, memories, updates, strict=True):
             monitored = len(self.norm_sums)
-            has_room = monitored < MAX_CLIENTS and monitored * len(update) < MAX_COORDINATES
+            few = monitored < MIN_CLIENTS or monitored * len(update) < MAX_COORDINATES
+            has_room = monitored < MAX_CLIENTS and few
             if not self.warned and (a.client in self.norm_sums or has_room):
                 self._check(a.client, memory, update)
 

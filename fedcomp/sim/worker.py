@@ -92,7 +92,8 @@ def main(descriptor: int, parent_pid: int) -> None:
         ) -> (
             JobResult | str
         ):  # a function, so that its views of shared memory are freed after each job
-            return worker.train(start, data, job, sgd, seed, updates.view(-1, len(start))[row])
+            update = updates[row * len(start) : (row + 1) * len(start)]
+            return worker.train(start, data, job, sgd, seed, update)
 
         answer: JobResult | str = worker.load()
         while True:

@@ -28,10 +28,10 @@ from torch import Tensor
 from .. import seeds
 from ..codecs import Update
 from ..codecs.identity import Identity
-from ..codecs.matrices import FLOAT, read_arrays, total_numel
+from ..codecs.matrices import FLOAT, as_arrays, read_arrays, total_numel
 from ..codecs.powersgd import FactorLayout, normal, orthonormal
 from ..codecs.powersgd import PowerSGD as Factors
-from ..errors import ConfigError, FrameError
+from ..errors import ConfigError, FrameError, NonFiniteError
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
@@ -95,8 +95,10 @@ class PowerSGD(Average):
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
         if result.phase == LEFT and result.accepted:
-            mean = self.weighted_mean(result.accepted, self.left_numel).numpy().tobytes()
-            factors = read_arrays(mean, self.factor_layout.left_shapes)
+            mean = self.weighted_mean(result.accepted, self.left_numel).numpy()
+            if not np.isfinite(mean).all():
+                raise NonFiniteError("the mean of the clients' left factors contains NaN or infinity")
+            factors = as_arrays(mean, self.factor_layout.left_shapes)
             bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
             self.basis = b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
         return {}
@@ -120,7 +122,4 @@ class PowerSGD(Average):
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
         self.right = value(RIGHT) or b""
-        try:
-            read_arrays(self.right, self.factor_layout.right_shapes)
-        except FrameError as error:
-            raise ValueError(str(error)) from error
+        read_arrays(self.right, self.factor_layout.right_shapes)  # raises ValueError

@@ -146,7 +146,7 @@ def test_a_frame_by_layers_needs_its_own_layout():
         c.decode(frame, numel=401)
     with pytest.raises(FrameError, match="follow the data of the last tensor"):
         c.decode(frame, numel=401, layout=Layout.flat(401))
-    with pytest.raises(FrameError):
+    with pytest.raises(FrameError, match=r"\(tensor 'a'; give the layout of the sender's model\)"):
         c.decode(
             frame,
             numel=401,
