@@ -42,7 +42,7 @@ quick-tests:
 all-tests:
 	$(PYTEST)
 
-# Run all tests with branch coverage, including that of processes that tests start. Fails below `fail_under` in pyproject.toml.
+# Run all tests with branch coverage, without that of processes that tests start. Fails below `fail_under` in pyproject.toml.
 coverage: export COVERAGE_FILE := $(CURDIR)/.coverage
 coverage: .venv/.dev
 	.venv/bin/python -m coverage erase

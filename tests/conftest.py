@@ -19,6 +19,9 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+# `make coverage` traces the test workers, but not the processes that tests start, which would import torch more slowly.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 if os.environ.get("FEDCOMP_DATA"):
     os.environ["FEDCOMP_DATA"] = os.path.abspath(
         os.environ["FEDCOMP_DATA"]

@@ -136,8 +136,8 @@ class LowRank(VectorMemory):
             factors = read_arrays(context.announced[name], shapes)
         except ValueError as error:
             raise ProtocolError(
-                f"the factors that the server announced as '{name}' cannot be used ({error}); check that server and client train the same model, "
-                "and that the training does not diverge"
+                f"the factors that the server announced as '{name}' cannot be used ({error}); check that server and client train the "
+                "same model, and that the training does not diverge"
             ) from error
         tensors = (torch.from_numpy(factor.astype(np.float64)) for factor in factors)
         return [tensor.to(self.residual.device) for tensor in tensors]

@@ -97,7 +97,9 @@ class PowerSGD(Average):
         if result.phase == LEFT and result.accepted:
             mean = self.weighted_mean(result.accepted, self.left_numel).numpy()
             if not np.isfinite(mean).all():
-                raise NonFiniteError("the mean of the clients' left factors contains NaN or infinity")
+                raise NonFiniteError(
+                    "the mean of the clients' left factors contains NaN or infinity"
+                )
             factors = as_arrays(mean, self.factor_layout.left_shapes)
             bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
             self.basis = b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)

@@ -150,10 +150,11 @@ Memory = TypeVar("Memory")
 
 
 class UpdateMemory(Generic[Memory]):
-    """Memory on the CPU for the updates of a cohort. It is reused as soon as no tensor refers to the previous updates, if their number is equal.
+    """Memory on the CPU for the updates of a cohort. Not thread-safe.
 
+    The memory is reused as soon as no tensor refers to the previous updates, if their number is equal.
     Memory that is new to a process is expensive, because the operating system sets it to zero, one page at a time. `allocate` returns an
-    object with memory for a number of float32 elements, and the tensor [elements] in this memory. Not thread-safe.
+    object with memory for a number of float32 elements, and the tensor [elements] in this memory.
     """
 
     def __init__(self, allocate: Callable[[int], tuple[Memory, Tensor]]):

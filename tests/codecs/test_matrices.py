@@ -175,8 +175,14 @@ UNIT = np.eye(6, 2)
         (b"\xfe" + floats(np.ones(36)), "larger than the matrix"),
         (b"\x02" + floats(2 * UNIT) + floats(np.ones((6, 2))), "does not have norm 1"),
         (b"\x02" + floats(0 * UNIT) + floats(np.ones((6, 2))), "does not have norm 1"),
-        (b"\x02" + floats(UNIT) + floats(np.full((6, 2), np.nan)), "^damaged frame: .* NaN or infinity"),
-        (b"\x02" + floats(UNIT + np.inf) + floats(np.ones((6, 2))), "^damaged frame: .* NaN or infinity"),
+        (
+            b"\x02" + floats(UNIT) + floats(np.full((6, 2), np.nan)),
+            "^damaged frame: .* NaN or infinity",
+        ),
+        (
+            b"\x02" + floats(UNIT + np.inf) + floats(np.ones((6, 2))),
+            "^damaged frame: .* NaN or infinity",
+        ),
         (b"\xff" + floats(np.full(36, -np.inf)), "^damaged frame: .* NaN or infinity"),
         (b"\xff" + floats(np.ones(35)), "encoded values end too early"),
     ],

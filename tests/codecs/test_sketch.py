@@ -281,7 +281,9 @@ def test_units_and_sums_that_exceed_float32_are_refused():
             lambda data=data: c.merge([data]),
             lambda data=data: c.merge([data, data]),
         ):
-            with pytest.raises(FrameError, match="^damaged frame: .*(unit of a sketch is out of range|not finite)"):
+            with pytest.raises(
+                FrameError, match="^damaged frame: .*(unit of a sketch is out of range|not finite)"
+            ):
                 refuse()
     largest = made(9, 3, 4, integers(64 * ones, 121))  # twice this exceeds float32
     assert c.open(largest, 9).cells.max() == 2.0**127
