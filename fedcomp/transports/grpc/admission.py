@@ -15,7 +15,7 @@ from .wire import Hello, Refused
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5
 # A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S.
 FLOOD_PAUSE_S = 60.0
-MAX_WARNED_IDS = 4096  # limit for the number of warnings about client ids outside of the run
+MAX_WARNED = 4096  # limit for the number of client ids, and of hosts, that cause a warning
 EXPELLED = "the key of this client or relay is no longer accepted"
 
 
@@ -32,6 +32,9 @@ class Admission:
         # tokens and the `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
         self._warned: set[int] = set()  # client ids outside of the run that caused a warning
+        self._flooding: set[str] = (
+            set()
+        )  # hosts whose connections without a client caused a warning
 
     def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
         """Count a refusal and return the exception that ends the stream."""
@@ -131,10 +134,21 @@ class Admission:
             accepted = connection.client < 0 or keys.id_of_hash(key.hash) == connection.client
         return "" if accepted else keys.reason_of_hash(key.hash) or EXPELLED
 
-    def pause(self, stream: Stream) -> None:
-        """Refuse the client or relay of a stream for FLOOD_PAUSE_S seconds."""
-        identity = stream.relay_identity if stream.relay else stream.identity
-        self._tokens[identity] = -FLOOD_PAUSE_S * JOINS_PER_S, time.monotonic()
+    def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
+        """Count and report a connection from `host` that floods the port. Refuse its client or relay for FLOOD_PAUSE_S seconds."""
+        self.refused["flood"] += 1
+        name = f"a connection from {host} without a client"
+        if stream is not None and (stream.relay or stream.identity is not None):
+            identity = stream.relay_identity if stream.relay else stream.identity
+            self._tokens[identity] = -FLOOD_PAUSE_S * JOINS_PER_S, time.monotonic()
+            name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
+        elif host in self._flooding or len(self._flooding) == MAX_WARNED:
+            return
+        else:
+            self._flooding.add(host)
+        self.warn(
+            f"{name} sent {received_bytes} bytes, far more than its messages need, and was disconnected"
+        )
 
     def _take_token(self, identity: object) -> bool:
         """Take a token from the bucket of a client or relay. Return False if the bucket is empty."""
@@ -166,7 +180,7 @@ class Admission:
             reason = (
                 f"client {client} is not part of this run of {clients} clients, 0 to {clients - 1}"
             )
-            if client not in self._warned and len(self._warned) < MAX_WARNED_IDS:
+            if client not in self._warned and len(self._warned) < MAX_WARNED:
                 self._warned.add(client)
                 self.warn(
                     f"{reason}, but tried to join; start a new run with --clients {client + 1} to include this client"

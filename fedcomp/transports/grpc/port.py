@@ -5,6 +5,7 @@ check joining clients and relays, `PendingAssignments` to track unanswered assig
 """
 
 import asyncio
+import ctypes
 import math
 import time
 from collections.abc import AsyncIterable, Callable, Iterable
@@ -30,6 +31,12 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # time limit to send the last message on a stream
+CHECK_S = 0.1  # shortest time between checks for connections that flood the port with bytes
+CHECK_SHARE = (
+    20  # the time between two checks is at least this multiple of the time that a check takes
+)
+# Number of closed connections after which freed memory is returned to the operating system.
+MANY_CONNECTIONS = 256
 ENDED_S = 1.0  # time limit to send the end of a stream before its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
@@ -58,6 +65,7 @@ class Port:
         self.traffic = PortTraffic()
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
+        self._flooded = False  # whether a flood was cut since the last tick
         self._used: set[Peer] = set()  # peers of connections whose stream has ended
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
@@ -100,28 +108,30 @@ class Port:
         await server.start()
         self.traffic.port = port if counts_bytes() else None
         started(port)
-        ticking = asyncio.create_task(self._tick())
+        tasks = [asyncio.create_task(work) for work in (self._tick(), self._cut_floods())]
         try:
             await self._stop.wait()
         finally:
-            ticking.cancel()
+            for task in tasks:
+                task.cancel()
             for stream in self._streams:
                 stream.close()
             await server.stop(0.5)
-            await asyncio.gather(ticking, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
         self._stop.set()
 
     async def _tick(self) -> None:
-        """Ping silent clients and relays that have an assignment, and disconnect those that stay silent.
-
-        Cut connections that flood the port with bytes.
-        """
+        """Ping silent clients and relays that have an assignment, and disconnect those that stay silent."""
+        most_connections = 0
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
-            self.traffic.update(self._streams)
-            self._cut_floods()
+            connections = self.traffic.update(self._streams)
+            most_connections = max(most_connections, connections)
+            if self._flooded or connections <= most_connections - MANY_CONNECTIONS:
+                self._flooded, most_connections = False, connections
+                return_freed_memory()
             joined = [self._joined.get(client) for client in self.pending]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}
             relays = [pending.relay for pending in self.pending.values()]
@@ -137,18 +147,19 @@ class Port:
                     stream.pinged = True
                     stream.put([wire.PING])
 
-    def _cut_floods(self) -> None:
-        for peer, stream, received_bytes in self.traffic.floods(self._streams):
-            if stream is None:
-                self.traffic.cut(peer)
-            elif not stream.closing:
-                self.admission.refused["flood"] += 1
-                name = f"relay {stream.relay_id}" if stream.relay else f"client {stream.client}"
-                self._warn(
-                    f"{name} sent {received_bytes} bytes, far more than its messages need, and was disconnected"
-                )
-                self.admission.pause(stream)
-                self._drop(stream)
+    async def _cut_floods(self) -> None:
+        """Cut connections that flood the port with bytes. Checks often, because gRPC stores the headers of a stream before it starts."""
+        while True:
+            began = time.perf_counter()
+            for peer, stream, received_bytes in self.traffic.floods(self._streams, self._used):
+                self._flooded = True
+                if stream is None or not stream.closing:
+                    self.admission.refuse_flood(peer[0], stream, received_bytes)
+                if stream is None:
+                    self.traffic.cut(peer)
+                elif not stream.closing:
+                    self._drop(stream)
+            await asyncio.sleep(max(CHECK_S, CHECK_SHARE * (time.perf_counter() - began)))
 
     def _warn(self, sentence: str) -> None:
         self.emit(Warned(sentence))
@@ -464,3 +475,10 @@ class Port:
             counts["connections"] = connections
         refused = self.admission.refused
         return counts | {f"refused: {cause}": count for cause, count in refused.items()}
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the operating system, which the C library keeps otherwise."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)

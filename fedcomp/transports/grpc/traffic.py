@@ -9,7 +9,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -21,8 +21,9 @@ DESCRIPTORS = "/dev/fd"
 ACKED, RECEIVED, SENT = 120, 128, 200
 SIZE = SENT + 8
 U64 = struct.Struct("=Q")
-# The server cuts a connection on which it receives more than FLOOD_BYTES + 2 × (bytes of messages received) + (bytes sent) / 8.
-FLOOD_BYTES = 4 << 20
+# The server cuts a connection on which it receives more than this limit + 2 × (bytes of messages received) + (bytes sent) / 8. The limit
+# of a connection on which no client has joined is low, because gRPC needs up to 30 bytes of memory for a byte of HTTP/2 headers.
+FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
 Peer = tuple[str, int]  # address and port
 
 
@@ -115,34 +116,50 @@ class PortTraffic:
         self.read(stream)
         self._add(self._by_client, stream)
 
-    def update(self, streams: Iterable["Stream"]) -> WireBytes:
-        """Read the byte counters of all connections. Return the total bytes of open and ended connections."""
-        total = self._read_all()
+    def update(self, streams: Iterable["Stream"]) -> int:
+        """Read the byte counters of all connections. Return the number of open connections."""
+        self._read_all()
         for stream in streams:
             if stream.peer in self._live:
                 stream.traffic = self._live[stream.peer][1]
-        return total
+        return len(self._live)
 
     def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
-        """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes."""
+        """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes.
+
+        Connections without a stream count with their last reading, so that idle connections do not slow down the rounds of a run.
+        """
         if self.port is None:
             return None
-        streams = [*streams]
-        report = TrafficReport(self.update(streams), dict(self._by_client))
-        for stream in streams:
-            self._add(report.by_client, stream)
-        return report
+        by_client = dict(self._by_client)
+        for stream in [*streams]:
+            self.read(stream)
+            self._add(by_client, stream)
+        return TrafficReport(self._total(), by_client)
 
-    def floods(self, streams: Iterable["Stream"]) -> list[tuple[Peer, "Stream | None", int]]:
+    def floods(
+        self, streams: Iterable["Stream"], ended: Collection[Peer]
+    ) -> list[tuple[Peer, "Stream | None", int]]:
         """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
-        Each connection is a tuple: the peer, the stream (or None), and the number of bytes received.
+        Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. Connections that no client uses are
+        read first. `ended`: the peers of connections whose streams have ended, which are not checked.
         """
+        if self.port is None:
+            return []
         by_peer, floods = {stream.peer: stream for stream in streams}, []
-        for peer, (_, (received_bytes, sent_bytes)) in self._live.items():
+        self._find()
+        for peer, (_, last) in [*self._live.items()]:
             stream = by_peer.get(peer)
+            in_use = stream is not None and stream.joined
+            if not in_use:
+                last = self._read(peer) or last
+            if peer in ended or peer not in self._live:
+                continue
+            received_bytes, sent_bytes = last
             messages = 0 if stream is None else stream.received_bytes
-            if received_bytes > FLOOD_BYTES + 2 * messages + sent_bytes // 8:
+            limit = FLOOD_BYTES if in_use else NEW_FLOOD_BYTES
+            if received_bytes > limit + 2 * messages + sent_bytes // 8:
                 floods.append((peer, stream, received_bytes))
         return floods
 
@@ -200,17 +217,19 @@ class PortTraffic:
                         self._forget(peer)
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
-    def _read_all(self) -> WireBytes:
-        """Read the byte counters of all connections, also of new ones. Return the total bytes of open and ended connections."""
+    def _read_all(self) -> None:
+        """Read the byte counters of all connections, also of new ones."""
         if self.port is None:
-            return WireBytes()
+            return
         # `_read` also forgets ended connections, whose file descriptors may be in use again.
         for peer in [*self._live]:
             self._read(peer)
         self._find()
-        return functools.reduce(
-            WireBytes.plus, (last for _, last in self._live.values()), self._ended
-        )
+
+    def _total(self) -> WireBytes:
+        """Return the bytes of all open and ended connections, according to the last readings."""
+        readings = [self._ended, *(last for _, last in self._live.values())]
+        return WireBytes(*map(sum, zip(*readings)))
 
     @contextlib.contextmanager
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:

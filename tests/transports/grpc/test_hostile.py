@@ -34,7 +34,7 @@ from fedcomp.messages import Assignment, Invitation, Presence
 from fedcomp.server.transport import Lost
 from fedcomp.transports.grpc import Credentials, GrpcConnection, Refused, wire
 from fedcomp.transports.grpc.options import client_options
-from fedcomp.transports.grpc.traffic import counts_bytes
+from fedcomp.transports.grpc.traffic import FLOOD_BYTES, counts_bytes
 
 FOLDER = Path(__file__).parent
 HELLO = wire.encode_hello(wire.Hello(0, "1.2.3"))
@@ -344,6 +344,28 @@ def test_a_connection_without_a_stream_is_cut_when_it_is_flooded(loop):
             for _ in range(10_000):
                 flooding.sendall(priorities)
         at_work(server)
+
+
+@pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
+def test_headers_without_an_end_are_cut_before_they_fill_the_memory(loop):
+    """gRPC stores the headers of a stream until they end, and needs many times their size."""
+    with serving(2) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        fields = frame(9, 0, 1, b"\0\1a\1b" * 800)  # header fields "a: b" without END_HEADERS
+        for _ in range(3):
+            flooding = socket.create_connection(("127.0.0.1", server.transport.port), 2)
+            sockets.enter_context(flooding)
+            flooding.sendall(PREFACE + frame(1, 0, 1, HEADERS))
+            sent = 0
+            with pytest.raises(OSError):
+                while sent < FLOOD_BYTES:
+                    flooding.sendall(fields)
+                    sent += len(fields)
+                    time.sleep(0.005)
+        at_work(server)
+        assert server.transport.counts()["refused: flood"] == 3
+        [warning] = server.warnings
+        assert warning.startswith("a connection from 127.0.0.1 without a client sent ")
 
 
 @pytest.mark.skipif(not counts_bytes(), reason="the platform counts no bytes of connections")
