@@ -21,6 +21,7 @@ SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
 # An unsupported argument of torch optimizers, which makes the optimizer step differentiable.
 DIFFERENTIABLE = "differentiable"
+FLAGS = "foreach", "fused"  # arguments of torch optimizers that are None, True or False
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -100,10 +101,13 @@ def _value(name: str, key: str, raw: str) -> Any:
     known = [a for a in known if a != DIFFERENTIABLE]
     known += ["beta1", "beta2"] if "betas" in arguments else []
     if key == "betas" in arguments:
-        raise SpecError(f"optimizer '{name}' takes betas as two options; give beta1=0.9,beta2=0.95")
+        raise SpecError(
+            f"optimizer '{name}' takes betas as two options; give beta1=0.9,beta2=0.999"
+        )
     if key not in known:
         raise SpecError(f"optimizer '{name}' has no option '{key}'; {nearest(key, known)}")
-    if key in arguments and (isinstance(arguments[key].default, bool) or raw in ("true", "false")):
+    default = arguments[key].default if key in arguments else None
+    if isinstance(default, bool) or key in FLAGS or raw in ("true", "false"):
         return spec.convert(raw, bool, key)
     whole = key in arguments and type(arguments[key].default) is int and key.endswith("steps")
     return spec.convert(raw, int if whole else float, key)

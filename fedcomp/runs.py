@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -69,8 +69,11 @@ class Run:
             bytes_, dense = self._total(f"{link}_bytes"), self._total(f"dense_{link}_bytes")
             times = ratio(dense, bytes_)
             sent.append(f"{human_bytes(bytes_)} {name}" + f" ({times})" * (times != NOTHING))
-        if (times := ratio(self.dense_bytes, self.sent_bytes)) != NOTHING:
-            sent.append(f"{times} smaller than float32 both ways")
+        if self.dense_bytes and self.sent_bytes:
+            pair, word = (self.dense_bytes, self.sent_bytes), "smaller"
+            if self.sent_bytes > self.dense_bytes:
+                pair, word = pair[::-1], "larger"
+            sent.append(f"{ratio(*pair)} {word} than float32 both ways")
         cohort = f", {self.records[-1].cohort:,} a round" if self.records else ""
         clients = self.options.get("clients", RunConfig.clients)
         lines = (
@@ -80,8 +83,15 @@ class Run:
             f"bytes     {', '.join(sent)}",
             f"rounds    {len(self.records)}{'' if self.summary else ', not finished'}; {clients:,} clients{cohort}",
             f"folder    {self.folder}",
+            *self._failure(),
         )
         return "\n".join(lines)
+
+    def _failure(self) -> Iterator[str]:
+        """Yield one line if no update was accepted in a finished run."""
+        if self.summary and not self.summary.client_updates:
+            reasons = [f", for example: {r.reason}" for r in self.summary.rejections[:1]]
+            yield f"rejected  all updates{''.join(reasons)}"
 
     def _quality(self) -> str:
         """Return one line with the last and the best accuracy, or with the loss if no accuracy was measured."""

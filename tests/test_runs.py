@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from fedcomp import RunConfig
+from fedcomp.callbacks import RejectionSummary
 from fedcomp.errors import RunFolderError, UserError
 from fedcomp.formatting import human_bytes
 from fedcomp.runs import baseline_of, groups, load
@@ -68,6 +69,17 @@ def test_the_repr_describes_the_run_in_five_lines(folder, tmp_path):
     assert lines[1] == "loss      2.0000 (lowest 0.5000 in round 1)"
     assert lines[3].startswith("rounds    4, not finished; ")
     assert "accuracy  –" in repr(replace(run, records=())).splitlines()
+
+
+def test_the_repr_tells_that_messages_are_larger_and_that_all_updates_were_rejected(folder):
+    run = load(folder)
+    large = [replace(r, uplink_bytes=2 * r.dense_uplink_bytes) for r in run.records]
+    large = [replace(r, downlink_bytes=2 * r.dense_downlink_bytes) for r in large]
+    assert "×2.00 larger than float32 both ways" in repr(replace(run, records=tuple(large)))
+    rejection = RejectionSummary("train", "the loss is not finite", 12, [0, 1])
+    summary = replace(run.summary, client_updates=0, rejections=[rejection])
+    last = repr(replace(run, summary=summary)).splitlines()[-1]
+    assert last == "rejected  all updates, for example: the loss is not finite"
 
 
 def test_cost_to_returns_the_rounds_and_bytes_to_an_accuracy(folder):

@@ -29,7 +29,7 @@ TaskFunction = TypeVar("TaskFunction", bound=Callable[..., Any])
 CALLS = {  # functions of a Task, and the arguments with which they are called
     "collate": "items",
     "optimizer": "parameters",
-    "train_fn": "model, data, round",
+    "train_fn": "model, data, local_round",
     "evaluate_fn": "model, data",
 }
 
@@ -69,8 +69,8 @@ class Task:
     `metrics` maps names to functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and
     targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
-    `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, round)` replaces the
-    training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces the evaluation. `train_fn` and `evaluate_fn`
+    `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, local_round)`
+    replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the evaluation. `train_fn` and `evaluate_fn`
     return a dict of numbers with at least the key "loss". If `train_fn` returns a number "examples", it is the weight of the update when
     updates are weighted by examples. Other numbers that either function returns are metrics: at most 64, with names of at most 64 bytes.
     With --evaluate clients, `evaluate_fn` is called on clients.

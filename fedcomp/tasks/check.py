@@ -31,6 +31,9 @@ from .running_statistics import recalibrated_layers
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 T = TypeVar("T")
+OTHER_SIZE = (
+    "Using a target size"  # part of torch's warning about a loss of tensors with different shapes
+)
 RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
 
@@ -212,7 +215,15 @@ def _check_training_step(task: Task, model: nn.Module, data: Examples, count: in
     outputs = _model_outputs(task, model.train(), batch)
     _check_labels(task, "train", data, outputs)
     call = "loss(outputs, targets)"
-    loss = _call(task, call, lambda: task.loss_of(outputs, batch.targets))
+    shapes = f"outputs {_describe(predictions(outputs))} and targets {_describe(batch.targets)}"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loss = _call(task, f"loss of {shapes}", lambda: task.loss_of(outputs, batch.targets))
+    if any(OTHER_SIZE in str(warning.message) for warning in caught):
+        raise TaskError(
+            f"task '{task.name}': {call}: the loss combines each output with each target, because the {shapes} have different shapes; "
+            "give targets of the outputs' shape, such as targets[:, None]"
+        )
     scalar = isinstance(loss, Tensor) and loss.numel() == 1 and not loss.ndim
     _require(task, scalar, call, _describe(loss), "a scalar tensor, the mean over the batch")
     if not loss.isfinite() and (problem := describe_non_finite(data)):
@@ -300,6 +311,11 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
     """Raise TaskError if a label is not the index of an output, since the cross-entropy would fail for this label in the first round."""
     if task.criterion is not F.cross_entropy or not isinstance(data, Data):
         return
+    if isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] == 1:
+        raise TaskError(
+            f"task '{task.name}': the model has 1 output, whose cross-entropy is always 0; give the task another loss, such as "
+            "loss=torch.nn.functional.mse_loss"
+        )
     targets = data.targets
     one_label = targets.ndim == 1 and not targets.is_floating_point()
     if not one_label or not isinstance(outputs, Tensor) or outputs.ndim != 2:

@@ -8,7 +8,7 @@ Replace the model and the data with your own. Run the task with:
 import torch
 from torch import nn
 
-from fedcomp.tasks import Data, Task
+from fedcomp import Data, Task
 
 CLASSES = 3
 

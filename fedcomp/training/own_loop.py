@@ -29,7 +29,7 @@ class LocalRound:
     ignore the options. `state` is kept from one round of the client to the next. `state` may contain tensors, numbers, strings, and lists
     and dicts of such values, for example the `state_dict()` of an optimizer.
 
-        def train(model, data, round):  # Task(…, train_fn=train)
+        def train(model, data, local_round):  # Task(…, train_fn=train)
             optimizer = torch.optim.AdamW(model.parameters(), lr=round.lr)
             if "optimizer" in round.state:
                 optimizer.load_state_dict(round.state["optimizer"])

@@ -160,7 +160,10 @@ def test_with_batch_size_1_the_check_uses_one_example():
         ({"loss": lambda o, t: o.sum(1)}, r"got float32 \[2\]; expected a scalar tensor"),
         ({"loss": lambda o, t: o.sum() * float("nan")}, "got nan; expected a finite number"),
         ({"loss": lambda o, t: o.detach().sum()}, "got a tensor without gradient"),
-        ({"loss": raising}, r"loss\(outputs, targets\) failed: .*RuntimeError"),
+        (
+            {"loss": raising},
+            r"loss of outputs float32 \[2, 3\] and targets int64 \[2\] failed: .*RuntimeError",
+        ),
         ({"accuracy": lambda o, t: 93.5}, "got 93.5; expected a number from 0 to 1"),
         ({"accuracy": lambda o, t: float("nan")}, "got nan; expected a number from 0 to 1"),
         ({"accuracy": lambda o, t: o.argmax(1) == t}, r"got bool \[2\]; expected a number"),
@@ -297,6 +300,19 @@ class Counting:
         ({"model": leaving}, "model() failed: test_check.py, line "),
         ({"train": leaving}, "in leaving: SystemExit: 3; correct the task"),
         ({"accuracy": lambda outputs, targets: 1j}, "a complex number"),
+        (
+            {"model": lambda: nn.Linear(4, 1), "accuracy": None},
+            "the model has 1 output, whose cross-entropy is always 0; give the task another loss",
+        ),
+        (
+            {
+                "model": lambda: nn.Linear(4, 1),
+                "train": lambda: Data(torch.ones(6, 4), torch.zeros(6)),
+                "loss": nn.functional.mse_loss,
+                "accuracy": None,
+            },
+            "outputs float32 [2, 1] and targets float32 [2] have different shapes; give targets of",
+        ),
         ({"accuracy": lambda outputs, targets: torch.tensor(1j)}, "a complex number"),
     ],
 )
@@ -317,7 +333,7 @@ def test_the_check_detects_errors_that_would_otherwise_occur_in_later_rounds(cha
         ({"train_fn": 5}, "task 'toy': train_fn is of type int; give a function"),
         (
             {"train_fn": lambda model, data: {"loss": 1.0}},
-            r"train_fn cannot be called as train_fn\(model, data, round\); change its parameters",
+            r"train_fn cannot be called as train_fn\(model, data, local_round\); change its parameters",
         ),
         ({"evaluate_fn": lambda model: {}}, r"called as evaluate_fn\(model, data\)"),
         ({"optimizer": lambda: None}, r"called as optimizer\(parameters\)"),
