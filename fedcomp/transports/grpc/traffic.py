@@ -85,6 +85,9 @@ class PortTraffic:
         self._live: dict[Peer, tuple[int, WireBytes]] = {}
         self._ended = WireBytes()  # sum of the bytes of ended connections
         self._by_client: dict[int, WireBytes] = {}  # bytes of ended streams
+        self.new_connections = (
+            0  # connections on which no client has joined, when `floods` was called
+        )
 
     @property
     def connections(self) -> int | None:
@@ -149,6 +152,7 @@ class PortTraffic:
             return []
         by_peer, floods = {stream.peer: stream for stream in streams}, []
         self._find()
+        self.new_connections = 0
         for peer, (_, last) in [*self._live.items()]:
             stream = by_peer.get(peer)
             in_use = stream is not None and stream.joined
@@ -156,6 +160,7 @@ class PortTraffic:
                 last = self._read(peer) or last
             if peer in ended or peer not in self._live:
                 continue
+            self.new_connections += not in_use
             received_bytes, sent_bytes = last
             messages = 0 if stream is None else stream.received_bytes
             limit = FLOOD_BYTES if in_use else NEW_FLOOD_BYTES
