@@ -31,9 +31,8 @@ from .running_statistics import recalibrated_layers
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 T = TypeVar("T")
-OTHER_SIZE = (
-    "Using a target size"  # part of torch's warning about a loss of tensors with different shapes
-)
+# Part of torch's warning about a loss of tensors with different shapes.
+OTHER_SIZE = "Using a target size"
 RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
 

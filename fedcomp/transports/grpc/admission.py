@@ -32,9 +32,8 @@ class Admission:
         # tokens and the `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
         self._warned: set[int] = set()  # client ids outside of the run that caused a warning
-        self._flooding: set[str] = (
-            set()
-        )  # hosts whose connections without a client caused a warning
+        # Hosts whose connections without a client caused a warning.
+        self._flooding: set[str] = set()
 
     def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
         """Count a refusal and return the exception that ends the stream."""

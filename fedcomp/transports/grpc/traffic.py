@@ -85,9 +85,8 @@ class PortTraffic:
         self._live: dict[Peer, tuple[int, WireBytes]] = {}
         self._ended = WireBytes()  # sum of the bytes of ended connections
         self._by_client: dict[int, WireBytes] = {}  # bytes of ended streams
-        self.new_connections = (
-            0  # connections on which no client has joined, when `floods` was called
-        )
+        # The number of connections on which no client had joined when `floods` was last called.
+        self.new_connections = 0
 
     @property
     def connections(self) -> int | None:
