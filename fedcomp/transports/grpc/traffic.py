@@ -85,6 +85,7 @@ class PortTraffic:
         self._live: dict[Peer, tuple[int, WireBytes]] = {}
         self._ended = WireBytes()  # sum of the bytes of ended connections
         self._by_client: dict[int, WireBytes] = {}  # bytes of ended streams
+        self._cut: set[Peer] = set()  # open connections that `cut` has shut down
         # The number of connections on which no client had joined when `floods` was last called.
         self.new_connections = 0
 
@@ -145,7 +146,8 @@ class PortTraffic:
         """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
         Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. Connections that no client uses are
-        read first. `ended`: the peers of connections whose streams have ended, which are not checked.
+        read first. Connections that were cut are not returned again. `ended`: the peers of connections whose streams have ended, which are
+        not checked.
         """
         if self.port is None:
             return []
@@ -157,7 +159,7 @@ class PortTraffic:
             in_use = stream is not None and stream.joined
             if not in_use:
                 last = self._read(peer) or last
-            if peer in ended or peer not in self._live:
+            if peer in ended or peer in self._cut or peer not in self._live:
                 continue
             self.new_connections += not in_use
             received_bytes, sent_bytes = last
@@ -177,6 +179,7 @@ class PortTraffic:
             descriptor, _ = self._live[peer]
             with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
                 if found == peer:
+                    self._cut.add(peer)
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _add(self, by_client: dict[int, WireBytes], stream: "Stream") -> None:
@@ -202,6 +205,7 @@ class PortTraffic:
     def _forget(self, peer: Peer) -> WireBytes:
         """Count a connection as ended, and return its last reading."""
         _, last = self._live.pop(peer)
+        self._cut.discard(peer)
         self._ended = self._ended.plus(last)
         return last
 
