@@ -30,11 +30,11 @@ class LocalRound:
     and dicts of such values, for example the `state_dict()` of an optimizer.
 
         def train(model, data, local_round):  # Task(…, train_fn=train)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=round.lr)
-            if "optimizer" in round.state:
-                optimizer.load_state_dict(round.state["optimizer"])
+            optimizer = torch.optim.AdamW(model.parameters(), lr=local_round.lr)
+            if "optimizer" in local_round.state:
+                optimizer.load_state_dict(local_round.state["optimizer"])
             ...
-            round.state["optimizer"] = optimizer.state_dict()
+            local_round.state["optimizer"] = optimizer.state_dict()
             return {"loss": mean_loss}
     """
 
@@ -51,7 +51,7 @@ class LocalRound:
 
     @classmethod
     def of(cls, job: Job, sgd: LocalSGD, device: torch.device, seed: int) -> "LocalRound":
-        """Return the argument `round` of a job's train_fn, with the options of `sgd` and a copy of the client's state."""
+        """Return the argument `local_round` of a job's train_fn, with the options of `sgd` and a copy of the client's state."""
         batch_size = sgd.batch_size // sgd.accumulate
         options = sgd.lr, sgd.steps, sgd.epochs, batch_size, sgd.precision
         return cls(job.round, job.client, *options, device, seed, copy.deepcopy(job.state or {}))
@@ -85,7 +85,7 @@ class OwnLoopEngine(ClientEngine):
         """Train by the task's `train_fn` on the client's examples; see `ClientEngine.train_job`.
 
         The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if
-        `round.state` contains values that cannot be stored.
+        `local_round.state` contains values that cannot be stored.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
