@@ -1,7 +1,8 @@
 """The clients of a deployment: the server waits for enough clients before a round, and reports which clients join, leave or are missing."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from ..callbacks import Callback
 from ..formatting import named_clients
@@ -12,12 +13,23 @@ PAUSE_S = 0.05  # time between two polls of the connected clients
 
 
 class ConnectedClients(Availability):
-    """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients."""
+    """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients.
+
+    A client that reconnects after a missed deadline takes part again: in the next round after its first miss, and 2, 4, 8, … rounds later
+    after 2, 3, 4, … misses without an answer in between. A client that crashes in every round therefore delays few rounds.
+    """
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
         super().__init__()
         self.transport, self.quota, self.callback = transport, quota, callback
         self.waited_s = 0.0
+        self._rounds = 0  # rounds that have begun
+        self._misses: Counter[int] = Counter()  # by client: missed deadlines since its last answer
+        self._readmission: dict[
+            int, int
+        ] = {}  # by silent client: first round in which it may take part if it reconnects
+        self._reconnected: set[int] = set()  # silent clients that have reconnected
+        self._last_cohort: Sequence[int] = ()  # the clients from which the last cohort was drawn
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported
         self._missing: list[int] = []  # missing clients, as last reported
@@ -29,15 +41,40 @@ class ConnectedClients(Availability):
         began = time.monotonic()
         while True:
             connected, waited_s = self.connected(), time.monotonic() - began
+            if self.quota.patience_s is not None and waited_s >= self.quota.patience_s:
+                self.mark_silent(set(self._last_cohort).difference(connected))
+            self._readmit()
             wanted = self.wanted(self.quota)
             cohort = self.cohort_of(connected, self.quota, waited_s)
             if cohort is not None:
+                self._rounds, self._last_cohort = self._rounds + 1, cohort
                 self.waited_s += waited_s
                 self._report_waiting(min(len(connected), wanted))
                 self._report_missing(cohort)
                 return cohort
             self._report_waiting(wanted)
             time.sleep(PAUSE_S)
+
+    def mark_silent(self, clients: Iterable[int]) -> None:
+        """Record clients that did not answer before the deadline, or for which a round has waited in vain."""
+        for client in (new := set(clients) - self.silent):
+            self._misses[client] += 1
+            self._readmission[client] = self._rounds + (1 << self._misses[client] - 1)
+            self._reconnected.discard(client)
+        super().mark_silent(new)
+
+    def mark_responsive(self, client: int) -> None:
+        """Record that a client answered."""
+        del self._misses[client]
+        self._reconnected.discard(client)
+        super().mark_responsive(client)
+
+    def _readmit(self) -> None:
+        """Let silent clients that have reconnected take part in the next round, unless they have missed several deadlines in a row."""
+        for client in [*self._reconnected]:
+            if self._rounds + 1 >= self._readmission[client]:
+                self._reconnected.discard(client)
+                super().mark_responsive(client)
 
     def connected(self) -> list[int]:
         """Return the connected clients. Report to the callback which clients have joined or left since the last call."""
@@ -53,7 +90,9 @@ class ConnectedClients(Availability):
     def join(self, client: int) -> None:
         """Record that a client joined or reconnected, and report the client to the callback at once, also during a round."""
         self._joined.add(client)
-        self.mark_responsive(client)
+        if client in self.silent:
+            self._reconnected.add(client)
+            self._readmit()
         if client not in self._connected:
             self._connected.add(client)
             self.callback().on_client_joined(client)

@@ -215,6 +215,8 @@ class Deployment:
             connected_clients.mark_silent(
                 r.client for r in result.rejections if r.stage == DEADLINE
             )
+            for accepted in result.accepted:
+                connected_clients.mark_responsive(accepted.client)
             record = self._record(result, started + connected_clients.waited_s - waited_s)
             length, save_started = self.folder.append(record), time.perf_counter()
             recovery.mark_changed(result)

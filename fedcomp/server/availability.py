@@ -92,7 +92,7 @@ class Availability:
         self.usual -= len(new)
 
     def mark_responsive(self, client: int) -> None:
-        """Record that a client joined or answered."""
+        """Record that a client answered, or takes part again."""
         self.silent.discard(client)
 
     def wanted(self, quota: Quota) -> int:
