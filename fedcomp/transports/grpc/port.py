@@ -33,7 +33,7 @@ from .wire import Kind, Refused
 CLOSE_S = 5.0  # time limit to send the last message on a stream
 # Seconds between checks for floods of bytes, if there are connections on which no client has joined, and if there are none. The time
 # between two checks is at least CHECK_SHARE times the processor time of a check.
-NEW_CHECK_S, CHECK_S, CHECK_SHARE = 0.02, 0.1, 20
+NEW_CHECK_S, CHECK_S, CHECK_SHARE = 0.01, 0.1, 10
 # Number of closed connections after which freed memory is returned to the operating system.
 MANY_CONNECTIONS = 256
 ENDED_S = 1.0  # time limit to send the end of a stream before its connection is cut

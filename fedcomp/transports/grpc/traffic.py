@@ -170,7 +170,7 @@ class PortTraffic:
         return floods
 
     def cut(self, peer: Peer | None) -> None:
-        """Shut down a connection at once, without sending its remaining data."""
+        """Shut down a connection at once, and discard the data that it received and gRPC has not read."""
         if self.port is None or peer is None:
             return
         if self._read(peer) is None:
@@ -181,6 +181,8 @@ class PortTraffic:
                 if found == peer:
                     self._cut.add(peer)
                     connection.shutdown(socket.SHUT_RDWR)
+                    while connection.recv(1 << 20, socket.MSG_DONTWAIT):
+                        pass
 
     def _add(self, by_client: dict[int, WireBytes], stream: "Stream") -> None:
         if stream.client >= 0:
