@@ -22,6 +22,7 @@ Ctrl-C exits with 130.
 
 import difflib
 from collections.abc import Iterable
+from os.path import commonprefix
 
 
 class FedcompError(Exception):
@@ -169,8 +170,17 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name, which suggests the closest known name and lists all known names."""
+    """Return the end of an error message about an unknown name, which suggests the closest known names and lists all known names."""
     known = list(known)
     close = closest(name, known)
-    hint = f"did you mean '{close}'? " if close else ""
+    typos = [other for other in sorted(known) if _differ_by_one_edit(name, other)]
+    suggested = typos if close in typos else [close] if close else []
+    hint = f"did you mean {' or '.join(map(repr, suggested))}? " if suggested else ""
     return f"{hint}known: {', '.join(sorted(known))}"
+
+
+def _differ_by_one_edit(a: str, b: str) -> bool:
+    """Return whether one inserted, removed or replaced character turns `a` into `b`, or whether they are equal."""
+    same = len(commonprefix([a, b]))
+    ends = [a[same:], b[same:]]
+    return max(map(len, ends)) - len(commonprefix([end[::-1] for end in ends])) <= 1

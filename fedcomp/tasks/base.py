@@ -105,8 +105,9 @@ class Task:
             )
         for name, arguments in CALLS.items():
             if (value := getattr(self, name)) is not None and not callable(value):
+                by_name = ", or name the optimizer with --optimizer" * (name == "optimizer")
                 raise TaskError(
-                    f"task '{self.name}': {name} is of type {type(value).__name__}; give a function"
+                    f"task '{self.name}': {name} is of type {type(value).__name__}; give a function{by_name}"
                 )
             if value is not None and not accepts(value, len(arguments.split(", "))):
                 raise TaskError(

@@ -362,6 +362,10 @@ def test_the_check_detects_errors_that_would_otherwise_occur_in_later_rounds(cha
             r"train_fn cannot be called as train_fn\(model, data, local_round\); change its parameters",
         ),
         ({"evaluate_fn": lambda model: {}}, r"called as evaluate_fn\(model, data\)"),
+        (
+            {"optimizer": "adam"},
+            "optimizer is of type str; give a function, or name the optimizer with --optimizer",
+        ),
         ({"optimizer": lambda: None}, r"called as optimizer\(parameters\)"),
     ],
 )
