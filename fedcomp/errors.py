@@ -165,7 +165,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     same = [other for other in known if other.lower() == name.lower()]
     transposed = [other for other in known if sorted(other) == sorted(name)]
-    completed = [other for other in known if len(name) >= MIN_PREFIX and other.startswith(name)]
+    completed = [other for other in known if _completes(name, other)]
     return next(iter([*same, *similar, *transposed, *completed]), None)
 
 
@@ -173,10 +173,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name, which suggests the closest known names and lists all known names."""
     known = list(known)
     close = closest(name, known)
-    typos = [other for other in sorted(known) if _differ_by_one_edit(name, other)]
-    suggested = typos if close in typos else [close] if close else []
+    equal = [o for o in sorted(known) if _completes(name, o) or _differ_by_one_edit(name, o)]
+    suggested = equal if close in equal else [close] if close else []
     hint = f"did you mean {' or '.join(map(repr, suggested))}? " if suggested else ""
     return f"{hint}known: {', '.join(sorted(known))}"
+
+
+def _completes(name: str, other: str) -> bool:
+    """Return whether `other` starts with `name`, unless `name` is very short."""
+    return len(name) >= MIN_PREFIX and other.startswith(name)
 
 
 def _differ_by_one_edit(a: str, b: str) -> bool:
