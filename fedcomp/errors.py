@@ -22,6 +22,7 @@ Ctrl-C exits with 130.
 
 import difflib
 from collections.abc import Iterable
+from os.path import commonprefix
 
 
 class FedcompError(Exception):
@@ -164,13 +165,27 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     same = [other for other in known if other.lower() == name.lower()]
     transposed = [other for other in known if sorted(other) == sorted(name)]
-    completed = [other for other in known if len(name) >= MIN_PREFIX and other.startswith(name)]
+    completed = [other for other in known if _completes(name, other)]
     return next(iter([*same, *similar, *transposed, *completed]), None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name, which suggests the closest known name and lists all known names."""
+    """Return the end of an error message about an unknown name, which suggests the closest known names and lists all known names."""
     known = list(known)
     close = closest(name, known)
-    hint = f"did you mean '{close}'? " if close else ""
+    equal = [o for o in sorted(known) if _completes(name, o) or _differ_by_one_edit(name, o)]
+    suggested = equal if close in equal else [close] if close else []
+    hint = f"did you mean {' or '.join(map(repr, suggested))}? " if suggested else ""
     return f"{hint}known: {', '.join(sorted(known))}"
+
+
+def _completes(name: str, other: str) -> bool:
+    """Return whether `other` starts with `name`, unless `name` is very short."""
+    return len(name) >= MIN_PREFIX and other.startswith(name)
+
+
+def _differ_by_one_edit(a: str, b: str) -> bool:
+    """Return whether one inserted, removed or replaced character turns `a` into `b`, or whether they are equal."""
+    same = len(commonprefix([a, b]))
+    ends = [a[same:], b[same:]]
+    return max(map(len, ends)) - len(commonprefix([end[::-1] for end in ends])) <= 1

@@ -21,7 +21,7 @@ from .config import (
     inherited_options,
     read_run,
 )
-from .errors import RunFolderError, UserError
+from .errors import RunFolderError, UserError, nearest
 from .formatting import NOTHING, human_bytes, metric, ratio
 from .run_display import client_metric_text
 from .server.run_folder import METRICS, MODEL, SUMMARY, read_records, read_summary
@@ -40,6 +40,13 @@ CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
 # Options that define the learning problem. Only runs with the same learning problem are compared.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
 MAX_LABEL_CHARS = 60
+
+
+class MetricsByName(dict[str, np.ndarray]):
+    """The metrics of a run by name. Raises KeyError, which lists the names, for an unknown name."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        raise KeyError(f"the run has no metric '{name}'; {nearest(name, self)}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,9 @@ class Run:
             worst = [getattr(metric, "worst_decile", None) for metric in reported]
             if any(value is not None for value in worst):
                 columns[f"client_{name}_worst_decile"] = worst
-        return {name: np.array(column, np.float64) for name, column in columns.items()}
+        return MetricsByName(
+            {name: np.array(column, np.float64) for name, column in columns.items()}
+        )
 
     @property
     def client_metrics(self) -> dict[str, ClientMetric]:

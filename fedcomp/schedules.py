@@ -89,7 +89,7 @@ class Cosine(Linear):
 class Geometric(Curve):
     name: ClassVar[str] = "geometric"
 
-    to: float
+    to: float = field(metadata={"example": 0.001})
 
     def __post_init__(self) -> None:
         _check_positive(self, "to")
@@ -104,7 +104,7 @@ class Step(Curve):
     needs_horizon: ClassVar[bool] = False
     fix: ClassVar[str] = "another 'factor' or a larger 'every'"
 
-    every: int  # rounds
+    every: int = field(metadata={"example": 20})  # rounds
     factor: float = 0.1
 
     def __post_init__(self) -> None:

@@ -108,7 +108,8 @@ def _part(text: str, piece: str) -> SpecPart:
 def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
     """Return an instance of the dataclass that `part` names. The options are converted to the types of the dataclass fields.
 
-    Raises SpecError for an unknown name or option. The error message suggests the most similar name.
+    Raises SpecError for an unknown name or option, with the most similar name, and for a required option that is missing, with the value
+    `example` in the metadata of its field.
     """
     return _construct(part, _lookup(part, classes, kind), kind)
 
@@ -143,8 +144,9 @@ def _construct(part: SpecPart, cls: type, kind: str) -> Any:
     for f in dataclasses.fields(cls):
         required = f.init and f.default is f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
+            example = f.metadata.get("example", "VALUE")
             raise SpecError(
-                f"{kind} '{part.name}' needs {f.name}; write {part.name}:{f.name}=VALUE"
+                f"{kind} '{part.name}' needs {f.name}; write {part.name}:{f.name}={example}"
             )
     return cls(**values)
 

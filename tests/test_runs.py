@@ -53,6 +53,13 @@ def test_options_and_metrics_are_those_of_the_run(folder):
     assert run.sent_bytes == run.summary.uplink_bytes + run.summary.downlink_bytes
 
 
+def test_an_unknown_metric_is_an_error_that_lists_the_names(folder):
+    with pytest.raises(
+        KeyError, match="no metric 'acc'; did you mean 'accepted' or 'accuracy'.*known: "
+    ):
+        load(folder).metrics["acc"]
+
+
 def test_the_repr_describes_the_run_in_five_lines(folder, tmp_path):
     run = load(folder)
     last, best = run.records[-1], max(run.records, key=lambda r: r.accuracy or 0)

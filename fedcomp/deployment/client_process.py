@@ -244,7 +244,8 @@ class ClientProcess:
         except Exception as error:
             request.answer.set_exception(error)
         else:
-            self._queue_message(request.hosted, log_messages.joined(presence, client.session))
+            joined = log_messages.joined(presence, client.session, client.setup.partition_id)
+            self._queue_message(request.hosted, joined)
             request.answer.set_result(presence)
 
     def _log_answer(

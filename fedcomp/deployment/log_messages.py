@@ -7,10 +7,13 @@ from ..clients.session import ClientSession
 from ..messages import TRAIN, UPDATE, Assignment, Farewell, Presence, Report
 
 
-def joined(presence: Presence, session: ClientSession) -> LogMessage:
+def joined(presence: Presence, session: ClientSession, partition_id: int | None) -> LogMessage:
     p, memory = presence, session.states.at(presence.client).memory
     examples, uplink = session.trainer.examples(p.client), str(memory.codec)
-    sentence = f"takes part as client {p.client}, with {examples} examples, uplink {uplink}, memory {memory.name}"
+    total = len(session.trainer.data)
+    share = f"all {total}" if examples == total else f"{examples} of {total}"
+    part = "K selects a part" if partition_id is None else partition_id
+    sentence = f"takes part as client {p.client}, with {share} examples (--partition-id {part}), uplink {uplink}, memory {memory.name}"
     values = {"run": p.run, "version": p.version, "examples": examples, "uplink": uplink}
     return LogMessage(sentence, "joined", client=p.client, memory=memory.name, **values)
 

@@ -37,6 +37,7 @@ from ..server.results import (
     check_loss,
     client_config,
     make_strategy,
+    refuse_unused_options,
     round_record,
     summarize_run,
 )
@@ -143,6 +144,7 @@ class Deployment:
         self.registry = Registry(endpoint.keys / REGISTRY) if endpoint.keys else None
         self.task: Task = load(config.task, data_folder(config.data))
         self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
+        refuse_unused_options(config, self.task, self.strategy)
         read_test = local_data if config.evaluate == "clients" else data_of
         test = read_test(self.task, "test")
         train = local_data(self.task, "train")

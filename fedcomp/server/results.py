@@ -16,13 +16,14 @@ from ..callbacks import (
     RoundRecord,
     Summary,
 )
-from ..config import RunConfig
+from ..config import RunConfig, flag
 from ..errors import ConfigError
 from ..layout import Layout
 from ..local_optimizer import read as read_optimizer
 from ..memories.base import Changes, ReadValue, ReadVector
 from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.base import AcceptedUpdate, cohort_size
+from ..tasks import Task
 from ..tasks.data import Examples, describe_non_finite
 from .round_loop import RoundResult
 
@@ -37,6 +38,10 @@ HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 KINDS = "kinds"  # name of an entry in a checkpoint
 # Kinds of warnings.
 METRICS_NOT_FINITE, LOSS_NOT_FINITE = "metrics of clients", "test loss"
+# Options that have no effect on clients with the task's own optimizer or train_fn.
+UNUSED_BY_OWN_OPTIMIZER = {"optimizer", "lr", "momentum", "weight_decay"}
+UNUSED_BY_TRAIN_FN = {"optimizer", "optimizer_state", "step_schedule", "accumulate", "momentum"}
+UNUSED_BY_TRAIN_FN |= {"keep_momentum", "weight_decay", "augment", "proximal", "clip"}
 NUMBER = re.compile(r"\d+(\.\d+)?")
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
 
@@ -76,6 +81,26 @@ def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
     return (
         dataclasses.replace(config, weight_decay=0.0) if strategy.decays_in_server_step else config
     )
+
+
+def refuse_unused_options(config: RunConfig, task: Task, strategy: RoundStrategy) -> None:
+    """Raise ConfigError for an option of local training that differs from its default, but that the task's own code replaces."""
+    trains = client_config(config, strategy)
+    if task.train_fn is not None:
+        unused, own = UNUSED_BY_TRAIN_FN, "its own train_fn"
+    elif task.optimizer is not None:
+        keeps_lr = config.lr_schedule is not None or strategy.uses_lr
+        unused, own = UNUSED_BY_OWN_OPTIMIZER - ({"lr"} if keeps_lr else set()), "its own optimizer"
+    else:
+        return
+    for f in dataclasses.fields(RunConfig):
+        value = getattr(trains, f.name)
+        if f.name in unused and value != f.default:
+            given = flag(f.name) if value is True else f"{flag(f.name)} {value}"
+            raise ConfigError(
+                f"{given} has no effect, because task '{task.name}' has {own}; leave {flag(f.name)} out, and set the value in "
+                "the task"
+            )
 
 
 def bandwidths_of(

@@ -34,6 +34,7 @@ from ..server.results import (
     check_loss,
     client_config,
     make_strategy,
+    refuse_unused_options,
     round_record,
     summarize_run,
 )
@@ -121,6 +122,7 @@ class PreparedRun:
         folder = data_folder(config.data)
         self.task: Task = load(config.task, folder) if task is None else task
         self.strategy = make_strategy(config, layout_of(self.task), warn=self.warnings)
+        refuse_unused_options(config, self.task, self.strategy)
         self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
         read_test = data_or_none if config.evaluate == "clients" else data_of
         train, self.test = data_of(self.task, "train"), read_test(self.task, "test")

@@ -390,6 +390,8 @@ class RoundStrategy(ABC):
     replaces_server_optimizer: ClassVar[bool] = False
     # Whether the server applies weight decay in its step, instead of clients in local SGD.
     decays_in_server_step: ClassVar[bool] = False
+    # Whether the strategy computes with the clients' learning rate (--lr).
+    uses_lr: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # whether a round ends with the first updates to arrive
     # 0/1 array [clients in the round, data partitions] with 1 if the client uses the partition, or None without partitions.
     allocation: np.ndarray | None = None

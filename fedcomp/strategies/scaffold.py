@@ -79,6 +79,7 @@ class Scaffold(Average):
     required_memory: ClassVar[str] = Residual.name
     supports_weights: ClassVar[bool] = False
     supports_clipping: ClassVar[bool] = False
+    uses_lr: ClassVar[bool] = True
     client_algorithm: ClientAlgorithm = ScaffoldClient()
 
     def _check_settings(self) -> None:

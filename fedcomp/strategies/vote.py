@@ -63,6 +63,7 @@ class Vote(RoundStrategy):
     supports_weights: ClassVar[bool] = False
     replaces_server_optimizer: ClassVar[bool] = True
     decays_in_server_step: ClassVar[bool] = True
+    uses_lr: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)

@@ -69,11 +69,11 @@ class Task:
     `metrics` maps names to functions that compute further metrics. Each metric function is called once per evaluation, with the outputs and
     targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
-    `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer. `train_fn(model, data, local_round)`
-    replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the evaluation. `train_fn` and `evaluate_fn`
-    return a dict of numbers with at least the key "loss". If `train_fn` returns a number "examples", it is the weight of the update when
-    updates are weighted by examples. Other numbers that either function returns are metrics: at most 64, with names of at most 64 bytes.
-    With --evaluate clients, `evaluate_fn` is called on clients.
+    `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
+    `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the
+    evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number
+    "examples", it is the weight of the update when updates are weighted by examples. Other numbers that either function returns are
+    metrics: at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown here.
@@ -105,8 +105,9 @@ class Task:
             )
         for name, arguments in CALLS.items():
             if (value := getattr(self, name)) is not None and not callable(value):
+                by_name = ", or name the optimizer with --optimizer" * (name == "optimizer")
                 raise TaskError(
-                    f"task '{self.name}': {name} is of type {type(value).__name__}; give a function"
+                    f"task '{self.name}': {name} is of type {type(value).__name__}; give a function{by_name}"
                 )
             if value is not None and not accepts(value, len(arguments.split(", "))):
                 raise TaskError(

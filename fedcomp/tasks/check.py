@@ -212,7 +212,7 @@ def _check_training_step(task: Task, model: nn.Module, data: Examples, count: in
         return
     batch = _first_batch(task, "train", data, count)
     outputs = _model_outputs(task, model.train(), batch)
-    _check_labels(task, "train", data, outputs)
+    _check_labels(task, "train", data, outputs, batch.targets)
     call = "loss(outputs, targets)"
     shapes = f"outputs {_describe(predictions(outputs))} and targets {_describe(batch.targets)}"
     with warnings.catch_warnings(record=True) as caught:
@@ -241,11 +241,12 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
     with torch.inference_mode():
         batch = _first_batch(task, split, data)
         model_outputs = _model_outputs(task, model.eval(), batch)
-        _check_labels(task, split, data, model_outputs)
+        _check_labels(task, split, data, model_outputs, batch.targets)
         outputs, targets = predictions(model_outputs), batch.targets
         if task.accuracy is share_correct:
             labels = isinstance(targets, Tensor) and not targets.is_floating_point()
-            wanted = "integer labels; for other targets, give the task accuracy=None and metrics={name: function}"
+            fix = ", such as targets.argmax(1)" if task.criterion is F.cross_entropy else ""
+            wanted = f"integer labels{fix}; for other targets, give the task accuracy=None and metrics={{name: function}}"
             _require(task, labels, f"{split}().targets", _describe(targets), wanted)
         if task.accuracy is not None:
             call, wanted = "accuracy(outputs, targets)", "a number from 0 to 1"
@@ -296,7 +297,11 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
                 f"task '{task.name}': the batch has a key '{name}', but the model's forward has no such argument; rename or drop this "
                 f"key, or, if it holds the targets, give Task(target='{name}')"
             )
-    outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch))
+    used, types = {t.dtype for t in tensors(batch.inputs)}, {p.dtype for p in model.parameters()}
+    fix = "correct the task"
+    if torch.float64 in used - types:
+        fix = f"give inputs of the model's type, such as inputs.to({min(types, key=str)})"
+    outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch), fix)
     predicted = predictions(outputs)
     if task.loss not in (None, F.cross_entropy) or task.returns_loss(outputs):
         return outputs
@@ -306,9 +311,23 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
     return outputs
 
 
-def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
-    """Raise TaskError if a label is not the index of an output, since the cross-entropy would fail for this label in the first round."""
-    if task.criterion is not F.cross_entropy or not isinstance(data, Data):
+def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets: Any) -> None:
+    """Raise TaskError if the cross-entropy would fail: for targets of another shape or type, and for a label that is not the index of an
+    output. `targets` are those of the first examples of `data`.
+    """
+    if task.criterion is not F.cross_entropy:
+        return
+    if isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.ndim == 2:
+        is_float, fix = targets.is_floating_point(), ""
+        if targets.ndim == 2 and targets.shape[1] == 1 < outputs.shape[1]:
+            fix = f"targets.squeeze(1){'.long()' if is_float else ''}"
+        elif targets.shape == outputs.shape and outputs.shape[1] > 1 and not is_float:
+            fix = "targets.argmax(1)"
+        elif targets.ndim == 1 and is_float:
+            fix = "targets.long()"
+        wanted = f"a label for each example, such as {fix}, or another loss"
+        _require(task, not fix, f"{split}().targets", _describe(targets), wanted)
+    if not isinstance(data, Data):
         return
     if isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] == 1:
         raise TaskError(
@@ -325,15 +344,15 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any) -> None:
     _require(task, low >= 0 and high < n, f"{split}().targets", got, wanted)
 
 
-def _call(task: Task, call: str, function: Callable[[], T]) -> T:
-    """Call a function of the task's code and return its result. Raises TaskError, which names the call, if the call fails."""
+def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct the task") -> T:
+    """Call a function of the task's code and return its result. Raises TaskError, which names the call and the fix, if the call fails."""
     try:
         return function()
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise out_of_memory(error) or TaskError(
-            f"task '{task.name}': {call} failed: {describe(error)}; correct the task, or {SEE_TRACEBACK}"
+            f"task '{task.name}': {call} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
         ) from error
 
 

@@ -4,7 +4,7 @@ Each partitioner assigns every example to exactly one client.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ class Classes:
     ConfigError if clients × N is less than the number of classes.
     """
 
-    per_client: int
+    per_client: int = field(metadata={"example": 2})
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
@@ -89,7 +89,7 @@ class Shards:
     This is the partition of McMahan et al. 2017.
     """
 
-    per_client: int
+    per_client: int = field(metadata={"example": 2})
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
@@ -118,7 +118,7 @@ class Dirichlet:
     client that is left without examples is assigned one random example of a client that has at least two.
     """
 
-    alpha: float
+    alpha: float = field(metadata={"example": 0.1})
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:

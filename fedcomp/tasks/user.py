@@ -30,7 +30,9 @@ def load(text: str, data: Path | None) -> Task:
     for errors in the file. A FedcompError from the file's code is raised unchanged.
     """
     file, _, name = text.rpartition(":")
-    if not file or not name.isidentifier():
+    if text.endswith(".py"):
+        file, name = text, ""
+    elif not file or not name.isidentifier():
         raise TaskError(f"--task {text} does not name a task in the file; give path/file.py:name")
     path = Path(file).expanduser().absolute()
     try:
@@ -42,7 +44,12 @@ def load(text: str, data: Path | None) -> Task:
     if not exists:
         raise TaskError(f"--task {text}: the file {path} does not exist; give path/file.py:name")
     with seeded_globals(IMPORT_SEED):
-        return as_task(_attribute(_module(path, text), name, text), data, text)
+        module = _module(path, text)
+        if not name:
+            tasks = [key for key, value in vars(module).items() if isinstance(value, Task)]
+            give = " or ".join(f"{file}:{key}" for key in tasks or _names(module) or ["name"])
+            raise TaskError(f"--task {text} does not name a task in the file; give {give}")
+        return as_task(_attribute(module, name, text), data, text)
 
 
 def as_task(value: Any, data: Path | None, text: str) -> Task:
@@ -106,16 +113,21 @@ def _user_error(text: str, action: str, error: BaseException) -> FedcompError:
     )
 
 
+def _names(module: ModuleType) -> list[str]:
+    """Return the names of tasks and of functions, which may return a task, that are defined in a module."""
+    return [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, Task)
+        or (inspect.isfunction(value) and value.__module__ == module.__name__)
+    ]
+
+
 def _attribute(module: ModuleType, name: str, text: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        names = [
-            key
-            for key, value in vars(module).items()
-            if isinstance(value, Task)
-            or (inspect.isfunction(value) and value.__module__ == module.__name__)
-        ]
+        names = _names(module)
         raise TaskError(
             f"--task {text}: the file has no '{name}'; {nearest(name, names) if names else 'define it there'}"
         ) from None

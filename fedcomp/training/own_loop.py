@@ -1,6 +1,7 @@
 """Training by the user's own loop: the `train_fn` of a task."""
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..errors import ProtocolError, TaskError
+from ..errors import NonFiniteError, ProtocolError, TaskError
 from ..layout import Layout
 from ..messages import MAX_EXAMPLES, check_metric_names
 from ..tasks.base import Task
@@ -85,7 +86,8 @@ class OwnLoopEngine(ClientEngine):
         """Train by the task's `train_fn` on the client's examples; see `ClientEngine.train_job`.
 
         The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if
-        `local_round.state` contains values that cannot be stored.
+        `local_round.state` contains values that cannot be stored. Raises NonFiniteError for a loss of NaN or infinity with a finite update;
+        an update that is not finite is reported when it is encoded.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
@@ -107,6 +109,10 @@ class OwnLoopEngine(ClientEngine):
                 f"task '{self.task.name}': train_fn returned {examples:g} examples; return a number from 1 to {MAX_EXAMPLES:g}"
             )
         loss, state = numbers.pop("loss"), local_round.state or None
+        if not math.isfinite(loss) and out.isfinite().all():
+            raise NonFiniteError(
+                f"task '{self.task.name}': train_fn returned the loss {loss:g}; return a finite loss, or lower the learning rate"
+            )
         nested_state.check(state)
         return JobResult(loss, self.changed_buffers(), state, numbers, int(examples))
 

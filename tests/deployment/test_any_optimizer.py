@@ -7,30 +7,41 @@ import pytest
 from one_process import TASK, deployed
 
 from fedcomp import load
+from fedcomp.errors import ConfigError
 from fedcomp.sim import simulate
 
 KEYWORDS = Path(__file__).parents[1] / "keyword_task.py"
 
 
+OPTIMIZER = {
+    "optimizer": "adamw:lr=0.02,weight_decay=0.1",
+    "optimizer_state": "kept",
+    "step_schedule": "linear:to=0.1",
+    "accumulate": 2,
+}
+
+
 @pytest.mark.parametrize(
-    "task", [TASK, f"{KEYWORDS}:task", f"{KEYWORDS}:own_loop"], ids=["tiny", "keywords", "loop"]
+    ("task", "optimizer"),
+    [(TASK, OPTIMIZER), (f"{KEYWORDS}:task", OPTIMIZER), (f"{KEYWORDS}:own_loop", {})],
+    ids=["tiny", "keywords", "loop"],
 )
-def test_clients_keep_the_state_of_their_optimizer(tmp_path, task):
-    options = {
-        "task": task,
-        "clients": 3,
-        "rounds": 3,
-        "optimizer": "adamw:lr=0.02,weight_decay=0.1",
-        "optimizer_state": "kept",
-        "step_schedule": "linear:to=0.1",
-        "accumulate": 2,
-        "uplink": "topk:density=50%",
-    }
-    with deployed(tmp_path, **options) as run:
+def test_clients_keep_the_state_of_their_optimizer(tmp_path, task, optimizer):
+    options = {"task": task, "clients": 3, "rounds": 3, "uplink": "topk:density=50%"}
+    with deployed(tmp_path, **options, **optimizer) as run:
         run.serve([0], [1, 2])
         simulate(dataclasses.replace(run.config, out=str(tmp_path / "simulated"), engine="serial"))
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "simulated")]
     assert models[0] == models[1]
+
+
+def test_a_server_refuses_options_that_the_training_loop_of_the_task_replaces(tmp_path):
+    said = "--accumulate 2 has no effect, because task 'own loop' has its own train_fn"
+    with (
+        pytest.raises(ConfigError, match=said),
+        deployed(tmp_path, task=f"{KEYWORDS}:own_loop", accumulate=2) as run,
+    ):
+        run.serve([0, 1])
 
 
 def test_sparse_loco_gives_the_same_model_deployed_and_simulated(tmp_path):

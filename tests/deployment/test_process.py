@@ -11,6 +11,7 @@ from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.clients.device_state import MAX_PAST_VERSIONS
+from fedcomp.deployment import log_messages
 from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.deployment.handshake import ClientSetup, pack_options, session_for
 from fedcomp.errors import FedcompError, ProtocolError, UserError
@@ -300,3 +301,20 @@ def test_a_client_uses_the_client_algorithm_of_the_invitation(text):
     _, client = session_for(invitation(config, loop), own(0))
     assert client.algorithm == loop.strategy.client_algorithm
     assert client.replica.version == loop.broadcasts.version
+
+
+@for_each(
+    "partition_id, evaluate, says",
+    [
+        (None, "server", "all 400 examples (--partition-id K selects a part)"),
+        (None, "clients", "320 of 400 examples (--partition-id K selects a part)"),
+        (3, "server", "80 of 400 examples (--partition-id 3)"),
+    ],
+)
+def test_a_client_logs_on_which_examples_it_trains(partition_id, evaluate, says):
+    options = {"clients": 5, "participation": 1.0, "batch_size": 10, "evaluate": evaluate}
+    config = resolved(RunConfig(**options))
+    client = DeployedClient(own(0, partition_id=partition_id), None)
+    presence = client.join(invitation(config, a_loop(config), client=0))
+    message = str(log_messages.joined(presence, client.session, partition_id))
+    assert message.startswith(f"takes part as client 0, with {says}, uplink stc:")

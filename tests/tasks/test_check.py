@@ -11,9 +11,11 @@ from fedcomp.errors import ConfigError, DataError, TaskError
 from fedcomp.tasks import Augmentation, Data, Task
 from fedcomp.tasks.check import changing_buffers, check, data_of
 
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
 
 def data() -> Data:
-    return Data(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+    return Data(torch.randn(6, 4), LABELS)
 
 
 GOOD = Task("toy", lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), data, data)
@@ -152,6 +154,30 @@ def test_with_batch_size_1_the_check_uses_one_example():
         (
             {"train": lambda: Data([[1.0]], [1])},
             r"train\(\).inputs: got list; expected a dense tensor",
+        ),
+        (
+            {"train": lambda: Data(torch.zeros(6, 4, dtype=torch.float64), LABELS)},
+            r"inputs float64 \[2, 4\]\) failed: .*; give inputs of the model's type, such as inputs.to\(torch.float32\), or set",
+        ),
+        (
+            {"train": lambda: Data(torch.zeros(6, 4), LABELS[:, None])},
+            r"train\(\).targets: got int64 \[2, 1\]; expected a label for each example, such as targets.squeeze\(1\), or",
+        ),
+        (
+            {"train": lambda: Data(torch.zeros(6, 4), LABELS[:, None] / 1)},
+            r"got float32 \[2, 1\]; expected a label for each example, such as targets.squeeze\(1\).long\(\)",
+        ),
+        (
+            {"train": lambda: Data(torch.zeros(6, 4), nn.functional.one_hot(LABELS))},
+            r"got int64 \[2, 3\]; expected a label for each example, such as targets.argmax\(1\)",
+        ),
+        (
+            {"train": lambda: Data(torch.zeros(6, 4), LABELS / 1)},
+            r"got float32 \[2\]; expected a label for each example, such as targets.long\(\)",
+        ),
+        (
+            {"test": lambda: Data(torch.zeros(6, 4), nn.functional.one_hot(LABELS) / 1)},
+            r"test\(\).targets: got float32 \[2, 3\]; expected integer labels, such as targets.argmax\(1\); for other",
         ),
         (
             {"loss": lambda o, t: 0.5},
@@ -336,6 +362,10 @@ def test_the_check_detects_errors_that_would_otherwise_occur_in_later_rounds(cha
             r"train_fn cannot be called as train_fn\(model, data, local_round\); change its parameters",
         ),
         ({"evaluate_fn": lambda model: {}}, r"called as evaluate_fn\(model, data\)"),
+        (
+            {"optimizer": "adam"},
+            "optimizer is of type str; give a function, or name the optimizer with --optimizer",
+        ),
         ({"optimizer": lambda: None}, r"called as optimizer\(parameters\)"),
     ],
 )

@@ -225,7 +225,8 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
     "spec, data, clients, kind, says",
     [
         ("class:2", DATA, 10, SpecError, "unknown partition 'class'; did you mean 'classes'"),
-        ("classes", DATA, 10, SpecError, "needs per_client"),
+        ("classes", DATA, 10, SpecError, "needs per_client; write classes:per_client=2"),
+        ("dirichlet", DATA, 10, SpecError, "needs alpha; write dirichlet:alpha=0.1"),
         ("classes:two", DATA, 10, SpecError, "give a whole number"),
         ("iid:3", DATA, 10, SpecError, "has no option"),
         (

@@ -61,8 +61,8 @@ def test_a_path_may_be_relative_or_begin_with_a_tilde(write_task, tmp_path, monk
 @for_each(
     "text, says",
     [
-        ("mine.py", "does not name a task in the file; give path/file.py:name"),
-        ("mine.py:", "does not name a task in the file"),
+        ("mine.py", "the file .*mine.py does not exist; give path/file.py:name"),
+        ("mine.py:", "does not name a task in the file; give path/file.py:name"),
         (":task", "does not name a task in the file"),
         ("mine.py:not a name", "does not name a task in the file"),
         ("absent.py:task", "the file .*absent.py does not exist"),
@@ -71,6 +71,23 @@ def test_a_path_may_be_relative_or_begin_with_a_tilde(write_task, tmp_path, monk
 def test_a_name_without_a_task_is_refused(text, says):
     with pytest.raises(TaskError, match=f"--task {text}.*{says}"):
         load(text)
+
+
+@for_each(
+    "content, names",
+    [
+        (TASK.replace("task = ", "first = second = "), ["first", "second"]),
+        ("def make_task(): pass\n", ["make_task"]),
+        ("x = 1\n", ["name"]),
+    ],
+)
+def test_the_error_for_a_file_without_a_name_lists_its_tasks(content, names, write_task, tmp_path):
+    write_task(content)
+    file = str(tmp_path / "mine.py")
+    wanted = " or ".join(f"{file}:{name}" for name in names)
+    with pytest.raises(TaskError) as caught:
+        load(file)
+    assert str(caught.value) == f"--task {file} does not name a task in the file; give {wanted}"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Clients train by the task's `train_fn`. The state of a `train_fn` is stored as bytes between rounds."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedcomp import Data, Task
-from fedcomp.errors import TaskError
+from fedcomp import Data, Task, simulate
+from fedcomp.errors import NonFiniteError, TaskError
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model
 from fedcomp.training import nested_state
@@ -105,6 +107,40 @@ def test_random_draws_of_a_train_fn_do_not_depend_on_the_global_generator():
 def test_an_invalid_result_of_a_train_fn_is_one_error_message(returned, said):
     with pytest.raises(TaskError, match=said):
         run(lambda model, data, round: returned)
+
+
+def one_round(train, folder):
+    """Simulate one round of two clients. Return the record of the round and the reasons of the rejections."""
+    task = Task(
+        *("own", lambda: nn.Linear(2, 3), DATA, DATA),
+        train_fn=train,
+        evaluate_fn=lambda model, data: {"loss": 1.0},
+    )
+    run = simulate(task, clients=2, rounds=1, participation=1, out=folder, progress=False)
+    return run.records[0], [rejection.reason for rejection in run.summary.rejections]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), torch.tensor(float("nan"))])
+def test_a_client_whose_train_fn_returns_a_loss_that_is_not_finite_is_rejected(loss, tmp_path):
+    def train(model, data, local_round):
+        return {"loss": loss if local_round.client else 1.0}
+
+    said = "task 'own': train_fn returned the loss (nan|inf); return a finite loss"
+    with pytest.raises(NonFiniteError, match=said):
+        run(train)
+    record, (reason,) = one_round(train, tmp_path / "run")
+    assert (record.accepted, record.rejected, record.train_loss) == (1, 1, 1.0)
+    assert re.match(said, reason)
+
+
+def test_an_update_that_is_not_finite_is_reported_with_its_tensor(tmp_path):
+    def train(model, data, local_round):
+        with torch.no_grad():
+            model.weight += float("nan")
+        return {"loss": float("nan")}
+
+    record, reasons = one_round(train, tmp_path / "run")
+    assert record.rejected == 2 and "the update is nan in tensor 'weight'" in reasons[0]
 
 
 def test_state_that_cannot_be_stored_is_one_error_message():

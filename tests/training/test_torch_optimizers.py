@@ -183,8 +183,9 @@ def test_the_loss_of_a_task_receives_float32_outputs_under_autocast(model):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("adamv", "unknown optimizer 'adamv'"),
+        ("adamv", r"unknown optimizer 'adamv'"),
         ("AdamW", "did you mean 'adamw'?"),
+        ("adamv", r"unknown optimizer 'adamv'; did you mean 'adam' or 'adamw'\? known: adadelta,"),
         ("adamw:rate=1", "has no option 'rate'"),
         ("adamw:betas=0.9", "takes betas as two options; give beta1=0.9,beta2=0.999"),
         ("adamw:differentiable=true", "has no option 'differentiable'"),
@@ -243,6 +244,52 @@ def test_simulate_takes_a_function_as_the_optimizer(tmp_path):
     assert np.array_equal(own.metrics["loss"], spec.metrics["loss"])
     with pytest.raises(ConfigError, match="optimizer is a function, which needs a Task object"):
         simulate("digits", optimizer=torch.optim.Adagrad)
+
+
+def untrained(model, data, local_round):
+    return {"loss": 1.0}
+
+
+OWN_OPTIMIZER = {"optimizer": torch.optim.Adagrad}, "its own optimizer"
+OWN_LOOP = {"train_fn": untrained}, "its own train_fn"
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "given"),
+    [
+        (OWN_OPTIMIZER, {"lr": 0.3}, "--lr 0.3"),
+        (OWN_OPTIMIZER, {"optimizer": "adamw:lr=0.1"}, "--optimizer adamw:lr=0.1"),
+        (OWN_OPTIMIZER, {"momentum": 0.5}, "--momentum 0.5"),
+        (OWN_OPTIMIZER, {"weight_decay": 0.5}, "--weight-decay 0.5"),
+        (OWN_LOOP, {"optimizer": "adamw"}, "--optimizer adamw"),
+        (OWN_LOOP, {"clip": 2.0}, "--clip 2.0"),
+        (OWN_LOOP, {"accumulate": 2}, "--accumulate 2"),
+        (OWN_LOOP, {"momentum": 0.5, "keep_momentum": True}, "--momentum 0.5"),
+    ],
+)
+def test_an_option_that_the_task_replaces_is_refused(own, options, given):
+    fields, reason = own
+    task = Task("tiny", network, DATA, DATA, **fields)
+    said = f"^{given} has no effect, because task 'tiny' has {reason}; leave {given.split()[0]} out"
+    with pytest.raises(ConfigError, match=said):
+        simulate(task, clients=2, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        (OWN_OPTIMIZER, {"clip": 2.0, "accumulate": 2}),
+        (OWN_OPTIMIZER, {"lr": 0.3, "lr_schedule": "0.3,0.1@2"}),
+        (OWN_OPTIMIZER, {"lr": 0.3, "weight_decay": 0.1, "strategy": "vote"}),
+        (OWN_LOOP, {"lr": 0.3, "batch_size": 2, "local_epochs": 2}),
+    ],
+)
+def test_options_that_the_task_does_not_replace_are_accepted(own, options, tmp_path):
+    task = Task("tiny", network, DATA, DATA, **own[0])
+    run = simulate(
+        task, clients=3, rounds=1, participation=1, progress=False, out=tmp_path / "run", **options
+    )
+    assert run.summary.client_updates == 3
 
 
 def test_the_default_learning_rate_is_that_of_torch_except_for_sgd():

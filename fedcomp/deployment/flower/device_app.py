@@ -42,7 +42,8 @@ def join(message: Message, context: Context) -> Message:
         try:
             presence = client.join(invitation)
             folder.save({INVITATION: invitation.pack()}, INVITED)
-            _log_message(folder, log_messages.joined(presence, client.session))
+            partition_id = client.setup.partition_id
+            _log_message(folder, log_messages.joined(presence, client.session, partition_id))
         except FedcompError as error:
             presence = Presence(invitation.run, client.client_id, "", str(error))
             _log_message(folder, LogMessage(str(error), REFUSED))
