@@ -131,7 +131,7 @@ def seal(
     signer: ec.EllipticCurvePrivateKey,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """Return an encrypted ballot of len(bits) + 210 + 84 · len(voters) bytes, signed. Raises ProtocolError for an invalid public key.
+    """Return an encrypted and signed ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
 
     `voters`: dict from voter to the public key on its card.
     """
@@ -149,7 +149,7 @@ def seal(
 
 @dataclass(frozen=True)
 class SealedBallot:
-    """An encrypted ballot that its sender has signed. The keys of the dict `wraps` are the voters that can decrypt it."""
+    """An encrypted ballot that its sender has signed. The keys of the dict `wraps` are the voters that can decrypt the ballot."""
 
     slot: Slot
     point: bytes
@@ -210,7 +210,7 @@ class SealedBallot:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether a voter's complaint is justified: whether the key `private` of its card `public` does not open the ballot.
+        """Return whether a voter's complaint is justified: whether the private key of the card `public` does not open the ballot.
 
         The ballot must contain the public key of the card, so that a voter cannot accuse a sender with a card that the sender never
         received.

@@ -49,7 +49,7 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota for later rounds: the quorum, or in a run with a deadline a cohort (after the deadline, fewer clients)."""
+        """Return the quota for later rounds: the quorum. In a run with a deadline: a cohort, and fewer clients after the deadline."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
@@ -67,9 +67,7 @@ class Quota:
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or the quorum if `config.quorum` is below 1 and the quorum is
-    larger.
-    """
+    """Return how many clients a round needs after the deadline: two, or the quorum if it is larger and the option `quorum` is below 1."""
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 

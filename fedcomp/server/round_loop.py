@@ -50,7 +50,7 @@ class RoundResult:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None if the round did not update the model
-    # By client: fraction of the client's votes that lost by a wide margin. Empty unless the strategy counts votes.
+    # By client: fraction of the client's votes that lost by a wide margin. Empty if the strategy has no votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration in virtual seconds, None in real time
     clipped: int = 0  # number of accepted updates that were clipped
@@ -118,7 +118,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # only the assignments keep downloads now
+            self.broadcasts.release_downloads()  # only assignments now keep downloads in memory
             exchange.on_answer = partial(self.on_answer, round)
             exchange.run(assignments, phase.completion or completion)
             phases[phase.name] = exchange.close()

@@ -146,7 +146,7 @@ class RunFolder:
         self.records()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:
-        """Write model.safetensors from contiguous tensors on the CPU that do not overlap."""
+        """Write model.safetensors. The tensors must be contiguous, on the CPU, and must not share memory."""
         with self._writing(), durable_files.replacing(self.path / MODEL) as temporary:
             save_file(tensors, temporary)
             durable_files.flush(temporary)

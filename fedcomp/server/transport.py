@@ -40,11 +40,11 @@ class Clock:
     limit_s: float | None = None  # time limit of the last exchange of messages, in seconds
 
     def begin(self, limit_s: float | None) -> None:
-        """Start an exchange of messages with a time limit in seconds, or None for no limit."""
+        """Record that an exchange of messages starts. `limit_s`: its time limit in seconds, or None for no limit."""
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
-        """Set how many answers the transport may deliver before the exchange checks again whether it is complete."""
+        """Set how many answers the transport may deliver before the exchange of messages must check whether it is complete."""
 
     def now(self) -> float:
         """Return the time in seconds. Only differences between two results are meaningful, and only within one exchange of messages."""

@@ -1,7 +1,8 @@
 """Federated averaging of compressed updates.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017.
-Sattler et al. 2019, algorithm 2, compresses the downlink as well. With the decoded update C(a_i) and the weight w_i of client i:
+Sattler et al. 2019, algorithm 2, compresses the downlink as well. The server computes the mean y of the decoded updates C(a_i) with the
+weights w_i of the clients i:
 
     y = Σ w_i C(a_i) / Σ w_i.
 

@@ -36,7 +36,7 @@ Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client dur
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """Settings of a run that strategies and the round loop use. `fedcomp.config.RunConfig` documents the fields of the same names."""
+    """Settings of a run that strategies and the round loop use. `fedcomp.config.RunConfig` documents these settings."""
 
     participation: float = 0.1
     uplink: str = "stc:density=1/100"
@@ -56,7 +56,7 @@ class StrategyConfig:
     # Learning rate of local SGD, and the server's step size in strategies with a majority vote
     lr: float = 0.05
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
-    budget_s: float = 0.0  # seconds in which a client must send its update
+    budget_s: float = 0.0  # time in which a client must be able to send its update
     lr_schedule: str | None = None
     local_steps_schedule: str | None = None
     batch_size_schedule: str | None = None
@@ -104,8 +104,8 @@ class ClientAlgorithm:
 
     In the first phase of a round, a client commits its previous update to its memory (error feedback) if the server accepted this update,
     and rolls the memory back otherwise. The client then updates its model, trains, and sends a frame (an encoded update). In each later
-    phase, the memory encodes another frame of the same update. Subclasses must not store state in attributes. State that outlasts a round
-    belongs in the memory or in the client state (a dict of tensors), other state in `RoundState.values`.
+    phase, the client's memory encodes another frame of the same update. Subclasses must not store state in attributes. State that outlasts
+    a round belongs in the memory or in the client state (a dict of tensors), other state in `RoundState.values`.
 
     The *global state* [numel] is the vector that the server updates and broadcasts; in most strategies, it holds the model weights.
     """
@@ -392,7 +392,7 @@ class RoundStrategy(ABC):
     # Whether the server applies weight decay in its step, instead of clients in local SGD.
     decays_in_server_step: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # whether a round ends when the first updates have arrived
-    # 0/1 array [clients in the round, data partitions] with 1 if the client uses the partition, or None without partitions.
+    # 0/1 array [clients in the round, data partitions]: 1 if the client needs the partition. None if there are no partitions.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -473,7 +473,7 @@ class RoundStrategy(ABC):
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
-        """Return a frame that sends the unused part of an accepted update back to the client, or b"" if `aggregate` used the whole update.
+        """Return a frame for the client with the part of its update that `aggregate` did not use, or b"" if all of the update was used.
 
         The uplink codec encodes this frame, unless the clients' memory needs another format. The frame counts as traffic.
         """

@@ -1,7 +1,7 @@
 """Centered clipping: the server clips each update to a radius around the previous aggregate, and averages the clipped updates.
 
-Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2. With the n updates x_i of a round,
-at most f of them Byzantine, the aggregate v and the clipping radius τ:
+Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2. A round has n updates x_i, at most
+f of them Byzantine. With the clipping radius τ, the server computes the aggregate v:
 
     v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,  starting from the v of the previous round, or from 0 in the first round.
 

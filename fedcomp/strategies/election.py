@@ -87,7 +87,7 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`, which limits the work of a voter
 STATE = "election"  # name of the checkpoint entry with all known clients
-MANY_CARDS = 1000  # number of cards (one-time keys) per round above which a notice warns
+MANY_CARDS = 1000  # a notice warns if a round has more cards (one-time keys) than this
 NO_SEATS = codes.Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for an encrypted update
 
@@ -489,8 +489,8 @@ class Election(Vote):
         return self.convicted | {a.client: reason for a in remaining}
 
     def _is_judged(self, client: int) -> bool:
-        # Honest votes on few partitions often lose by wide margins. If any voters vote on most partitions, suspicion covers only these
-        # voters.
+        # Honest votes on few partitions often lose by wide margins. If any voters vote on most partitions, only these voters get a
+        # suspicion.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.of(client)])
 

@@ -1,18 +1,18 @@
 """FetchSGD: the server keeps momentum and error feedback in sketches, and clients have no state.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
-ICML 2020, algorithm 1. With the update x_i and the weight w_i of client i, and the count sketch S(x) of x,
+ICML 2020, algorithm 1. The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. Client i sends the
+count sketch S(x_i) of its update x_i, which has the weight w_i. Then the server updates the model W:
 
     S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
     S_e ← S_e + S_u
-    Δ   = the k largest estimates from S_e, else 0
+    Δ   = the estimates from S_e at the k largest coordinates, and 0 elsewhere
     W   ← W + η C(λΔ).
-    Then with error=subtract, S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
-    Then with error=zero, the cells of S_e and S_u for the coordinates of C(Δ) become 0.
+    With error=subtract, finally S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
+    With error=zero, finally the cells of S_e and S_u for the coordinates of C(Δ) become 0.
 
-The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. The factor λ is the learning rate of the round
-divided by that of the run. Updates are proportional to λ. Because of the division by λ, S_u and S_e do not depend on the learning rates of
-the rounds. As in the authors' code, the step Δ is multiplied by the λ of the current round.
+The factor λ is the learning rate of the round divided by that of the run. Updates are proportional to λ. Because of the division by λ, S_u
+and S_e do not depend on the learning rates of the rounds. As in the authors' code, the step Δ is multiplied by the λ of the current round.
 
 C is the downlink codec, which has no error-feedback memory; with error=subtract, the error of C stays in S_e. The paper subtracts
 gradients; in fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, the

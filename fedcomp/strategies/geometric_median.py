@@ -1,7 +1,7 @@
 """The geometric median: the point with the smallest sum of distances to all updates.
 
 Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning. arXiv:1912.13445, 2019; IEEE TSP 2022, algorithm 2 (smoothed
-Weiszfeld). With the n updates x_i of a round, at most f < n/2 of them Byzantine:
+Weiszfeld). A round has n updates x_i, at most f < n/2 of them Byzantine. Their geometric median z is computed by iterating
 
     z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   starting from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n.
 

@@ -1,7 +1,8 @@
 """Global top-k: the server keeps the k largest coordinates of the mean of sparse updates that have k coordinates each.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
-networks. ICDCS 2019. With the decoded update C(a_i) and the weight w_i of client i (as in the strategy `average`):
+networks. ICDCS 2019. The server computes the update y from the decoded updates C(a_i) and the weights w_i of the clients i (as in the
+strategy `average`):
 
     y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, and 0 elsewhere;  the server returns the other values of C(a_i) to client i.
 

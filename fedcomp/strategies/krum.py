@@ -1,7 +1,7 @@
 """Krum selects the update with the nearest neighbours. Multi-Krum averages the `keep` updates with the nearest neighbours.
 
-Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. With the n
-updates x_i of a round, at most f of them Byzantine, and the aggregate y:
+Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. A round has
+n updates x_i, at most f of them Byzantine. The server computes the scores s(i) and the aggregate y:
 
     s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors x_j nearest to x_i, j ≠ i.
     Krum:         y = the update x_i with the smallest score s(i).

@@ -76,7 +76,7 @@ class PowerSGD(Average):
         start = normal(seeds.key(self.config.seed, self.name), self.right_numel)
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # the basis P̂ of the current round
-        self._next = b""  # new Q, stored if this round updates the model
+        self._next = b""  # new factor Q, stored if this round updates the model
 
     def _check_settings(self) -> None:
         super()._check_settings()

@@ -10,7 +10,7 @@ is rejected and counts as Byzantine, so the rule then tolerates f − 1 other By
 not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
 Besides the m updates, a rule needs RAM for BLOCK coordinates of all updates, float32 [m, BLOCK], and for CHUNK of these coordinates in
-float64. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed. Updates of the codecs `qsgd`,
+float64. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed in RAM. Updates of the codecs `qsgd`,
 `terngrad`, `natural`, `adaptive` and `fp16` are always dense. A sketch with density 1 is decoded to a dense vector when a rule first reads
 it. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend
 on the block size BLOCK. The rounding error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
@@ -19,7 +19,7 @@ With the options `mix` and `buckets`, the input of a rule consists of averages o
 each other than single updates do.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
-heterogeneity. AISTATS 2023, algorithm 2. With the m input vectors xᵢ of a rule:
+heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ of a rule are replaced by
 
     yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f.
 

@@ -122,7 +122,7 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return the number of bytes that each client can send in `budget_s`. Raises ConfigError if the smallest frame has more bytes."""
+        """Return how many bytes each client can send in `budget_s`. Raises ConfigError if a client cannot send the smallest frame."""
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)

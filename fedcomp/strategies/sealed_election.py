@@ -459,7 +459,7 @@ class SealedRound:
         self._keys: dict[int, bytes] = {}
 
     def announce(self, phase: str, client: int, before: AcceptedByPhase) -> dict[str, bytes]:
-        """Return the announcements to a client at the start of a phase, by name. `before`: accepted answers of earlier phases."""
+        """Return the announcements to a client at the start of a phase, by name. `before`: accepted answers in earlier phases."""
         common = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}
         row = self.rows[client]
         if phase == CARDS:

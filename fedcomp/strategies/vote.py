@@ -1,8 +1,8 @@
 """signSGD with majority vote: one bit per coordinate in each direction.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
-Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. With the update x_i
-of client i and the model θ:
+Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. From the updates x_i
+of the clients i, the server computes the majority V and the model θ:
 
     v_i = sign(x_i),   V = majority of the v_i in each coordinate;   θ ← θ + η V.
     Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m).
