@@ -15,12 +15,12 @@ from .session import EncodingSession
 from .state import ClientState
 
 CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
-MAX_PAST_VERSIONS = 32  # maximum number of earlier model versions (hashes) that a device stores
+MAX_PAST_VERSIONS = 32  # maximum number of hashes of earlier model versions that a device stores
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the tensors and bytes that a device stores for a client, by name. A list of byte strings is stored as one byte string. Tensors
-    are not copied.
+    """Return the tensors and bytes that a device stores for a client, by name. The byte strings in a list are concatenated in the file.
+    Tensors are not copied.
     """
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
@@ -54,7 +54,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         head = json.loads(stored[SESSION])
         replica = session.replica
         new = len(replica.past_versions) == 1
-        # All clients of a session share one copy of the model. Do not replace this copy by an older version.
+        # All clients of a session share one copy of the model, which an older version must not replace.
         if new or replica.version in head["passed"]:
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))
@@ -65,7 +65,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
 
 
 def unpack_round(stored: Mapping[str, Any]) -> RoundState | None:
-    """Return the client's state in its current round from `stored`, the result of `pack`. Return None if the client is in no round.
+    """Return the client's state in the current round from `stored`, the result of `pack`, or None if the client has not started a round.
 
     Raises KeyError, TypeError or ValueError if `stored` is not a result of `pack`.
     """

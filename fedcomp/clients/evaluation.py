@@ -23,7 +23,7 @@ from .trainer import Shards
 
 
 class ClientEvaluator:
-    """An evaluator of model weights on the held-out data of one client at a time.
+    """An evaluator of model weights on the held-out data of clients.
 
     `shards[client]` holds the indices of the client's training examples in `train`. `held_out[client]` holds the indices of the client's
     held-out examples in `test`. `train` and `test` must be on `device`, and the model is moved to `device`. Before each evaluation, the
@@ -51,7 +51,7 @@ class ClientEvaluator:
         )
 
     def evaluate(self, round: int, client: int, weights: Tensor) -> ReportedMetrics:
-        """Return the metrics of the model weights `weights` [numel] on the client's held-out examples. Return no metrics if the client has
+        """Return the metrics of a model with the weights `weights` [numel] on a client's held-out examples, or no metrics if the client has
         no held-out examples. Raises ProtocolError if the name of a metric cannot be sent to the server.
         """
         rows = self.held_out[client]

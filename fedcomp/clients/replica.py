@@ -1,4 +1,4 @@
-"""A client's copy of the model. Only downloads from the server change the copy, so it stays bit-identical to the server's model."""
+"""A client's copy of the model. Only downloads from the server change the copy, so it equals a version of the server's model bit by bit."""
 
 import itertools
 from collections.abc import Iterable
@@ -35,10 +35,10 @@ class Replica:
         self.weights, self.layout, self.downlink = weights, layout, downlink
         self.version = initial_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        self.past_versions = {self.version: None}  # all versions that this copy has had, in order
+        self.past_versions = {self.version: None}  # all versions of this copy, oldest first
 
     def move(self, assignment: Assignment) -> None:
-        """Apply the download of an assignment (the server's message). Frames (encoded updates) that this copy has already applied are
+        """Apply the download in an assignment (a message from the server). Frames (encoded updates) that this copy has already applied are
         skipped.
 
         Raises NeedDense, and leaves the weights unchanged, if the download cannot be applied to the current version. Raises FrameError for
@@ -59,17 +59,17 @@ class Replica:
             )
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str] = ()) -> None:
-        """Restore stored weights [numel] of model version `version`. `past_versions` are the earlier versions of this copy, in order."""
+        """Restore stored weights [numel] of model version `version`. `past_versions` are the earlier versions, oldest first."""
         self.weights.copy_(weights)
         self.version = version
         self.fingerprint = fingerprint(self.weights)
         self.past_versions = dict.fromkeys([*past_versions, version])
 
     def check_path(self, assignment: Assignment, version: str) -> None:
-        """Raise NeedDense if the download of an assignment cannot be applied to model version `version`.
+        """Raise NeedDense if the download in an assignment cannot be applied to model version `version`.
 
-        A download of frames (encoded updates) can be applied to the model version before each frame, and after the last. If the server did
-        not receive the client's last report, the download starts from an older version than the client's.
+        A download of several frames (encoded updates) can be applied if `version` is the model version before or after one of the frames.
+        If the server did not receive the client's last report, the client has already applied the first frames.
         """
         a = assignment
         if a.form == DENSE or version == a.base:

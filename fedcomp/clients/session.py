@@ -5,8 +5,8 @@ is a proposal until the client knows whether the server accepted it. The client'
 whether the server accepted the frame. To settle a proposal means to commit it to the memory if the server accepted the frame, and to roll
 the memory back otherwise.
 
-A session does the work of one client on a device, or of many clients in a simulation. Clients at the same model version have the same
-weights, so all clients of a session share one copy of the model.
+A session runs one client on a device, or many clients in a simulation. Clients at the same model version have the same weights, so all
+clients of a session share one copy of the model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ class ClientHook:
     change nothing.
     """
 
-    needs_whole_cohort: bool = False  # whether one call of `handle` must get all clients of a phase
+    needs_whole_cohort: bool = False  # whether `handle` must get all clients of a phase in one call
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         """Receive the assignments of the first phase of a round, before the session handles them."""
@@ -59,7 +59,7 @@ class ClientHook:
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Divide assignments into groups, each with a hashable key. The session handles one group after the other."""
+        """Divide assignments into groups that the session handles one after the other. Each group has a hashable key."""
         return [(None, list(assignments))] if assignments else []
 
     def training_data(self, group: Any, data: Examples) -> Examples:
@@ -67,18 +67,18 @@ class ClientHook:
         return data
 
     def on_updates(self, group: Any, assignments: Sequence[Assignment], updates: Tensor) -> Tensor:
-        """Return the updates [m, numel] that the m clients of a group encode, by default `updates`. The tensor `updates` may be
-        overwritten.
+        """Return the updates [m, numel] that the m clients of a group encode, by default `updates`. The method may overwrite the tensor
+        `updates`.
         """
         return updates
 
     def on_report(self, assignment: Assignment, report: Report, memory: Memory) -> Report:
-        """Return the report that a client sends, by default `report`. `memory` made the encoded update in `report`."""
+        """Return the report that a client sends, by default `report`. `memory` is the client's memory."""
         return report
 
 
 class States(Protocol):
-    """The states of the clients of a session, by client id."""
+    """The states of a session's clients, by client id."""
 
     def at(self, client: int) -> ClientState:
         """Return the state of a client, or a new state if the client has none yet."""
@@ -112,7 +112,7 @@ class EncodingSession:
     def __init__(self, replica: Replica, states: States, algorithm: ClientAlgorithm, seed: int):
         self.replica, self.states = replica, states
         self.algorithm, self.seed = algorithm, seed
-        self.rounds: dict[int, RoundState] = {}  # by client: the state in its current round
+        self.rounds: dict[int, RoundState] = {}  # by client: the state in the current round
 
     def download(self, assignment: Assignment) -> None:
         """Commit or roll back the client's previous update, and apply the assignment's download to the copy of the model.
@@ -120,11 +120,11 @@ class EncodingSession:
         Raises NeedDense if the download cannot be applied to the client's version of the model, and FrameError for a damaged frame.
         """
         a, state = assignment, self.states.at(assignment.client)
-        # Nothing is pending if `_commit_accepted` has committed the update.
+        # If `_commit_accepted` has already committed the update, the memory has no pending update.
         if state.memory.pending is not None:
             state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
-            state.memory.reset()  # the server has accepted another update of this client
+            state.memory.reset()  # the server accepted an update that this memory lacks
             state.after = ""
         if state.version != a.version:
             self.replica.check_path(a, state.version)
@@ -141,7 +141,7 @@ class EncodingSession:
         updates: Tensor | None,
         traces: Sequence[Traces] | None = None,
     ) -> list[Frame]:
-        """Return one frame (encoded update) per client, and store the hash of each frame (its ticket) in the client's state.
+        """Return one frame (encoded update) per client, and store the ticket (hash) of each frame in the client's state.
 
         The tensor `updates` [m, numel] may be overwritten. If `updates` is None, as in later phases of a round, each client's memory
         encodes the next frame of the client's update. If a client fails, the result has a FedcompError in place of the client's frame.
@@ -176,9 +176,9 @@ class EncodingSession:
 class ClientSession(EncodingSession):
     """A session that trains its clients, and answers assignments with reports.
 
-    With `keeps_rounds`, a client's state in a round is kept until this client's next round; otherwise, until any client's next round.
-    `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are freed once
-    they are applied.
+    With `keeps_rounds`, a client's round state is kept until this client starts another round; otherwise, until any client starts another
+    round. `evaluator` is None if clients do not evaluate the model. The frames of a download may be as large as the model, so they are
+    freed once they are applied.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class ClientSession(EncodingSession):
 
     @property
     def at_once(self) -> int:
-        """The number of assignments to pass to one call of `handle`."""
+        """The number of assignments that one call of `handle` should get."""
         whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
@@ -265,8 +265,8 @@ class ClientSession(EncodingSession):
     def _evaluate(
         self, assignments: Sequence[Assignment], reports: dict[int, Report]
     ) -> tuple[list[Assignment], dict[int, ReportedMetrics]]:
-        """Evaluate the model on the clients whose assignments ask for an evaluation. Return the assignments of clients that did not fail,
-        and the metrics by client.
+        """Evaluate the model on the held-out data of the clients whose assignments ask for it. Return the assignments of clients that did
+        not fail, and the metrics by client.
         """
         measured: dict[int, ReportedMetrics] = {}
         if self.evaluator is not None and any(a.evaluate for a in assignments):
@@ -283,7 +283,7 @@ class ClientSession(EncodingSession):
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
         """Commit accepted updates to the memories of all clients in one call.
 
-        If the server accepted only a part of an update, or the client keeps momentum, `download` commits the update.
+        `download` commits updates that the server accepted only partly, and the updates of clients that keep momentum.
         """
         accepted = []
         for a in assignments:
@@ -355,7 +355,7 @@ class ClientSession(EncodingSession):
         return reports
 
     def _continue(self, group: Any, assignments: Sequence[Assignment]) -> dict[int, Report]:
-        """Return the clients' reports for a later phase of a round (not the first)."""
+        """Return the clients' reports for a phase of a round after the first phase."""
         reports: dict[int, Report] = {}
         proceeding: list[Assignment] = []
         new_updates: list[tuple[Assignment, Tensor]] = []
@@ -417,16 +417,16 @@ class ClientSession(EncodingSession):
 
 
 def context_of(assignment: Assignment) -> Context:
-    """Return the settings of an assignment that codecs and memories need."""
+    """Return the parts of an assignment that codecs and memories need."""
     a = assignment
     return Context(round=a.round, phase=a.phase, announced=a.announcements, rate=a.lr)
 
 
 def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> FedcompError:
-    """Return `error`, or a new error if NaN or infinity in the training data may be the cause."""
+    """Return `error`, or a more specific error if NaN or infinity in the training data may be the cause."""
     if not isinstance(error, NonFiniteError):
         return error
-    if isinstance(trainer.data, LazyData):  # not searched, which may take longer than training
+    if isinstance(trainer.data, LazyData):  # searching the data may take longer than training
         return NonFiniteError(f"{error}, and check the data of train() for NaN and infinity")
     if found := describe_non_finite(trainer.data, trainer.shards[client]):
         return NonFiniteError(

@@ -45,11 +45,11 @@ class ClientState:
             self.momentum = to_place(self.momentum)
 
     def settle(self, accepted: str, returned: bytes = b"") -> None:
-        """Commit the latest update to the memory (fedcomp.memories) if the server accepted it, else roll the memory back.
+        """Commit the latest update to the memory (error feedback) if the server accepted it, else roll the memory back.
 
-        `accepted` is the ticket (hash) of the accepted update. `returned` encodes the entries of the accepted update that the server left
-        out, b"" if there are none. The momentum of local SGD is set to zero at the accepted coordinates. Repeated calls have no effect.
-        Raises FrameError, and changes nothing, if `returned` is damaged.
+        `accepted` is the ticket (hash) of the accepted update. `returned` is a frame with the entries of the accepted update that the
+        server did not use, or b"" if there are none. The momentum of local SGD is set to zero at the accepted coordinates. Repeated calls
+        have no effect. Raises FrameError, and changes nothing, if `returned` is damaged.
         """
         memory = self.memory
         if memory.pending is None:
@@ -64,7 +64,7 @@ class ClientState:
             mask([self.momentum], sent, dropped)
 
     def pack(self, name: str) -> tuple[dict[str, Tensor], list[bytes]]:
-        """Return the vectors [numel], with names that begin with `name`, and all other values as byte strings. Vectors are not copied."""
+        """Return the state as vectors [numel], whose names begin with `name`, and a list of byte strings. Vectors are not copied."""
         state = self.memory.state_dict(copy=False)
         if self.momentum is not None:
             state = state | {MOMENTUM: self.momentum}
@@ -94,8 +94,8 @@ class ClientState:
         vector: Callable[[str], Tensor | None],
         make_memory: Callable[[], Memory],
     ) -> Self:
-        """Restore a state from the result of `pack`. `vector(name)` returns the packed vector of this name. `make_memory()` returns
-        an empty memory, which is then filled.
+        """Restore a state from the result of `pack`. `vector(name)` returns the packed vector of this name. `make_memory()` returns a new
+        memory, into which the stored memory is loaded.
 
         Raises CheckpointError if `record` was not made by `pack`.
         """

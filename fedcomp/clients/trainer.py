@@ -1,4 +1,4 @@
-"""Local training of the clients of a session."""
+"""The local training of a session's clients."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,8 @@ from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_all_batches, plan_batches
 from .state import ClientState
 
-Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # client → indices of its examples
+# For each client, the indices of its examples.
+Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]
 
 
 class ClientResult(NamedTuple):
@@ -28,12 +29,12 @@ class ClientResult(NamedTuple):
     lr_sum: float = 0.0  # sum of the learning rates of all local steps
 
 
-# Results of the clients that did not fail, and their updates [clients, numel].
+# The results of the clients that did not fail, and the updates [clients, numel] of these clients.
 Stack = tuple[list[ClientResult], Tensor]
 
 
 class Trainer:
-    """The local training of the clients of a session. `shards[client]` holds the indices of the client's examples in `data`."""
+    """The local training of a session's clients. `shards[client]` holds the indices of the client's examples in `data`."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Trainer:
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
         self.all_shards = shards if all_shards is None else all_shards
         self._round = 0
-        # The results of the current round, by id(data) and partition: a summary of the update (or an exception), and the mean loss.
+        # Results of the current round, by id(data) and partition. A result is a summary of the update (or an exception), and the mean loss.
         self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:
@@ -127,8 +128,7 @@ class Trainer:
             jobs.append(Job(a.round, a.client, plan, state.buffers, traces, shard, state.training))
         return jobs
 
-    # Training on partitions of the data. In each round, the model is trained once on each partition, for all clients that hold the
-    # partition.
+    # Training on partitions of the data. In each round, this process trains once on each partition, for all clients that use the partition.
 
     def _train_on_partitions(
         self,
@@ -197,7 +197,7 @@ class Trainer:
             shard = np.concatenate([self.all_shards[client] for client in partition.clients])
         except LookupError as error:
             raise ProtocolError(
-                f"this client must train on partition {partition.number}, but does not have all its data; "
+                f"this client must train on partition {partition.number}, but lacks data of this partition; "
                 "give the client the data of the whole task, and set --partition-id"
             ) from error
         plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)

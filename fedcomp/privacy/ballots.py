@@ -8,9 +8,9 @@ docs/explanation/elections.md specifies the protocol, and strategies/sealed_elec
              The content c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
              The commitment h of the sender is SHA-256(slot, salt, bits).
              The wrap for voter v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
-             also includes the R of v's card.
+             also includes the key R of the card of voter v.
              The sender's signature σ covers (slot, h, SHA-256 of E, the wraps and c).
-    Slot     (run, attempt, round, sender, terms): part of every key derivation and of every signed text.
+    Slot     (run, attempt, round, sender, terms): the identity of a ballot; part of every key derivation and of every signed text.
 
 If a voter cannot open (decrypt) a ballot, it proves this by revealing the private key of its card, which cannot open any other ballot.
 """
@@ -36,18 +36,18 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ..errors import ProtocolError
 
 KEY, TAG, SALT, HASH = 32, 16, 32, 32  # bytes
-HALF = 48  # bytes of each of the two numbers of a P-384 signature
+HALF = 48  # size in bytes of each of the two numbers in a P-384 signature
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # fields of a ballot: E, h, σ, number of wraps
-WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, public key of its card, encrypted K
+WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # fields of a wrap: voter, key R, encrypted K
 NONCE = bytes(12)  # a constant nonce is safe, since every key is used once
 
-Entropy = Callable[[int], bytes]  # returns a given number of random bytes
+Entropy = Callable[[int], bytes]  # a function that returns a given number of random bytes
 
 
 class UnopenableBallot(ProtocolError):
-    """A ballot cannot be decrypted, or its bits differ from the commitment that its sender signed."""
+    """Raised if a ballot cannot be decrypted, or if its bits differ from the commitment that its sender signed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Slot:
     terms: str = ""  # digest of the options, and of the model before the round
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """Concatenate the fields of the slot and `parts`, each preceded by its length, so that different lists give different bytes."""
+        """Concatenate the fields of the slot and `parts`, each preceded by its length. Different lists therefore give different bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)
@@ -89,7 +89,7 @@ class Card:
     """A voter's one-time key pair for one ballot. The voter keeps the private key and sends `data`."""
 
     private: bytes  # X25519
-    data: bytes  # what the voter sends: the public key and its signature
+    data: bytes  # the message that the voter sends: the public key and its signature
 
     @classmethod
     def make(
@@ -131,7 +131,7 @@ def seal(
     signer: ec.EllipticCurvePrivateKey,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """Encrypt bits in a ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
+    """Return an encrypted and signed ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
 
     `voters`: dict from voter to the public key on its card.
     """
@@ -149,24 +149,24 @@ def seal(
 
 @dataclass(frozen=True)
 class SealedBallot:
-    """An encrypted ballot that its sender has signed. The keys of the dict `wraps` are the voters that can decrypt it."""
+    """An encrypted ballot that its sender has signed. The keys of the dict `wraps` are the voters that can decrypt the ballot."""
 
     slot: Slot
     point: bytes
     commitment: bytes  # the commitment h
-    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: public key of its card, encrypted K
+    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: public key of its card, and encrypted K
     content: bytes
 
     @classmethod
     def read(cls, data: bytes, slot: Slot, verifier: ec.EllipticCurvePublicKey) -> "SealedBallot":
         """Parse the bytes of a ballot. Raises ProtocolError if the ballot is cut off, or if its sender did not sign it for this slot."""
         if len(data) < HEAD.size:
-            raise ProtocolError(f"the ballot of client {slot.sender} ends too early")
+            raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         point, commitment, signature, count = HEAD.unpack_from(data)
         end = HEAD.size + count * WRAP.size
         wraps, content = data[HEAD.size : end], data[end:]
         if len(wraps) != count * WRAP.size or len(content) < SALT + TAG:
-            raise ProtocolError(f"the ballot of client {slot.sender} ends too early")
+            raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         if not signed(verifier, signature, signed_text(slot, commitment, point, wraps, content)):
             raise ProtocolError(
                 f"the ballot of client {slot.sender} is not signed by that client for this round"
@@ -210,7 +210,7 @@ class SealedBallot:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether a voter's complaint is justified: its key `private` belongs to the card `public`, but does not open the ballot.
+        """Return whether a voter's complaint is justified: whether the private key of the card `public` does not open the ballot.
 
         The ballot must contain the public key of the card, so that a voter cannot accuse a sender with a card that the sender never
         received.

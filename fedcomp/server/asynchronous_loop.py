@@ -1,9 +1,9 @@
 """The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
 
 Each round updates the model once. The cohort of a round consists of the clients whose answers are aggregated in the round, and of clients
-that are rejected because they are too late. The downlink bytes of a round count the downloads of clients that start to train in the round.
-Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint contains the answers that
-are not aggregated yet. If a client had not answered when the server stopped, the client has no assignment after the restart.
+that are rejected in the round because they are too late. The downlink bytes of a round count the downloads of clients that start to train
+in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint contains
+the answers that are not aggregated yet. Clients that had not answered when the server stopped are idle after the restart.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from .exchange import POLL_S, Exchange, Traffic, to_accepted
 from .round_loop import RoundLoop, RoundResult
 from .transport import Transport
 
-CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
+CLOCK, AT_WORK = "clock", "at-work"  # names of entries in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class AsynchronousLoop(RoundLoop):
         self.now = 0.0  # virtual seconds
         self.started_in: dict[int, int] = {}  # busy client → round in which it started
         self.answers: dict[int, Answer] = {}  # answers of busy clients, not aggregated yet
-        # Clients whose answers arrived or were aggregated since the last checkpoint.
+        # Clients whose answers have arrived or were aggregated since the last checkpoint.
         self.changed: set[int] = set()
         # By round: the exchange of messages with the clients that started in the round.
         self._exchanges: dict[int, Exchange] = {}
@@ -99,7 +99,7 @@ class AsynchronousLoop(RoundLoop):
         ]
         cohort = sorted(taken.keys() | rejected.keys())
         phases = {TRAIN: accepted}
-        # Drops references, so that `close` can free the updates.
+        # Drop these references, so that `close` can free the updates.
         del unread, taken, results, accepted
         return self.close(round, cohort, phases, rejected, traffic)
 
@@ -176,7 +176,7 @@ class AsynchronousLoop(RoundLoop):
         return Rejection(client, DEADLINE, reason)
 
     def _release(self, client: int) -> None:
-        """Mark a client as idle, and record the version of its model."""
+        """Mark a client as idle, and record the model version in its answer."""
         del self.started_in[client]
         answer = self.answers.pop(client)
         self.changed.add(client)

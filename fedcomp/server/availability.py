@@ -6,10 +6,10 @@ are connected. A client that crashes or loses its network therefore delays a run
 that answered after the deadline can be drawn again.
 
 In a run with a deadline, a round needs at least two clients. With --quorum below 1, a round also needs this fraction of the cohort. If
-fewer clients are connected than a round needs, the round waits. If a round waits as long as the deadline, silent clients may be drawn, too.
+fewer clients are connected than a round needs, the round waits. After a wait as long as the deadline, silent clients may be drawn, too.
 
-A client that loses its connection during a round has GRACE_S seconds to reconnect. A run that needs all clients in every round waits for a
-disconnected client without a time limit, during a round and between rounds.
+A client that loses its connection during a round has GRACE_S seconds to reconnect. If a run needs all clients in every round, it waits for
+a disconnected client without a time limit.
 """
 
 import math
@@ -38,9 +38,7 @@ class Quota:
 
     @classmethod
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
-        """Return how many clients a run's first round waits for: all clients. The wait has a time limit only in a resumed run with a
-        deadline.
-        """
+        """Return the quota for the first round of a run: all clients. The wait has a time limit only in a resumed run with a deadline."""
         if resumed and config.deadline:
             return cls(
                 config.clients,
@@ -51,27 +49,25 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return how many clients later rounds wait for: the quorum, or in a run with a deadline, a whole cohort until the deadline."""
+        """Return the quota for later rounds: the quorum. In a run with a deadline: a cohort, and fewer clients after the deadline."""
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
-        """Return this quota with both numbers of clients raised to at least `clients`, the number that a strategy needs."""
+        """Return a copy of this quota in which both numbers of clients are at least `clients`, the number that a strategy needs."""
         return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
-        """Return the seconds that a round waits for a client that lost its connection, inf for no limit. `clients` is the number of clients
-        of the run.
+        """Return how many seconds a round waits for a client that lost its connection; inf means no limit. `clients` is the number of
+        clients of the run.
         """
         needs_all = self.patience_s is None and self.min_clients >= clients
         return math.inf if needs_all else GRACE_S
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or the quorum if `config.quorum` is below 1 and the quorum is
-    larger.
-    """
+    """Return how many clients a round needs after the deadline: two, or the quorum if it is larger and the option `quorum` is below 1."""
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 

@@ -4,7 +4,7 @@ Sattler et al. 2019, section V: a client that missed s rounds needs the last s b
 smallest of three kinds of download, measured in encoded bytes:
 
     frames:      the missed broadcasts, one by one;
-    overwrite:   the current values of the coordinates that the missed broadcasts touched;
+    overwrite:   the current values of the coordinates that the missed broadcasts changed;
     dense:       the whole model.
 
 The cache never needs more bytes than the dense model. A client gets the whole model if the cache lacks a broadcast that the client missed.
@@ -36,7 +36,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# `Broadcasts.behind` knows this many of the latest model versions, and all versions in the cache.
+# `Broadcasts` knows this many of the latest model versions, or all versions in the cache if these are more.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
@@ -71,7 +71,7 @@ class TouchedPositions:
         self._cache, self._open = cache, open
         # For each position, the newest decoded broadcast that changes it: 1 is the latest broadcast, 0 means none.
         self._first = np.zeros(numel, np.int32)
-        # Element [i] is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
+        # Element i is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
         self._counts = [0]
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
@@ -82,7 +82,7 @@ class TouchedPositions:
         counts, first = self._counts, self._first
         while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
             positions = self._open(self._cache[-len(counts)])
-            if positions is None:  # touches all positions
+            if positions is None:  # changes all positions
                 counts.append(sys.maxsize)
                 break
             fresh = positions[first[positions] == 0]
@@ -105,13 +105,13 @@ class Broadcasts:
         # Size in bytes of the broadcast that led to the current version; 0 before the first broadcast.
         self.newest_bytes = 0
         self.version = initial_version(weights, layout.fingerprint)
-        self.first = self.version  # version of the model with which clients begin
+        self.first = self.version  # model version with which clients begin
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
         # Positions that the cached broadcasts changed; None until needed.
         self._touched: TouchedPositions | None = None
-        self._numbers = {self.version: 0}  # version → its number, counted from the first version
+        self._numbers = {self.version: 0}  # model version → number of broadcasts before it
 
     def start_from(self, weights: Tensor) -> None:
         """Replace the weights [numel] before round 1. Clients begin with the old weights and download the new weights."""
@@ -135,7 +135,7 @@ class Broadcasts:
             raise
         if downlink_memory.counterpart is not None:
             raise ConfigError(
-                f"--downlink-memory {downlink_memory.name} needs state on both sides, but clients store only the model; "
+                f"--downlink-memory {downlink_memory.name} needs state on the server and on clients, but clients store only the model; "
                 "use residual"
             )
         if downlink_memory.required_strategy:
@@ -188,7 +188,7 @@ class Broadcasts:
         version: str,
         newest_bytes: int,
     ) -> None:
-        """Restore the model and the cache from a checkpoint."""
+        """Restore the model and the cached broadcasts from the entries of a checkpoint."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
         self.cache = deque(cache)
@@ -206,8 +206,8 @@ class Broadcasts:
         return self._numbers[self.version] - self._numbers[version]
 
     def download(self, version: str) -> Download:
-        """Return the smallest download that updates a model from `version` to the current version. If `version` is unknown, return the
-        whole model.
+        """Return the smallest download that updates a model from `version` to the current version, or the whole model if `version` is
+        unknown.
         """
         if version == self.version:
             return Download(UP_TO_DATE, version, [])

@@ -54,15 +54,16 @@ class Checkpoint:
     """The checkpoint of a run in a folder: float32 vectors and byte strings by name. Any thread may read the checkpoint, but only one
     thread may write it.
 
-    `flushed` are further files that `save` flushes to disk. The constructor raises CheckpointError if the folder cannot be read.
+    `flushed` are files outside the checkpoint that `save` also flushes to disk. The constructor raises CheckpointError if the folder cannot
+    be read.
     """
 
     def __init__(self, folder: Path, flushed: Sequence[Path] = ()):
         self.folder, self.flushed = folder, flushed
         self._lock = threading.RLock()  # protects `_state` and the removal of files
         self._thread = ThreadPoolExecutor(1, "fedcomp-checkpoint")
-        self._staging: Future[None] | None = None  # the last write that `stage` started
-        self._batch: Set[str] = set()  # names of the entries that `_staging` writes
+        self._staging: Future[None] | None = None  # the last background write of `stage`
+        self._batch: Set[str] = set()  # names of the entries that the last `stage` writes
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self._state = sqlite3.connect(folder / STATE, check_same_thread=False)
@@ -210,7 +211,7 @@ class Checkpoint:
             return data if file is None else self._load(file)
 
     def _load(self, number: int) -> Tensor:
-        # `load_file` only maps the file into memory; the copy reads it all.
+        # `load_file` only maps the file into memory; `clone` reads the whole file.
         return load_file(self._path(number))[DATA].clone()
 
     # Files.
@@ -219,7 +220,7 @@ class Checkpoint:
         return self.folder / FILES / f"{number}{SUFFIX}"
 
     def _remove_unused(self) -> None:
-        """Remove the files to which no entry refers: files of replaced entries, and files of saves that were interrupted."""
+        """Remove the files to which no entry refers: the files of replaced entries and of interrupted saves."""
         with self._lock:
             written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
             in_use = {number for (number,) in self._state.execute(FILES_IN_USE)}

@@ -25,7 +25,7 @@ from ..training.evaluation import Evaluation, evaluate
 from ..training.parameter_memory import Freed, allocate, free_parameters
 
 NOT_EVALUATED = Evaluation(None, None, {})
-ROUNDING = 1e-6  # tolerance of the check that an accuracy is from 0 to 1
+ROUNDING = 1e-6  # tolerance in the check that an accuracy is between 0 and 1
 NO_TRAINING_DATA = (
     "the server has no training data and computes the running statistics of the model (BatchNorm) from the inputs of the test "
     "set; give the server's task a 'train' to compute them from training examples"
@@ -49,7 +49,7 @@ class Evaluator:
 
     Before an evaluation or export, running statistics such as those of BatchNorm are computed again for the current weights
     (tasks/running_statistics.py). The statistics are always computed from the same sample of up to 2,000 training examples, so that the
-    exported model is the evaluated model. Buffers without running statistics keep the values that `task.model()` gave them. Between
+    exported model equals the evaluated model. Buffers without running statistics keep the values that `task.model()` gave them. Between
     evaluations, the memory of large parameters is freed.
     """
 
@@ -64,7 +64,7 @@ class Evaluator:
     ):
         """`train` and `test` are None if the server has no training or test data.
 
-        `test` must be on `device`. A run without test data on the server needs --evaluate clients.
+        `test` must be on `device`. A run without test data on the server needs the option `--evaluate clients`.
         """
         self.config, self.task, self.layout = config, task, layout
         self.test, self.device = test, device
@@ -117,7 +117,7 @@ class Evaluator:
         return evaluation
 
     def export(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the tensors to write to model.safetensors: the trained parameters, or the whole `state_dict()` if the model has persistent
+        """Return the tensors for model.safetensors: the trained parameters, or the whole `state_dict()` if the model has persistent
         buffers.
 
         The returned parameters are views of `weights` where possible. Complex buffers are left out, because some versions of safetensors
@@ -147,8 +147,8 @@ class Evaluator:
 
     @contextmanager
     def _parameters(self) -> Iterator[None]:
-        """Allocate the parameters of the model within a `with` block. The values of the parameters are undefined at the start of the
-        block.
+        """Allocate memory for the model's parameters within a `with` block. When the block starts, the values of the parameters are
+        undefined.
         """
         allocate(self._freed)
         try:

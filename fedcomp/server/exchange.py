@@ -32,7 +32,7 @@ from .transport import Delivery, Lost, Transport
 STAGES = frozenset(("phase", "download", "evaluate", "train", "encode", "relay", "send", "reply"))
 # Maximum number of characters of a failure reason that a client or relay reports.
 MAX_REASON_CHARS = 1000
-POLL_S = 0.1  # maximum seconds between two checks whether the phase is complete
+POLL_S = 0.1  # maximum number of seconds between two checks whether the phase is complete
 
 
 def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
@@ -58,9 +58,9 @@ class Traffic:
     downlink: Counter[int] = field(default_factory=Counter)
     # By client: seconds from assignment to answer, summed over phases. Clients that did not answer have no entry.
     seconds: dict[int, float] = field(default_factory=dict, compare=False)
-    # By client: number of model versions that the client had missed at its first assignment, or None if unknown.
+    # By client: number of model versions that the client had missed before the round, or None if unknown.
     behind: dict[int, int | None] = field(default_factory=dict)
-    # By client: number of rounds by which the answer is late. Clients that answer in time have no entry.
+    # By client: the number of rounds by which the client's answer is late. Clients that answer in time have no entry.
     staleness: dict[int, int] = field(default_factory=dict)
     first_download: int = 0  # downlink bytes to clients that have never reported a model version
     # Downlink bytes beyond the size of the newest broadcast, for clients that missed earlier broadcasts.
@@ -71,8 +71,8 @@ class Traffic:
     ) -> None:
         """Count the bytes of a download to a client.
 
-        `attached` are further byte strings that are sent with the download. `first` is True if the client has never reported a model
-        version. `newest` is the size of the newest broadcast in bytes.
+        `attached` are other byte strings that are sent with the download. `first` is True if the client has never reported a model version.
+        `newest` is the size of the newest broadcast in bytes.
         """
         size = download.bytes
         self.downlink[client] += size + sum(map(len, attached))
@@ -105,14 +105,14 @@ class Exchange:
         self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
         self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.proven: set[int] = set()  # clients that sent updates which no honest client sends
+        self.proven: set[int] = set()  # clients that sent an update that no honest client sends
         self.waiting: set[int] = set()  # clients that have not answered
         self._asked: dict[int, Assignment] = {}
         self._sent_s: dict[int, float] = {}  # client → time at which its last assignment was sent
         self._sent_dense: set[int] = set()
 
     def run(self, assignments: Sequence[Assignment], completion: RoundCompletion) -> None:
-        """Send assignments and receive answers until the phase is complete. Then reject the clients that have not answered."""
+        """Send assignments, receive answers until the phase is complete, and reject the clients that have not answered by then."""
         clock = self.transport.clock
         clock.begin(completion.deadline_s)
         started = clock.now()
@@ -132,7 +132,7 @@ class Exchange:
         self.transport.send(assignments)
 
     def close(self) -> list[AcceptedUpdate]:
-        """Return the accepted updates in the order of client ids, without updates that the strategy rejects at the end of the phase."""
+        """Return the accepted updates in the order of client ids, without those that the strategy rejects at the end of the phase."""
         accepted = [self.accepted[client] for client in sorted(self.accepted)]
         result = PhaseResult(self.phase.name, accepted, frozenset(self.proven))
         left_out = self.strategy.on_phase_end(result)
@@ -182,7 +182,7 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """After the rejection of an encoded update, also reject the other clients whose updates a relay has added to it."""
+        """If a relay added several clients' updates to the rejected update of `delivery`, also reject these clients."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:

@@ -30,12 +30,12 @@ PROGRESS_S = 1.0  # minimum number of seconds between two `progress` events
 
 
 class JsonLog(Callback):
-    """A log with one line of JSON per event, written to a file, or to standard output if the file is "-".
+    """A log with one line of JSON per event. The log is written to a file, or to standard output if `where` is "-".
 
     While the log uses standard output, everything else that is printed goes to standard error.
 
-    Entering the log's context raises ConfigError if the log file cannot be written. On exit, the error that ended the run is logged, if
-    there is one.
+    The log is a context manager. On entry, the log raises ConfigError if its file cannot be written. On exit, the log records the exception
+    that ended the run, if any.
     """
 
     def __init__(

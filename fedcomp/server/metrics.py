@@ -23,14 +23,14 @@ TOTALS = {  # fields of RoundRecord
     "accepted": "Accepted updates.",
     "uplink_bytes": "Bytes of frames (encoded updates) from clients.",
     "downlink_bytes": "Bytes of frames (encoded updates) to clients.",
-    "dense_uplink_bytes": "Bytes that float32 models from clients would have taken.",
-    "dense_downlink_bytes": "Bytes that float32 models to clients would have taken.",
+    "dense_uplink_bytes": "Bytes that clients would have sent without compression (float32 models).",
+    "dense_downlink_bytes": "Bytes that clients would have received without compression (float32 models).",
     "relayed_bytes": "Bytes of frames (encoded updates) from relays.",
 }
-# Maximum number of client metrics; beyond it, the least recently reported are dropped.
+# Maximum number of client metrics. If clients report more, the least recently reported metrics are dropped.
 MAX_CLIENT_METRICS = 128
-MEAN_HELP = "Mean of a metric over the clients, as last reported."
-WORST_HELP = "Mean of a metric over the worst tenth of the clients, as last reported."
+MEAN_HELP = "Last reported mean of a metric over the clients."
+WORST_HELP = "Last reported mean of a metric over the worst tenth of the clients."
 CLIENT_TOTALS = {
     "uplink_bytes": "Bytes of frames (encoded updates) from the client.",
     "downlink_bytes": "Bytes of frames (encoded updates) to the client.",
@@ -48,11 +48,11 @@ class Metrics(Callback, Collector):
         self.connected: set[int] = set()
         self.wanted = self.answered = self.warnings = 0
         self.totals: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()  # number of rejections by stage
+        self.rejected: Counter[str] = Counter()  # number of rejected clients by stage
         self.client_totals: dict[str, Counter[int]] = {name: Counter() for name in CLIENT_TOTALS}
-        self.client_records: dict[int, ClientRecord] = {}  # the last record of each client
+        self.client_records: dict[int, ClientRecord] = {}  # the last ClientRecord of each client
         self.latency_s: dict[int, float] = {}  # by client: latency of the last answer
-        # The last values of each metric that clients reported. The least recently reported metric comes first.
+        # The last values of each metric that clients have reported, the least recently reported metric first.
         self.client_metrics: dict[str, ClientMetric] = {}
         # By client: fraction of its votes that lost by a wide margin, in the last round with votes.
         self.suspicion: Mapping[int, float] = {}
@@ -146,9 +146,9 @@ class Metrics(Callback, Collector):
             _gauge(
                 "rounds", "Number of rounds of the whole run.", header.rounds if header else None
             ),
-            _gauge("accuracy", "Last test accuracy, 0 to 1.", accuracy),
-            _gauge("loss", "Last mean test loss.", loss),
-            _gauge("train_loss", "Mean training loss of the round.", train_loss),
+            _gauge("accuracy", "Test accuracy of the last evaluated round, 0 to 1.", accuracy),
+            _gauge("loss", "Mean test loss of the last evaluated round.", loss),
+            _gauge("train_loss", "Mean training loss of the last round.", train_loss),
             _gauge("client_metric_mean", MEAN_HELP, means, "metric"),
             _gauge("client_metric_worst_decile", WORST_HELP, worst, "metric"),
             _gauge("cohort", "Number of clients of the last round.", cohort),
@@ -173,7 +173,7 @@ class Metrics(Callback, Collector):
             _counter("wire_received_bytes", "TCP payload received.", port.received_bytes),
             _counter("wire_sent_bytes", "TCP payload sent.", port.sent_bytes),
             _gauge("port_connections", "Open connections of the server's port.", port.connections),
-            _counter("port_refused", "Refused streams, by reason.", port.refused, "reason"),
+            _counter("port_refused", "Refused gRPC streams, by reason.", port.refused, "reason"),
         ]
 
     def _of_clients(self, port: PortFigures) -> list[Metric]:
@@ -193,7 +193,7 @@ class Metrics(Callback, Collector):
                 "Model versions that the client missed before its last assignment.",
                 behind,
             ),
-            "staleness_rounds": ("Rounds by which the last answer was late.", staleness),
+            "staleness_rounds": ("Rounds by which the client's last answer was late.", staleness),
             "suspicion": (
                 "Fraction of the client's votes that lost by a wide margin, 0 to 1.",
                 self.suspicion,
@@ -217,7 +217,7 @@ def _family(
     values: float | Mapping[Any, float | None] | None,
     label: str = "",
 ) -> Metric:
-    """Return a metric family. `values` is a number, or a dict from label values to numbers. A value of None adds no sample."""
+    """Return a Prometheus metric family. `values` is a number, or a dict from label values to numbers. A value of None adds no sample."""
     if not isinstance(values, Mapping):
         return kind(f"fedcomp_{name}", help, values)
     family = kind(f"fedcomp_{name}", help, labels=[label])
@@ -235,7 +235,7 @@ def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
 
 
 def _without_created(histogram: Histogram) -> Metric:
-    """Return the metric family of a histogram without the samples `_created`, which Prometheus would show as another family."""
+    """Return the metric family of a histogram without `_created` samples, since Prometheus would show them as another family."""
     (family,) = histogram.collect()
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return family

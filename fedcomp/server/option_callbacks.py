@@ -44,7 +44,8 @@ def with_option_callbacks(config: RunConfig, callback: Callback) -> Iterator[Cal
 
 
 class TensorBoard(Callback):
-    """A writer of TensorBoard scalars to the run folder, one point per round. The scalars are named like the fields of metrics.jsonl.
+    """A callback that writes TensorBoard scalars to the run folder, one point per round. The scalars are named like the fields of
+    metrics.jsonl.
 
     Raises ConfigError if the package tensorboard is not installed.
     """
@@ -65,7 +66,9 @@ class TensorBoard(Callback):
             self._writer.close()
 
     def on_run_start(self, header: Header) -> None:
-        """Open TensorBoard's event file. A resumed run repeats the rounds after the checkpoint, so their earlier scalars are hidden."""
+        """Open TensorBoard's event file. A resumed run repeats the rounds after the checkpoint, so the old scalars of these rounds are
+        hidden.
+        """
         self._writer = self._open(
             str(Path(header.out) / FOLDER),
             purge_step=header.first_round if header.first_round > 1 else None,

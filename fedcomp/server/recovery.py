@@ -15,12 +15,12 @@ from .checkpoint import Checkpoint
 from .round_loop import RoundLoop, RoundResult
 from .run_folder import CHECKPOINT, METRICS, RunFolder
 
-# Names of entries in the checkpoint, and prefixes of such names.
+# Names of entries in the checkpoint, and prefixes of names.
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 
 
 class Clients(Protocol):
-    """The virtual clients of a run, whose state is part of the checkpoint."""
+    """The simulated clients of a run, whose state is part of the checkpoint."""
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Set the checkpoint from which the clients' states are read. States that do not fit into main memory are moved to the
@@ -31,7 +31,7 @@ class Clients(Protocol):
         """Return the vectors and values that changed since the last call, by name."""
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the clients from the checkpoint. `past_versions` are the model versions to which the cached broadcasts apply."""
+        """Restore the clients from the checkpoint. `past_versions` are the model versions before the cached broadcasts."""
 
 
 class Stateful(Protocol):
@@ -58,16 +58,16 @@ class Recovery:
         others: Mapping[str, Stateful],
         clients: Clients | None = None,
     ):
-        """`data` is the training data, which must be unchanged when the run is resumed, or None if the server has no data.
+        """`data` is the training data, or None if the server has no data. A run can only be resumed with the same data.
 
-        `others` are further objects with a state in the checkpoint, by the prefix of their entries. `clients` are the simulated clients. In
-        a deployment, `clients` is None: the clients store their state on their own machines.
+        `others`: prefix of entry names → object that stores entries with this prefix in the checkpoint. `clients` are the simulated
+        clients. In a deployment, `clients` is None: the clients store their state on their own machines.
         """
         self.folder, self.loop, self.rounds = folder, loop, rounds
         self.others, self.clients = others, clients
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
-        self.changed: set[int] = set()  # clients that took part since the last checkpoint
+        self.changed: set[int] = set()  # clients that took part in rounds since the last checkpoint
         # Hashes of the model and the data, which must not change. The keys of this dict are used in error messages.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,
@@ -81,7 +81,8 @@ class Recovery:
         self.checkpoint.close()
 
     def restore(self) -> int:
-        """Restore the run from the checkpoint, or save a checkpoint of round 0 for a new run. Return the round of the checkpoint.
+        """Restore the run from the checkpoint, or save a checkpoint of round 0 for a new run. Return the number of the last round in the
+        checkpoint.
 
         Raises RunFolderError if the model or the data have changed since the start of the run, or if the run has already done more than
         `rounds` rounds. Raises CheckpointError if the checkpoint is damaged.

@@ -1,4 +1,4 @@
-"""The strategy, the round records, the summary and the warnings of a simulated or deployed run."""
+"""Functions for simulations and deployments: make the strategy, and collect round records, warnings and the summary of a run."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ MAX_REASONS, MAX_CLIENTS = 16, 16
 OF_LAST_ROUND = ("accuracy", "loss", "simulated_hours", "metrics", "client_metrics")
 TOTALS = "uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes wire_bytes_in wire_bytes_out".split()
 TRAIN = "train_"  # prefix of the names of metrics from training
-# Metrics for which the worst tenth of the clients is reported.
+# Metrics for which the mean over the worst tenth of the clients is reported.
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 KINDS = "kinds"  # name of an entry in a checkpoint
 # Kinds of warnings.
@@ -160,7 +160,8 @@ def round_record(
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # A client without an update counts as skipped, unless it has a ticket (hash): a relay then added its update to another client's.
+        # A client without an update has skipped the round, unless it has a ticket (hash): a relay then added its update to another
+        # client's.
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),
@@ -303,8 +304,8 @@ class WarningLog:
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:
-    """Warn about a test loss that is not finite, once in a run. The file metrics.jsonl stores null for a non-finite loss, as without
-    evaluation.
+    """Warn, once in a run, about a test loss that is not finite. The file metrics.jsonl stores null for a non-finite loss, as in rounds
+    without evaluation.
 
     `loss` is the loss on the data `test`, or None if the model was not evaluated in this round.
     """

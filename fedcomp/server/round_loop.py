@@ -49,8 +49,8 @@ class RoundResult:
     accepted: list[AcceptedUpdate]
     rejections: list[Rejection]
     traffic: Traffic
-    broadcast: Broadcast | None  # None if the model is unchanged
-    # By client: fraction of the client's votes that lost by a wide margin. Empty unless the strategy counts votes.
+    broadcast: Broadcast | None  # None if the round did not update the model
+    # By client: fraction of the client's votes that lost by a wide margin. Empty if the strategy has no votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration in virtual seconds, None in real time
     clipped: int = 0  # number of accepted updates that were clipped
@@ -62,7 +62,7 @@ class RoundResult:
 
 
 class RoundLoop:
-    """The round loop of a strategy over a transport, with the server's record of each client.
+    """The round loop of a strategy over a transport. The loop also records the state of each client.
 
     `gather` returns the ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By default,
     `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of clients
@@ -93,7 +93,7 @@ class RoundLoop:
         self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update
         # Number of examples in each client's last accepted report.
         self.examples: dict[int, int] = {}
-        # By client: the encoded entries of its last accepted update that the server left out, until the client has received them.
+        # By client: the encoded entries of its last accepted update that the server did not use, until the client has received them.
         self.dropped: dict[int, bytes] = {}
 
     @property
@@ -118,7 +118,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # so that only the assignments hold downloads
+            self.broadcasts.release_downloads()  # only assignments now keep downloads in memory
             exchange.on_answer = partial(self.on_answer, round)
             exchange.run(assignments, phase.completion or completion)
             phases[phase.name] = exchange.close()
@@ -227,14 +227,14 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's model version. Forget the left-out entries of its last update, which the client has now received."""
+        """Record the client's model version. Delete the client's entry in `dropped`, which the client has now received."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
             self.dropped.pop(report.client, None)
 
     def _aggregate(self, round: int, phases: AcceptedByPhase) -> tuple[Aggregation, Tensor]:
-        """Aggregate the updates with the strategy. Return the aggregation, and the step [numel] of the server optimizer."""
+        """Aggregate the updates with the strategy. Return the result of `aggregate`, and the step [numel] of the server optimizer."""
         self.broadcasts.release_downloads()
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
         estimated, weights = self._estimated(phases), self.broadcasts.weights
@@ -260,7 +260,7 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the last phase's updates by estimates that the counterpart (the server's side of the clients' memories) makes.
+        """Replace the last phase's updates by the estimates of the counterpart (the server's part of the clients' memories).
 
         The counterpart may add estimates for clients that sent no update.
         """
@@ -278,7 +278,7 @@ class RoundLoop:
         return {**phases, name: [estimates[client] for client in sorted(estimates)]}
 
     def _squared_step(self, broadcast: Broadcast | None) -> float:
-        """Return ‖step‖² / server_lr² for the step of the model in a round. The division makes the result comparable to ‖update‖² of a
+        """Return ‖step‖² / server_lr² for the model's step in a round. Because of the division, the result is comparable to ‖update‖² of a
         client.
         """
         if broadcast is None:
@@ -290,8 +290,8 @@ class RoundLoop:
 
 
 def _without_values(accepted: AcceptedUpdate) -> AcceptedUpdate:
-    """Return a large dense update without its values and encoded bytes, so that their memory can be freed. The values of the result
-    are NaN. Return other updates unchanged.
+    """Return a large dense update with NaN in place of its values and without its encoded bytes, so that their memory can be freed. Return
+    small and sparse updates unchanged.
     """
     update = accepted.update
     if not isinstance(update, Dense) or update.values.nbytes < LARGE_BYTES:

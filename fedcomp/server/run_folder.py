@@ -92,7 +92,7 @@ class RunFolder:
             self._lock = None
 
     def write_config(self, config: RunConfig, resolved: dict[str, Any]) -> None:
-        """Write every option to config.toml, and under [resolved] the choices for this machine."""
+        """Write every option to config.toml, and the choices for this machine to its table [resolved]."""
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
         with self._writing():
             self._replace(RUN_FILE, tomli_w.dumps(values).encode())
@@ -146,7 +146,7 @@ class RunFolder:
         self.records()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:
-        """Write model.safetensors from contiguous tensors on the CPU that do not overlap."""
+        """Write model.safetensors. The tensors must be contiguous, on the CPU, and must not share memory."""
         with self._writing(), durable_files.replacing(self.path / MODEL) as temporary:
             save_file(tensors, temporary)
             durable_files.flush(temporary)
@@ -157,7 +157,7 @@ class RunFolder:
             self._replace(SUMMARY, text.encode())
 
     def _replace(self, name: str, data: bytes) -> None:
-        # permissions, restricted by the umask.
+        # 0o666: the permissions of the file, which the umask restricts.
         durable_files.replace(self.path / name, [data], 0o666)
 
 
@@ -219,7 +219,7 @@ def client_metrics_of(values: dict[str, Any]) -> dict[str, ClientMetric]:
 
 
 def _folder_label(task: str) -> str:
-    """Return the name of the task for use in the name of a run folder."""
+    """Return a task's name for use in the name of a run folder."""
     if task.startswith(OBJECT):
         return re.sub(r"\W+", "-", task.removeprefix(OBJECT)).strip("-") or "task"
     return Path(task.partition(":")[0]).stem.strip("-") or "task"

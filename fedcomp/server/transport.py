@@ -7,7 +7,8 @@ from typing import Protocol
 
 from ..messages import Assignment, Report
 
-# Seconds that a client has to reconnect if its connection ends before it has answered. After it reconnects, its assignment is sent again.
+# If a client's connection ends before the client has answered, it has this many seconds to reconnect. After the client has reconnected, its
+# assignment is sent again.
 GRACE_S = 5.0
 NOT_RECONNECTED = "the client's connection ended, and the client did not reconnect in time"
 
@@ -32,18 +33,18 @@ class Delivery:
 
 
 class Clock:
-    """The clock of a run, which measures real time. A simulation with a virtual network has a clock with virtual time."""
+    """The clock of a run, which measures real time. The subclass for simulations with a virtual network measures virtual time."""
 
     time_s: float = 0.0  # virtual seconds since the run began
-    started_s: float = 0.0  # result of `now` at the start of the last exchange of messages
+    started_s: float = 0.0  # return value of `now` at the start of the last exchange of messages
     limit_s: float | None = None  # time limit of the last exchange of messages, in seconds
 
     def begin(self, limit_s: float | None) -> None:
-        """Start an exchange of messages with a time limit in seconds, or None for no limit."""
+        """Record that an exchange of messages starts. `limit_s`: its time limit in seconds, or None for no limit."""
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
-        """Set how many answers the transport may deliver before the exchange checks again whether it is complete."""
+        """Set how many answers the transport may deliver before the exchange of messages must check whether it is complete."""
 
     def now(self) -> float:
         """Return the time in seconds. Only differences between two results are meaningful, and only within one exchange of messages."""
@@ -70,7 +71,7 @@ class Transport(Protocol):
         """Return the clients that can be reached now, in ascending order."""
 
     def send(self, assignments: Sequence[Assignment]) -> None:
-        """Send each assignment to its client. Returns before the clients answer."""
+        """Send each assignment to its client, without waiting for the answers."""
 
     def receive(self, timeout_s: float) -> list[Delivery]:
         """Return the answers that have arrived. Wait up to `timeout_s` seconds for an answer; return an empty list if none arrives."""

@@ -35,7 +35,7 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-# By name of a run option, the function that parses its value and raises SpecError if the value is invalid.
+# For each run option, by name: the function that parses its value, and raises SpecError if the value is invalid.
 SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
@@ -68,8 +68,8 @@ def resolved(config: RunConfig) -> RunConfig:
     """Return a copy of the run options `config` in which unset options have the defaults of the strategy and the memory.
 
     If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses a
-    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` (last round of schedules) is set if
-    needed. Raises UserError.
+    memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` (the round in which schedules end) is
+    set if a schedule needs it. Raises UserError.
     """
     with spec.error_context(flag="--strategy"):
         cls, options = _chosen(config.strategy)

@@ -1,16 +1,17 @@
-"""Asynchronous averaging: the server moves the model whenever enough updates have arrived.
+"""Asynchronous averaging: the server updates the model whenever enough client updates have arrived.
 
 In AsyLPG (Yu, Wu, Huang: Double quantization for communication-efficient distributed optimization, NeurIPS 2019), workers compute gradients
-at a low-precision copy of the model and send them in low precision; the model moves before the gradients arrive. In "Asynchronous federated
-optimization" (Xie, Koyejo, Gupta, 2019), an update of staleness s has the weight (1 + s)^−a. In "Federated learning with buffered
-asynchronous aggregation" (Nguyen et al., AISTATS 2022), the model moves when K updates have arrived. This strategy combines these three
-ideas:
+at a low-precision copy of the model and send these gradients in low precision. When a gradient arrives, other gradients may already have
+changed the model. In "Asynchronous federated optimization" (Xie, Koyejo, Gupta, 2019), an update of staleness s has the weight (1 + s)^−a,
+with a constant a. In "Federated learning with buffered asynchronous aggregation" (Nguyen et al., AISTATS 2022), the server updates the
+model when K client updates have arrived. This strategy combines the ideas of these three papers:
 
     θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  with the sum over the first K updates to arrive; then K other clients start from θ.
 
 Here θ is the model, η the server's learning rate, and x_i the update of client i. The staleness s_i is the number of rounds since client i
-started. C is the uplink codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike in AsyLPG, there is no
-variance reduction. The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py runs the rounds.
+started. C is the uplink codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike AsyLPG, this strategy
+has no variance reduction. The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py runs the
+rounds.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from .base import AcceptedUpdate
 
 @dataclass(frozen=True)
 class AsynchronousOptions:
-    wait: float = 0.25  # fraction of the training clients whose updates complete a round
+    wait: float = 0.25  # a round ends when this fraction of the clients in training has answered
     staleness: int = 16  # largest accepted staleness of an update, in rounds
     decay: float = 0.5  # a: an update of staleness s has the weight (1 + s)^-a; 0 = no discount
 

@@ -1,7 +1,8 @@
 """Federated averaging of compressed updates.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017.
-Sattler et al. 2019, algorithm 2, compresses the downlink as well. With the decoded update C(a_i) and the weight w_i of client i:
+Sattler et al. 2019, algorithm 2, compresses the downlink as well. The server computes the mean y of the decoded updates C(a_i) with the
+weights w_i of the clients i:
 
     y = Σ w_i C(a_i) / Σ w_i.
 
@@ -50,7 +51,7 @@ class Average(RoundStrategy):
         counterpart = self.counterpart
         if counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
-        else:  # an estimate may be a view that the next estimate changes, so add updates one by one
+        else:  # computing an estimate may overwrite the previous estimate, so add updates one by one
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
@@ -59,10 +60,7 @@ class Average(RoundStrategy):
         return Aggregation(clipped=sum(factor < 1 for factor in factors))
 
     def discount(self, accepted: AcceptedUpdate) -> float:
-        """Return a factor 0..1 for an update.
-
-        The mean divides the sum of weight · factor · update by the sum of weights.
-        """
+        """Return the factor 0..1 by which the mean multiplies an update. The mean is Σ weight · factor · update / Σ weight."""
         return 1.0
 
     def _correct(
@@ -72,7 +70,7 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Add to `into` the correction for clients that are not in the round, which the server's part of the memories computes."""
+        """Correct the mean `into` for clients that are not in the round. The server's part of the memories computes the correction."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [
@@ -99,7 +97,7 @@ class Average(RoundStrategy):
             correction.add_to(into)
 
     def weighted_updates(self, accepted: Sequence[AcceptedUpdate]) -> list[tuple[Update, float]]:
-        """Return pairs of update and normalized weight. The normalization includes clients that sent no update."""
+        """Return pairs of update and weight. The weights of all clients, including those without an update, sum to 1."""
         weights = self.client_weights(accepted)
         return [
             (a.update, weight / sum(weights))

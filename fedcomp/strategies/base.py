@@ -1,9 +1,9 @@
-"""The base classes of strategies: `RoundStrategy` is the server half of an algorithm, `ClientAlgorithm` the client half.
+"""Base classes of strategies: `RoundStrategy` is the server half of a federated algorithm, `ClientAlgorithm` the client half.
 
-A strategy selects the cohort of a round (the clients that take part) and its phases (exchanges of messages between server and cohort). In
-each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements (named byte strings) to an
-assignment. Finally, the strategy combines the accepted updates into one update of the model. server/round_loop.py runs the rounds.
-Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
+A strategy selects the cohort of a round (the clients that take part) and the phases of the round (exchanges of messages with the cohort).
+In each phase, the server sends an assignment to every client of the cohort. A strategy can add announcements (named byte strings) to an
+assignment. Finally, the strategy combines the accepted updates into one update of the model. The round loop (server/round_loop.py) runs the
+rounds. Subclasses override `aggregate`, and also `phases` and `announce` if a round has more than one phase.
 """
 
 import math
@@ -26,16 +26,17 @@ from ..training.local_sgd import LocalSGD
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule
 
-DEADLINE = "deadline"  # stage reported if a client missed the deadline
-QUORUM = "quorum"  # stage reported if a client had not answered when the quorum was reached
+DEADLINE = "deadline"  # rejection stage of a client that missed the deadline
+QUORUM = "quorum"  # rejection stage of a client that had not answered when the quorum was reached
 
-Frame = bytes | None | FedcompError  # None if the client sends nothing, an error if it failed
+# An encoded update, None if the client sends nothing, or an error if the client failed.
+Frame = bytes | None | FedcompError
 Values = dict[str, Any]  # values that a ClientAlgorithm stores for a client during a round
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """Settings of a run that strategies and the round loop use. `fedcomp.config.RunConfig` documents the fields of the same names."""
+    """Settings of a run that strategies and the round loop use. `fedcomp.config.RunConfig` documents these settings."""
 
     participation: float = 0.1
     uplink: str = "stc:density=1/100"
@@ -55,20 +56,20 @@ class StrategyConfig:
     # Learning rate of local SGD, and the server's step size in strategies with a majority vote
     lr: float = 0.05
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
-    budget_s: float = 0.0  # seconds in which a client must send its update
+    budget_s: float = 0.0  # time in which a client must be able to send its update
     lr_schedule: str | None = None
     local_steps_schedule: str | None = None
     batch_size_schedule: str | None = None
     density_schedule: str | None = None
-    local_steps: int = 5  # local steps, unless a schedule sets them
+    local_steps: int = 5  # number of local steps, unless a schedule sets it
     batch_size: int = 20  # batch size, unless a schedule sets it
     horizon: int = 0
     rounds: int = 0  # 0 = unknown
     server_optimizer: str = "sgd"
     clip_update: float = 0.0
     clients: int = 0  # number of clients of the run; 0 = unknown
-    momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # in local SGD, or in the server's step (decays_in_server_step)
+    momentum: float = 0.0  # momentum of local SGD
+    weight_decay: float = 0.0  # weight decay in local SGD, or in the server's step
 
 
 # The client half.
@@ -76,21 +77,21 @@ class StrategyConfig:
 
 @dataclass
 class RoundState:
-    """State of a client during a round, from its first phase on."""
+    """The state that a client keeps from one phase of a round to the next."""
 
     round: int
-    loss: float  # of local training
+    loss: float  # mean loss of local training
     values: Values = field(default_factory=dict)
-    # Number of examples by which the update is weighted; 0 = the size of the client's data
+    # Number of examples that determines the weight of the update; 0 = the size of the client's data
     examples: int = 0
-    metrics: bytes = b""  # the client's metrics, packed
+    metrics: bytes = b""  # the client's metrics, serialised
 
 
 @dataclass(frozen=True)
 class DataPartition:
-    """Data of one or more clients.
+    """A partition of the training data: the data of one or more clients.
 
-    Random draws depend on `number`, not on the client, so all clients that train on a partition compute the same update.
+    Random draws are seeded with the partition's `number`, not with a client id, so all clients compute the same update from a partition.
     """
 
     number: int
@@ -101,29 +102,29 @@ class DataPartition:
 class ClientAlgorithm:
     """The client half of a strategy.
 
-    In the first phase of a round, a client commits or rolls back the update that its memory encoded last, downloads the broadcasts, trains,
-    and sends a frame (an encoded update). In each later phase, the client sends its memory's next frame of this update. Subclasses store no
-    state in attributes: lasting state is in the memory or in the client state (a dict of tensors), and state of one round is in
-    `RoundState.values`.
+    In the first phase of a round, a client commits its previous update to its memory (error feedback) if the server accepted this update,
+    and rolls the memory back otherwise. The client then updates its model, trains, and sends a frame (an encoded update). In each later
+    phase, the client's memory encodes another frame of the same update. Subclasses must not store state in attributes. State that outlasts
+    a round belongs in the memory or in the client state (a dict of tensors), other state in `RoundState.values`.
 
     The *global state* [numel] is the vector that the server updates and broadcasts; in most strategies, it holds the model weights.
     """
 
     phases: tuple[str, ...] = (TRAIN,)
 
-    # Whether clients train on `partitions` instead of their own data
+    # Whether clients train on the data of `partitions` instead of their own data
     trains_on_partitions: ClassVar[bool] = False
     # Whether `encode` always calls `encode_one` for each client, and never encodes a batch
     one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Return whether the server's assignment starts a new round. `state`: the state of the client's last round.
+        """Return whether the server's assignment starts a new round. `state`: the client's state in its last round.
 
         Raises ProtocolError if the phase is unknown, or if the assignment continues a round that the client did not start.
         """
         if assignment.phase not in self.phases:
             raise ProtocolError(
-                f"this client knows no phase '{assignment.phase}'; server and client need the same strategy"
+                f"this client's strategy has no phase '{assignment.phase}'; server and client need the same strategy"
             )
         first = self.phases[0]
         if assignment.phase != first and (state is None or state.round != assignment.round):
@@ -134,7 +135,7 @@ class ClientAlgorithm:
         return assignment.phase == first
 
     def initial_values(self, assignment: Assignment, previous: RoundState | None) -> Values:
-        """Return the `RoundState.values` with which a client starts a round. `previous`: the state of its previous round."""
+        """Return the `RoundState.values` with which a client starts a round. `previous`: the client's state in its previous round."""
         return {}
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
@@ -146,23 +147,23 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the data partitions to train on, each from the same initial weights, or () to train on the client's own data."""
+        """Return the data partitions on which the client trains, each time from the same weights, or () if it trains on its own data."""
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
-        """Reduce an update [numel], trained on a data partition, to the input of `combine`. `seed`: the run's seed."""
+        """Convert `update` [numel], the result of training on a data partition, to an input of `combine`. `seed`: the run's seed."""
         return update
 
     def combine(
         self, assignment: Assignment, summaries: Sequence[Any], numel: int, seed: int
     ) -> Tensor:
-        """Combine the results of `summarize` for all partitions of a client into its update [numel], on the CPU. `seed`: the run's seed."""
+        """Return a client's update [numel], on the CPU, from the results of `summarize` for its partitions. `seed`: the run's seed."""
         raise NotImplementedError
 
     # The global state.
 
     def global_layout(self, layout: Layout) -> Layout:
-        """Return the layout (tensor names and shapes) of the global state, given the model's layout."""
+        """Return the layout (tensor names and shapes) of the global state, for a model with the layout `layout`."""
         return layout
 
     def initial_global_state(self, weights: Tensor) -> Tensor:
@@ -178,7 +179,7 @@ class ClientAlgorithm:
     def gradient_correction(
         self, global_state: Tensor, client_state: Mapping[str, Tensor], sgd: LocalSGD
     ) -> Tensor | None:
-        """Return a vector [n] to add to every gradient of local SGD, or None to add nothing. `sgd`: the run's training options."""
+        """Return a vector (one value per weight) to add to every gradient in local SGD, or None. `sgd`: the run's training options."""
         return None
 
     def after_training(
@@ -189,9 +190,9 @@ class ClientAlgorithm:
         sgd: LocalSGD,
         lr_sums: Sequence[float],
     ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
-        """Return the vectors [m, numel] that m clients send, and their new client states, given their model updates [m, n].
+        """Return the vectors [m, numel] that m clients send, and the clients' new states.
 
-        `lr_sums`: for each client, the sum of the learning rates of all its local steps.
+        `updates`: the clients' updates of the n model weights [m, n]. `lr_sums`: the sum of the learning rates of each client's steps.
         """
         return updates, [{}] * len(updates)
 
@@ -211,7 +212,7 @@ class ClientAlgorithm:
         seeds: Sequence[int],
         context: Context,
     ) -> Sequence[Frame]:
-        """Return the frames that m clients send in a phase. May modify `values`, the `RoundState.values` of the clients.
+        """Return the frames that m clients send in a phase. This method may modify `values`, the clients' `RoundState.values`.
 
         `updates`: the result [m, numel] of `after_training`, `combine` or `later_update`, or None in a phase without updates. `encode` may
         overwrite `updates`.
@@ -232,7 +233,7 @@ class ClientAlgorithm:
     ) -> bytes | None:
         """Return the frame of one client, or None if the client has nothing to send.
 
-        If this raises FedcompError, only this client fails.
+        If this method raises FedcompError, only this client fails.
         """
         return memory.proceed(seed=seed, context=context)
 
@@ -242,17 +243,17 @@ class ClientAlgorithm:
 
 @dataclass(frozen=True)
 class Progress:
-    """Counts of the clients that answered in a phase so far."""
+    """The progress of a phase: how many clients have answered so far."""
 
     asked: int  # number of clients in the phase
-    answered: int  # number of clients that answered
-    accepted: int  # number of clients whose answer was accepted
+    answered: int  # number of clients that have answered
+    accepted: int  # number of clients whose answers were accepted
     elapsed_s: float
 
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a phase, with the stage and the reason that a run reports for clients that have not answered."""
+    """The end of a phase, with the stage and the reason of the rejection of clients that have not answered."""
 
     stage: str = "reply"
     reason: str = "no reply before the round closed"
@@ -265,11 +266,11 @@ class RoundCompletion:
     The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
 
-    quorum: float = 1.0  # fraction of the phase's clients, above 0
+    quorum: float = 1.0  # fraction of the phase's clients whose answers must be accepted, above 0
     deadline_s: float | None = None  # None: no deadline
 
     def check(self, progress: Progress) -> PhaseEnd | None:
-        """Return how the phase ends, or None if the phase goes on."""
+        """Return the end of the phase (stage and reason), or None if the phase goes on."""
         if progress.answered >= progress.asked:
             return PhaseEnd()
         if progress.accepted >= (quorum := quorum_size(self.quorum, progress.asked)):
@@ -281,13 +282,13 @@ class RoundCompletion:
         return None
 
     def answers_until_check(self, progress: Progress) -> int:
-        """Return the smallest number of further answers after which `check` can end the phase."""
+        """Return the minimum number of further answers after which `check` can end the phase."""
         missing = quorum_size(self.quorum, progress.asked) - progress.accepted
         return min(progress.asked - progress.answered, missing)
 
 
 def quorum_size(quorum: float, clients: int) -> int:
-    """Return ⌈quorum · clients⌉, at least 1. Rounding errors have no effect: a quorum of 0.7 is 7 of 10 clients, not 8."""
+    """Return the size of a quorum: ⌈quorum · clients⌉, at least 1. Floating-point errors do not matter: 0.7 · 10 is 7, not 8."""
     return max(1, math.ceil(quorum * clients - 1e-9))
 
 
@@ -296,7 +297,7 @@ class Phase:
     """An exchange of messages between server and clients within a round, and the rule that ends it."""
 
     name: str = TRAIN
-    completion: RoundCompletion | None = None  # None = the run's quorum and deadline
+    completion: RoundCompletion | None = None  # None = the quorum and deadline of the run
 
 
 @dataclass(frozen=True)
@@ -304,15 +305,15 @@ class AcceptedUpdate:
     """A client's report (update and metrics) that passed every check."""
 
     client: int
-    # The update, or None if the client sent none or a relay has added it to that of another client
+    # None if the client sent no update, or if a relay has added it to another client's update
     update: Update | None
     examples: int
     loss: float
     ticket: str  # hash that identifies the update (`fedcomp.messages.ticket`)
     frame: bytes = b""
-    fresh: bool = True  # whether the client's memory never committed an update
-    rate: float = 1.0  # learning rate of the client, divided by the learning rate of the run
-    staleness: int = 0  # rounds from the start of the client's training to this round
+    fresh: bool = True  # whether the client's memory has never committed an update
+    rate: float = 1.0  # learning rate of the client divided by the learning rate of the run
+    staleness: int = 0  # number of rounds from the start of the client's training to this round
     metrics: ReportedMetrics = field(default_factory=ReportedMetrics)
 
 
@@ -325,7 +326,7 @@ class PhaseResult:
 
     phase: str
     accepted: Sequence[AcceptedUpdate]
-    # Clients that the server rejected because no honest client would send such a frame.
+    # Clients that the server rejected because they sent a frame that no honest client sends.
     proven_byzantine: frozenset[int] = frozenset()
 
 
@@ -348,7 +349,7 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The return value of `aggregate`, which also writes the combined update to a tensor."""
+    """The return value of `RoundStrategy.aggregate`, which writes the combined update itself to a tensor."""
 
     clipped: int = 0  # number of clipped updates
     # Factor (in float32) by which the model's weights are multiplied before the update is added
@@ -356,7 +357,7 @@ class Aggregation:
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """Return the number of clients in a round: participation · clients, rounded, but at least 2 and at most all clients."""
+    """Return the number of clients in a round: participation · clients, rounded to an integer from 2 to `clients`."""
     return min(clients, max(2, math.floor(participation * clients + 0.5)))
 
 
@@ -370,14 +371,14 @@ def draw_cohort(clients: Sequence[int], count: int, seed: int, round: int) -> li
 class RoundStrategy(ABC):
     """The server half of a federated algorithm: its decisions in a round, and its state between rounds.
 
-    The strategy calls `warn(sentence, kind)` to warn the user. A run shows each kind of warning once, but always shows warnings of kind "".
-    Raises ConfigError for settings that do not suit the algorithm.
+    The strategy calls `warn(sentence, kind)` to warn the user. A run shows only the first warning of each kind, but all warnings of kind
+    "". Raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the strategy's options
     client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
-    min_clients: int = 1  # a round with fewer clients cannot move the model
+    min_clients: int = 1  # smallest number of clients with which a round updates the model
     notice: str = ""  # text to print at the start of a run
     # Codec classes that --uplink allows, also with a scope such as @layer; () = all
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
@@ -392,8 +393,8 @@ class RoundStrategy(ABC):
     decays_in_server_step: ClassVar[bool] = False
     # Whether the strategy computes with the clients' learning rate (--lr).
     uses_lr: ClassVar[bool] = False
-    asynchronous: ClassVar[bool] = False  # whether a round ends with the first updates to arrive
-    # 0/1 array [clients in the round, data partitions] with 1 if the client uses the partition, or None without partitions.
+    asynchronous: ClassVar[bool] = False  # whether a round ends when the first updates have arrived
+    # 0/1 array [clients in the round, data partitions]: 1 if the client needs the partition. None if there are no partitions.
     allocation: np.ndarray | None = None
 
     def __init__(
@@ -409,9 +410,9 @@ class RoundStrategy(ABC):
         self.config = config = with_memories(config, self.layout.numel)
         self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
-        # A memory like those of the clients, of which the server reads only properties.
+        # A memory of the same class as the clients' memories, from which the server only reads properties.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
-        # Server part of the clients' memories, or None if there is none.
+        # The server's part of the clients' memories, or None if there is none.
         self.counterpart = self._counterpart()
         self.schedule = self._schedule()
 
@@ -429,9 +430,9 @@ class RoundStrategy(ABC):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return the defaults that this strategy sets for run options, by field of `fedcomp.config.RunConfig`.
+        """Return the strategy's defaults for options of the run, by the name of the field in `fedcomp.config.RunConfig`.
 
-        Without an entry for `memory`, the default of `memory` is `required_memory`.
+        If the result has no entry for `memory`, the default of --memory is `required_memory`.
         """
         return {}
 
@@ -442,7 +443,7 @@ class RoundStrategy(ABC):
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
         """Return the cohort of a round (the clients that take part).
 
-        `clients`: all connected clients; `fingerprint`: a digest of the model.
+        `clients`: the ids of all connected clients; `fingerprint`: a digest of the model.
         """
         count = cohort_size(self.config.participation, len(clients))
         return draw_cohort(clients, count, self.config.seed, round)
@@ -452,56 +453,56 @@ class RoundStrategy(ABC):
         return [Phase(name) for name in self.client_algorithm.phases]
 
     def announce(self, phase: Phase, client: int, before: AcceptedByPhase) -> Mapping[str, bytes]:
-        """Return a dict from name to bytes, which the server sends to a client at the start of a phase, and counts as traffic.
+        """Return the announcements (name → bytes) that the server sends to a client at the start of a phase, and counts as traffic.
 
         `before`: the accepted updates of earlier phases of this round, by the name of the phase.
         """
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> Sequence[Update | FrameError | None]:
-        """Decode the frames of a phase: each to an update, to None if the frame contains no update, or to a FrameError if it is invalid."""
+        """Decode the frames of a phase. A result is an update, None if the frame contains no update, or a FrameError if it is invalid."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def check_frame(self, phase: Phase, client: int, frame: bytes) -> None:
-        """Raise FrameError if `client` may not send this frame. Called after `open`."""
+        """Raise FrameError if `client` may not send this frame. The server calls `check_frame` after `open`."""
 
     def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
-        """Return a dict from client to reason, for clients to exclude at the end of a phase although their updates are valid."""
+        """Return the clients to exclude at the end of a phase although their updates are valid, as a dict from client to reason."""
         return {}
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
-        """Return a dict from client to reason, for clients whose updates of the last phase are not aggregated, but rolled back."""
+        """Return the clients whose updates must not be aggregated but rolled back by their memories, as a dict from client to reason."""
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
-        """Encode the part of an accepted update that `aggregate` did not use, to return it to the client; b"" if all was used.
+        """Return a frame for the client with the part of its update that `aggregate` did not use, or b"" if all of the update was used.
 
-        The uplink codec encodes this frame, unless the clients' memory reads another format. The frame counts as traffic.
+        The uplink codec encodes this frame, unless the clients' memory needs another format. The frame counts as traffic.
         """
         return b""
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        """For each client id, the fraction 0..1 of the client's votes that lost by a wide margin; {} if the strategy has no votes."""
+        """The fraction 0..1 of each client's votes that lost by a wide margin, by client id; {} if the strategy has no votes."""
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         """Store the state that `aggregate` computed in this round.
 
-        If `broadcast` is None, the model has not moved: discard the computed state.
+        If `broadcast` is None, the round did not update the model, and the computed state is discarded.
         """
 
     def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """Set the name of the run, the clients' public keys (P-384 points), and the options of the run, which signed messages need."""
+        """Set the data that signed messages need: the name of the run, the clients' public keys (P-384 points), and the run's options."""
 
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        """Return the state of the strategy that changed since the last call, to write it to a checkpoint."""
+        """Return the part of the strategy's state that changed since the last call, to write it to a checkpoint."""
         return {}, {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector(name)` and `value(name)` read entries that `take_changes` returned."""
+        """Restore the state from a checkpoint. `vector(name)` and `value(name)` read checkpoint entries from `take_changes`."""
 
     # Settings.
 
@@ -544,7 +545,7 @@ class RoundStrategy(ABC):
             )
 
     def _counterpart(self) -> Counterpart | None:
-        """Return the part of the clients' memories on the server, or None. Raises ConfigError for a memory that does not suit the run."""
+        """Return the server's part of the clients' memories, or None. Raises ConfigError for a memory that does not suit the run."""
         name, momentum = self.memory.name, self.config.momentum
         if momentum and (applied := getattr(self.memory.options, "momentum", 0)):
             raise ConfigError(

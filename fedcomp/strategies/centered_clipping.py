@@ -1,13 +1,13 @@
 """Centered clipping: the server clips each update to a radius around the previous aggregate, and averages the clipped updates.
 
-Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2. With the n updates x_i of a round,
-at most f of them Byzantine, the aggregate v and the clipping radius τ:
+Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2. A round has n updates x_i, at most
+f of them Byzantine. With the clipping radius τ, the server computes the aggregate v:
 
     v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n,  starting from the v of the previous round, or from 0 in the first round.
 
-A round that does not move the model leaves v unchanged. Centered clipping needs n > 2f. The paper's proof needs f ≤ n/10, a τ proportional
-to the distances between honest updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ is the
-median of the distances ‖x_i − v‖. For n > 2f, this median is at most the largest distance of an honest update from v.
+A round that does not update the model leaves v unchanged. Centered clipping needs n > 2f. The paper's proof needs f ≤ n/10, a τ
+proportional to the distances between honest updates, and client momentum, which reduces these distances. Unlike in the paper, the default τ
+is the median of the distances ‖x_i − v‖. For n > 2f, this median is at most the largest distance of an honest update from v.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class CenteredClippingOptions(RobustOptions):
 
 
 class CenteredClipping(ByDistance):
-    """The previous aggregate plus the mean of the clipped differences between updates and previous aggregate."""
+    """The previous aggregate plus the mean of the clipped differences between the updates and the previous aggregate."""
 
     name: ClassVar[str] = "centered-clipping"
     options: CenteredClippingOptions
@@ -47,7 +47,7 @@ class CenteredClipping(ByDistance):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
-        self._next: Tensor | None = None  # aggregate v after this round, kept if the model moves
+        self._next: Tensor | None = None  # new aggregate v, stored if this round updates the model
 
     def server_vectors(self) -> Sequence[Update | None]:
         return [None if self.center is None else Dense(self.center.numpy())]

@@ -1,4 +1,4 @@
-"""Codes for election coding: they assign partitions of the data to voters so that Byzantine voters cannot decide the vote.
+"""Codes for election coding. A code assigns partitions of the data to voters so that Byzantine voters cannot decide the vote.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
@@ -12,19 +12,19 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
     the other 2b+1 rows    all partitions.
 
 A vote is correct if it is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at
-least 2b+1. The last 2b+1 seats count all partitions, so they always vote correctly. Of the seats i and s+i, at least one votes correctly:
-seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which counts only partition i, is correct. A Byzantine
-vote reduces the lead of the correct votes by two, and an absent seat by one. So if 2f + a ≤ 2b, the result stays correct with f Byzantine
-votes and `a` absent seats. Every seat counts an odd number of partitions, so it never has a tie. The redundancy of `deterministic` (mean
-number of partitions per seat) is (n+2b+1)/2 − s/n.
+least 2b+1. The last 2b+1 seats have all partitions, so they always vote correctly. For i < s, at least one of the seats i and s+i votes
+correctly: seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which has only partition i, is correct. A
+Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So if 2f + a ≤ 2b, the result stays correct with f
+Byzantine votes and `a` absent seats. Every seat has an odd number of partitions, so its vote has no ties. The redundancy of `deterministic`
+(mean number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
-failed draws, a 1 is added to each empty row and column of the last draw. Drawing again raises the redundancy, for example from 2 to about
-2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, `bernoulli` is correct more
-often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse than
-`uncoded` (benchmarks/codes.py).
+failed draws, a 1 is added to each empty row and column of the last draw. Repeated draws raise the mean redundancy, for example from 2 to
+about 2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, `bernoulli` is correct
+more often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse
+than `uncoded` (benchmarks/codes.py).
 
-The code `uncoded` has G = I (each seat counts one partition), which is an ordinary majority vote.
+The code `uncoded` is an ordinary majority vote: G = I, so each seat has one partition.
 
 The *ballot* of a partition holds the signs of the partition's update, packed as in kernels/votes.py.
 """
@@ -54,10 +54,10 @@ BALLOTS, TALLY = "ballots", "tally"  # phases
 def allocation_matrix(
     code: str, n: int, byzantine: int = 0, redundancy: float | None = None, seed: int = 0
 ) -> np.ndarray:
-    """Return the allocation matrix G of an election, uint8 [n, n]: G[i, j] = 1 if seat i counts partition j.
+    """Return the allocation matrix G of an election with n seats, uint8 [n, n]: G[i, j] = 1 if seat i has partition j.
 
-    `byzantine`: number of Byzantine voters to tolerate, for the code `deterministic`. `redundancy`: mean number of partitions per seat, in
-    (0, n], √(n·ln n) by default; `redundancy` and `seed` are for the code `bernoulli`. Raises SpecError for an unknown code, and
+    `byzantine`: number of Byzantine voters to tolerate, for the code `deterministic`. `redundancy`: mean number of partitions per seat, at
+    most n, by default √(n·ln n). Only the code `bernoulli` uses `redundancy` and `seed`. Raises SpecError for an unknown code, and
     ConfigError for numbers out of range.
     """
     if code not in CODES:
@@ -66,7 +66,7 @@ def allocation_matrix(
         raise ConfigError(f"an election code needs at least 1 voter, not {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
-            f"byzantine={byzantine} is out of range: {n} voters can outvote 0 to {(n - 1) // 2} Byzantine voters"
+            f"byzantine={byzantine} is out of range: a code for {n} voters can tolerate 0 to {(n - 1) // 2} Byzantine voters"
         )
     if redundancy is not None and code != "bernoulli":
         raise ConfigError(
@@ -80,12 +80,12 @@ def allocation_matrix(
 
 
 def mean_redundancy(matrix: np.ndarray) -> float:
-    """Return the mean number of partitions that a seat of an allocation matrix counts."""
+    """Return the mean number of partitions per seat of an allocation matrix."""
     return float(matrix.sum() / len(matrix))
 
 
 def default_redundancy(n: int) -> float:
-    """Return the default redundancy (mean partitions per seat) of the code `bernoulli`: √(n·ln n), at least 1."""
+    """Return the default redundancy (mean partitions per seat) of the code `bernoulli` with n seats: √(n·ln n), at least 1."""
     return max(1.0, math.sqrt(n * math.log(n)))
 
 
@@ -94,8 +94,8 @@ class Seats:
     """The seats of an election with their voters, and the partitions with their data sets."""
 
     members: tuple[tuple[int, ...], ...]  # for each seat, its voters (client ids, ascending)
-    groups: tuple[tuple[int, ...], ...]  # for each partition, its data sets, ascending
-    margin: int  # smallest lead of the correct votes if all voters are present and honest
+    groups: tuple[tuple[int, ...], ...]  # for each partition, the ids of its data sets, ascending
+    margin: int  # smallest lead of the correct votes over the wrong votes if all voters are present and honest
 
     def of(self, client: int) -> int:
         """Return the seat of a client. Raises KeyError."""
@@ -120,17 +120,17 @@ def assign_seats(
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
     Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The remaining m mod n
-    clients join the seats that count all partitions, one per seat, from the last seat backwards. Further clients join seats i and s+i of
-    the deterministic code in pairs; a client without a partner joins a seat that counts all partitions. So the correct votes lead by at
-    least
+    clients join the seats with all partitions, one per seat, from the last seat backwards. If more clients remain, pairs of clients join
+    the seats i and s+i of the deterministic code, and a client without a partner joins a seat with all partitions. So the lead of the
+    correct votes over the wrong votes is at least
 
-        margin = g·(2b+1) + the number of remaining clients in seats that count all partitions.
+        margin = g·(2b+1) + the number of remaining clients in seats with all partitions.
 
     The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. For codes other than
-    `deterministic`, `margin` is the same number but guarantees nothing.
+    `deterministic`, `margin` is computed in the same way, but guarantees nothing.
 
-    A partition of several data sets still has *one* sign per coordinate: that of a gradient over all its data, or the majority of its data
-    sets' signs. A sum of signs would give partitions different weights.
+    A partition of several data sets still has *one* sign per coordinate: the sign of a gradient over all its data, or the majority of its
+    data sets' signs. If the signs were summed, larger partitions would have larger weights.
 
     The assignment depends only on the seed, the round, n, `byzantine`, and the sorted client ids. Raises ConfigError for fewer than n
     clients or data sets.
@@ -139,7 +139,7 @@ def assign_seats(
     for what, ids in (("clients", clients), ("data sets", data)):
         if len(ids) < n:
             raise ConfigError(
-                f"an election with {n} seats needs at least {n} {what}; given {len(ids)}; choose fewer seats"
+                f"an election with {n} seats needs at least {n} {what}, not {len(ids)}; choose fewer seats"
             )
     drawn = seeds.generator(seed, "seats", round).permutation(np.array(clients, np.int64)).tolist()
     g, n_extra = divmod(len(drawn), n)
@@ -149,7 +149,7 @@ def assign_seats(
         members[seat].append(client)
     shuffle = seeds.generator(seed, "partitions", round).permutation
     order = shuffle(np.array(data, np.int64)).tolist()
-    full = n - 2 * byzantine - 1  # index of the first seat that counts all partitions
+    full = n - 2 * byzantine - 1  # index of the first seat with all partitions
     return Seats(
         tuple(tuple(sorted(ids)) for ids in members),
         tuple(tuple(sorted(order[j::n])) for j in range(n)),
@@ -158,7 +158,7 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether an election with n seats and `clients` voters, f of them Byzantine, is certainly correct.
+    """Return whether `clients` voters, f of them Byzantine, get a certainly correct result with n seats and a code for b Byzantine seats.
 
     Empty seats count as absent.
     """
@@ -217,7 +217,7 @@ class CodeRow:
     partitions: tuple[DataPartition, ...]
 
     def pack(self) -> bytes:
-        """Return the row as JSON: client, seat, and a list of number and clients for each partition."""
+        """Return the row as JSON: client, seat, and for each partition a list of its number and its clients."""
         listed = [[part.number, *part.clients] for part in self.partitions]
         return json.dumps([self.client, self.seat, listed], separators=(",", ":")).encode()
 
@@ -241,7 +241,7 @@ class CodeRow:
 
     @property
     def senders(self) -> list[int]:
-        """Ids of the clients whose data or ballots a voter counts, ascending."""
+        """Ids of the clients whose data or ballots determine the voter's vote, ascending."""
         return sorted({client for part in self.partitions for client in part.clients})
 
 
@@ -258,7 +258,7 @@ def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
 def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
     """Return the packed signs of an update [numel].
 
-    Zeros get random signs from the seed `zeros`; if `zeros` is None, zeros are positive.
+    Zeros get random signs that depend on the seed `zeros`. If `zeros` is None, zeros get a positive sign.
     """
     return update.raw if isinstance(update, Bits) else kernels.bits.signs(update.dense(), zeros)
 
@@ -266,7 +266,7 @@ def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
 def vote_on_ballots(
     row: CodeRow, sent: Mapping[int, votes.Vote], numel: int, seed: int, round: int
 ) -> Tensor:
-    """Return a voter's vote, +1 or −1 per coordinate [numel], on the ballots that its row counts. `sent`: client → ballot (packed signs).
+    """Return a voter's vote, +1 or −1 per coordinate [numel], on the ballots of its row. `sent`: client → ballot (packed signs).
 
     The ballot of a partition is the majority of its clients' ballots. For a partition without ballots, all voters draw the same random
     signs, so that honest voters still agree.

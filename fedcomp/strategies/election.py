@@ -3,16 +3,16 @@
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
     Local election:    seat i votes for the majority of the signs of its partitions, those j with G_ij = 1.
-    Global election:   the model moves by the learning rate times the majority of the votes, as in the strategy `vote`.
+    Global election:   the update is the learning rate times the majority of the votes, as in the strategy `vote`.
 
-codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects what voters
-count:
+The file codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects
+what votes are based on, data or ballots:
 
 `data`      Voters train on every data partition of their seat and send one vote. Batches, dropout and random signs depend only on the seed,
             the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up to f Byzantine
             clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its partitions.
             BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to
-            different signs, so that an honest vote at this coordinate is as wrong as a Byzantine vote.
+            different signs; an honest vote at this coordinate can then be as wrong as a Byzantine vote.
 `ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards the ballots to the voters
             that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
             the ballots: the ballot of a Byzantine client counts like any other ballot.
@@ -20,12 +20,12 @@ count:
 If a partition has several clients, its signs are those of an update on all of its data (form=data), or the majority of its clients' ballots
 (form=ballots). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
-A round moves the model only if its result is certainly correct: if 2·max(0, f − m) + m + a is below the lead of the correct votes
+A round updates the model only if its result is certainly correct: if 2·max(0, f − m) + m + a is below the lead of the correct votes
 (`Seats.margin`). Here f (an option) is the largest number of Byzantine clients in a round, m the number of clients that are proven
 Byzantine, and a the number of absent voters. An invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the
 server excludes the sender. A Byzantine vote reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by
-1. If m > f, the option `f` is too small: the run warns once, and the result is correct only if no other client is Byzantine. If the result
-could be wrong, the round ends early: the server rejects its votes with the reason, and the next round draws a new cohort.
+1. If m > f, the run warns once that the option `f` is too small, and the result is correct only if no other client is Byzantine. If the
+result could be wrong, the round ends early: the server rejects all votes of the round, and the next round draws a new cohort.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """
@@ -87,7 +87,7 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`, which limits the work of a voter
 STATE = "election"  # name of the checkpoint entry with all known clients
-MANY_CARDS = 1000  # number of cards (one-time keys) per round above which a notice warns
+MANY_CARDS = 1000  # a notice warns if a round has more cards (one-time keys) than this
 NO_SEATS = codes.Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for an encrypted update
 
@@ -100,7 +100,7 @@ class ElectionOptions:
     # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the option `seats`
     redundancy: float | None = None
     seats: int = 0  # n: number of seats and of data partitions; 0 = cohort size, at most 15
-    # What voters count: the data of several clients, or their ballots (signs), which Byzantine clients choose freely
+    # What a vote is based on: the data of several clients, or their ballots (signs), which Byzantine clients choose freely
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
     momentum: float = 0.0  # β: factor of the momentum on the server
@@ -118,7 +118,7 @@ class ElectionOptions:
 
 
 class DataElectionClient(ClientAlgorithm):
-    """Client half for form=data: a voter trains on all data partitions that its seat counts, and sends one vote."""
+    """Client half for form=data: a voter trains on all data partitions of its seat, and sends one vote."""
 
     trains_on_partitions: ClassVar[bool] = True
 
@@ -131,7 +131,7 @@ class DataElectionClient(ClientAlgorithm):
     def summarize(
         self, partition: DataPartition, update: Tensor, seed: int, round: int
     ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot (packed signs) of a partition's update, and an error if the update contains NaN or infinity."""
+        """Return the ballot (packed signs) of a partition's update, and a NonFiniteError if the update holds NaN or infinity, or None."""
         (error,) = nonfinite_errors(
             update[None], None, f"the update of partition {partition.number}"
         )
@@ -189,7 +189,7 @@ class BallotElectionClient(ClientAlgorithm):
 
 
 class Election(Vote):
-    """A majority vote with election coding, in which voters count the data or the ballots of several clients."""
+    """A majority vote with election coding: every vote is based on the data or the ballots of several clients."""
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = ElectionOptions
@@ -207,8 +207,8 @@ class Election(Vote):
         self.f = o.byzantine if o.f is None else o.f
         self.code = np.empty((0, 0), np.uint8)  # allocation matrix G, empty at first
         self.notice = self._guarantee()
-        self.known_clients: set[int] = set()  # all clients that ever connected
-        # State of the current round:
+        self.known_clients: set[int] = set()  # all clients that have ever connected
+        # The state of the current round:
         self.seats = NO_SEATS  # no seats if there are too few clients
         self._asked = 0  # number of clients in the cohort
         self.convicted: dict[int, str] = {}  # clients excluded after the tally, with the reason
@@ -221,7 +221,7 @@ class Election(Vote):
         super()._check_settings()
         if self.config.keep_momentum:
             raise ConfigError(
-                f"--strategy {self.name} cannot keep the momentum of clients, since with form=data they train on other data in every "
+                f"--strategy {self.name} cannot keep the momentum of clients: with form=data, they train on different data in every "
                 "round; leave --keep-momentum out"
             )
 
@@ -279,7 +279,9 @@ class Election(Vote):
             )
 
     def _guarantee(self, clients: int = 0) -> str:
-        """Return a text on what the run guarantees against Byzantine clients. `clients`: number of clients in a round, 0 if unknown."""
+        """Return a text that says how the run is protected against Byzantine clients. `clients`: number of clients in a round, 0 if
+        unknown.
+        """
         o, f, code = self.options, self.f, self.code
         if o.code != "deterministic":
             sentences = [
@@ -313,7 +315,7 @@ class Election(Vote):
             if o.sealed:
                 spare = min(spare, clients // len(code) * (len(code) - MIN_PARTITIONS + 1) - 1)
             absent = f"more than {spare} clients" if spare else "any client"
-            text += f"; with {absent} absent, a round does not move the model"
+            text += f"; with {absent} absent, a round does not update the model"
         if o.sealed:
             text += "; ballots are encrypted: the server sees votes, message sizes and times, but a ballot only if a voter reveals it"
         if o.sealed and clients > MANY_CARDS:
@@ -331,10 +333,10 @@ class Election(Vote):
         self.known_clients |= set(clients)
         if len(cohort) < n:
             cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
-        # A seat without a client gets an absent client with a negative id.
+        # An empty seat gets a placeholder with a negative id, which counts as an absent client.
         empty = range(-max(0, n - len(cohort)), 0)
         data_sets = [*cohort, *empty]
-        if self.options.form == "data":  # voters can train on the data of absent clients
+        if self.options.form == "data":  # voters also train on the data of absent clients
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
         if not codes.can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = NO_SEATS
@@ -369,7 +371,7 @@ class Election(Vote):
 
     @property
     def _completion(self) -> RoundCompletion | None:
-        """The run's rule for the end of a phase, with a larger quorum if needed: fast Byzantine clients could fill a smaller quorum."""
+        """The rule that ends a phase: the run's rule, but with a quorum that is so large that fast Byzantine clients cannot fill it."""
         if self.seats is NO_SEATS:
             return None
         voters, asked = sum(map(len, self.seats.members)), self._asked
@@ -385,7 +387,7 @@ class Election(Vote):
         return RoundCompletion(raised, self.config.timeout_s)
 
     def row(self, client: int) -> CodeRow:
-        """Return the row of the allocation matrix with the partitions that a client counts in this round."""
+        """Return the row of the allocation matrix with the partitions of a client's seat in this round."""
         seat = self.seats.of(client)
         numbers = np.flatnonzero(self.code[seat]).tolist()
         return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
@@ -430,7 +432,7 @@ class Election(Vote):
         except FrameError as error:
             return error
 
-    # At the end of a round.
+    # The end of a round.
 
     @property
     def proven_byzantine(self) -> set[int]:
@@ -443,12 +445,12 @@ class Election(Vote):
         """The reason why a sealed round has too few ballots for a vote; "" if there are enough, or if ballots have not arrived yet."""
         if not self.sealed or BALLOTS not in self._results:
             return ""
-        row = next(iter(self.sealed.rows.values()))  # every row has all senders of ballots
+        row = next(iter(self.sealed.rows.values()))  # every row contains all senders of ballots
         senders = {a.client for a in self._results[BALLOTS].accepted}
         return too_few_ballots(row, senders - self.sealed.proofs.keys())
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
-        """Return the reason why the result of too few votes could be wrong, or "" if the result is certainly correct."""
+        """Return the reason why the votes are too few for a certain result, or "" if the result is certainly correct."""
         voters = {client for members in self.seats.members for client in members}
         m, f = len(self.proven_byzantine), self.f
         absent = len(voters - {a.client for a in voted} - self.proven_byzantine)
@@ -487,8 +489,8 @@ class Election(Vote):
         return self.convicted | {a.client: reason for a in remaining}
 
     def _is_judged(self, client: int) -> bool:
-        # Honest votes that count few partitions often lose by wide margins, so only voters that count most partitions are judged, if any
-        # do.
+        # Honest votes on few partitions often lose by wide margins. If any voters vote on most partitions, only these voters get a
+        # suspicion.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.of(client)])
 

@@ -1,30 +1,32 @@
 """FetchSGD: the server keeps momentum and error feedback in sketches, and clients have no state.
 
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
-ICML 2020, algorithm 1. With the update x_i and the weight w_i of client i, and the count sketch S(x) of x,
+ICML 2020, algorithm 1. The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. Client i sends the
+count sketch S(x_i) of its update x_i, which has the weight w_i. Then the server updates the model W:
 
     S_u ← ρ S_u + (Σ w_i S(x_i)) / (λ Σ w_i)
     S_e ← S_e + S_u
-    Δ   = the k largest estimates from S_e, else 0
+    Δ   = the estimates from S_e at the k largest coordinates, and 0 elsewhere
     W   ← W + η C(λΔ).
-    Then with error=subtract, S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
-    Then with error=zero, the cells of S_e and S_u for the coordinates of C(Δ) become 0.
+    With error=subtract, finally S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
+    With error=zero, finally the cells of S_e and S_u for the coordinates of C(Δ) become 0.
 
-The server stores the sketch S_u of the momentum and the sketch S_e of the accumulated error. The factor λ is the learning rate of the round
-divided by that of the run. Updates are proportional to λ, but S_u and S_e are not, so these sketches never mix the learning rates of
-different rounds. As in the authors' code, the λ of the round multiplies the step Δ.
+The factor λ is the learning rate of the round divided by that of the run. Updates are proportional to λ. Because of the division by λ, S_u
+and S_e do not depend on the learning rates of the rounds. As in the authors' code, the step Δ is multiplied by the λ of the current round.
 
-C is the downlink codec, which has no error-feedback memory; with error=subtract, its error stays in S_e. The paper subtracts gradients; in
-fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, the server
-multiplies Δ by η; the paper multiplies S_u by η, which is equivalent. Removing the sent coordinates from S_u is the momentum masking of Lin
-et al. 2018.
+C is the downlink codec, which has no error-feedback memory; with error=subtract, the error of C stays in S_e. The paper subtracts
+gradients; in fedcomp, clients send updates, which are added. η is the server's learning rate (`server_lr`). As in the authors' code, the
+server multiplies Δ by η; the paper multiplies S_u by η, which is equivalent. Removing the sent coordinates from S_u is the momentum masking
+of Lin et al. 2018.
 
-The authors' code implements error=zero, which also deletes the values of other coordinates in the zeroed cells, so that S_e stays bounded.
-With large sketches, error=subtract and error=zero reach the same accuracy: 91.4 % on MNIST after 200 rounds, with 5 × 3000 cells for 7,850
-coordinates. With small sketches of 3 × 1308 cells, error=zero reaches 89.6 %, but error=subtract only 10 %, so error=zero is the default.
+The authors' code implements error=zero. With error=zero, the values of other coordinates that share a zeroed cell are also deleted, so that
+S_e stays bounded. With large sketches, error=subtract and error=zero reach the same accuracy: 91.4 % on MNIST after 200 rounds, with 5 ×
+3000 cells for 7,850 coordinates. With small sketches of 3 × 1308 cells, error=zero reaches 89.6 %, but error=subtract only 10 %, so
+error=zero is the default.
 
-All sketches of a run use the same hash functions and contain the whole model. An uplink codec with the scope `@layer` is an error, since k
-applies to the whole model. The strategy's option `density` determines k; the density of the uplink codec has no effect.
+All sketches of a run use the same hash functions. Each sketch covers all parameters of the model. An uplink codec with the scope `@layer`
+is an error, since k applies to the whole model. The strategy's option `density` determines k; the density of the uplink codec has no
+effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +77,7 @@ class FetchSGDClient(ClientAlgorithm):
 
 
 class FetchSGD(Average):
-    """The k largest estimates from a sketch of the accumulated error of the mean update."""
+    """The k largest coordinates of the accumulated mean update, estimated from sketches."""
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = FetchSGDOptions
@@ -92,7 +94,7 @@ class FetchSGD(Average):
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
         self.error = np.zeros(self.shape, FLOAT)  # S_e
-        # Sketches S_u and S_e of the round, before the sent coordinates are removed
+        # S_u and S_e after `aggregate`, before the sent coordinates are removed
         self._next = self.momentum, self.error
 
     def _check_settings(self) -> None:
@@ -184,13 +186,13 @@ class FetchSGD(Average):
         return update
 
     def _without(self, cells: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return the cells of a sketch minus the sketch of a sparse vector."""
+        """Return `cells` minus the cells of the sketch of a sparse vector, given its positions and values."""
         with np.errstate(over="ignore"):
             rest = cells - count_sketch.sketch_at(positions, values, *self.shape, self.seed)
         return rest.clip(-count_sketch.LARGEST, count_sketch.LARGEST)
 
     def _stored(self, data: bytes | None) -> np.ndarray:
-        """Return the cells of a sketch that a checkpoint stores as bytes. Raises ValueError or TypeError for invalid bytes."""
+        """Return the cells of a sketch from the bytes in a checkpoint. Raises ValueError or TypeError for invalid bytes."""
         cells = np.frombuffer(data, FLOAT).reshape(self.shape).copy()
         if not kernels.all_finite(cells):
             raise ValueError("a sketch of the checkpoint contains NaN or infinity")

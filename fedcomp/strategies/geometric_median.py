@@ -1,14 +1,14 @@
 """The geometric median: the point with the smallest sum of distances to all updates.
 
 Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning. arXiv:1912.13445, 2019; IEEE TSP 2022, algorithm 2 (smoothed
-Weiszfeld). With the n updates x_i of a round, at most f < n/2 of them Byzantine:
+Weiszfeld). A round has n updates x_i, at most f < n/2 of them Byzantine. Their geometric median z is computed by iterating
 
     z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   starting from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n.
 
 Since z is a weighted mean of the updates, an iteration needs only their inner products and takes n² operations. The paper starts from a
-point in the convex hull of the updates; in fedcomp, z is in this hull after the first iteration. The paper stops when the sum of distances
-hardly changes, but with distant Byzantine updates this sum hardly changes from the first iteration on. fedcomp therefore stops when the
-norm of the gradient is small. Each update contributes at most 1 to the norm of the gradient.
+point in the convex hull of the updates; in fedcomp, z is in this hull after the first iteration. The paper stops when the relative change
+of the sum of distances is small. With distant Byzantine updates, this change is small from the first iteration on, so fedcomp stops when
+the norm of the gradient is small. Each update contributes at most 1 to the norm of the gradient.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from .robust import ByDistance, RobustOptions, distances_to_mean
 
 @dataclass(frozen=True)
 class GeometricMedianOptions(RobustOptions):
-    iterations: int = 1000  # largest number of iterations
-    # Stop when the norm (0..1) of the mean gradient of the distances is at most this number
+    iterations: int = 1000  # maximum number of iterations
+    # Iterations end when the gradient of the mean distance has at most this norm (0..1)
     tolerance: float = 1e-6
-    smoothing: float = 1e-6  # ν: lower bound that replaces smaller distances between vectors
+    smoothing: float = 1e-6  # ν: distances between vectors that are below ν are replaced by ν
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +45,7 @@ class GeometricMedian(ByDistance):
             lengths = distances_to_mean(products, weights)
             inverse = 1 / lengths.clip(self.options.smoothing)
             before, weights = weights, inverse / inverse.sum()
-            step = inverse.sum() * (weights - before)  # gradient step: one weight per vector
+            step = inverse.sum() * (weights - before)  # Σ β_i (x_i − z), as one weight per vector
             if step @ products @ step <= (self.options.tolerance * len(products)) ** 2:
                 break
         return weights

@@ -1,13 +1,14 @@
 """Global top-k: the server keeps the k largest coordinates of the mean of sparse updates that have k coordinates each.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
-networks. ICDCS 2019. With the decoded update C(a_i) and the weight w_i of client i (as in the strategy `average`):
+networks. ICDCS 2019. The server computes the update y from the decoded updates C(a_i) and the weights w_i of the clients i (as in the
+strategy `average`):
 
     y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, and 0 elsewhere;  the server returns the other values of C(a_i) to client i.
 
 The density of the uplink codec determines k. If a schedule makes updates denser, k is the number of coordinates of the densest update in
-the round. In the paper, pairs of workers select coordinates in a tree; in fedcomp, the server sees the whole sum and selects once. The
-frame with the returned values counts as traffic.
+the round. In the paper, workers combine their updates in pairs, in a tree, and each pair selects k coordinates; in fedcomp, the server
+selects once, from the whole sum. The frame with the returned values counts as traffic.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """
@@ -38,7 +39,7 @@ class GTopK(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._selected = np.empty(0, np.int64)  # indices that the last aggregate kept
+        self._selected = np.empty(0, np.int64)  # indices of the coordinates that `aggregate` kept
         if getattr(self.uplink.unscoped, "values", "") == "2bit":
             raise ConfigError(
                 f"--uplink {self.uplink}: --strategy gtopk returns unused values to clients, and values=2bit would round them twice; "

@@ -1,13 +1,13 @@
-"""Krum chooses the update with the closest neighbours. Multi-Krum averages several updates with the closest neighbours.
+"""Krum selects the update with the nearest neighbours. Multi-Krum averages the `keep` updates with the nearest neighbours.
 
-Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. With the n
-updates x_i of a round, at most f of them Byzantine, and the aggregate y:
+Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017. A round has
+n updates x_i, at most f of them Byzantine. The server computes the scores s(i) and the aggregate y:
 
     s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors x_j nearest to x_i, j ≠ i.
-    Krum:         y = x_i with the smallest s(i).
-    Multi-Krum:   y = the mean of the `keep` vectors with the smallest s(i); `keep` is n − f by default, and at most n − f.
+    Krum:         y = the update x_i with the smallest score s(i).
+    Multi-Krum:   y = the mean of the `keep` updates with the smallest scores; `keep` is n − f by default, and at most n − f.
 
-Krum and Multi-Krum need n > 2f + 2. If two updates have equal scores s(i), the update of the smaller client id comes first.
+Krum and Multi-Krum need n > 2f + 2. If two updates have equal scores s(i), the update of the client with the smaller id comes first.
 """
 
 import math
@@ -21,7 +21,7 @@ from .robust import ByDistance, RobustOptions, squared_distances
 
 
 class Krum(ByDistance):
-    """The single update with the closest neighbours."""
+    """The single update with the nearest neighbours."""
 
     name: ClassVar[str] = "krum"
 
@@ -41,7 +41,7 @@ class Krum(ByDistance):
 
 @dataclass(frozen=True)
 class MultiKrumOptions(RobustOptions):
-    keep: int = 0  # number of updates to average; 0 = all but f
+    keep: int = 0  # number of updates to average; 0 = all except f
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class MultiKrumOptions(RobustOptions):
 
 
 class MultiKrum(Krum):
-    """The mean of several updates with the closest neighbours."""
+    """The mean of several updates with the nearest neighbours."""
 
     name: ClassVar[str] = "multi-krum"
     options: MultiKrumOptions

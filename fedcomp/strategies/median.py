@@ -9,10 +9,10 @@ With n clients, at most f of them Byzantine, median and trimmed mean need n > 2f
 values. The paper trims a fraction β ≥ f/n of the values on each side.
 
 If most clients do not send a coordinate, its median is 0. With a sparse uplink codec, most values that clients send are therefore lost: the
-clients' memories count these values as accepted and do not send them again. So the default uplink codec is dense. Sparse codecs also work
-with the option `mix`, which averages each update with its nearest neighbours before the median.
+clients' memories count these values as accepted and do not send them again. Therefore, the default uplink codec is dense. Sparse codecs
+also work with the option `mix`, which averages each update with its nearest neighbours before the median.
 
-The table shows the accuracy in % on the task digits for four uplink codecs, with 10 clients in each of 50 rounds, partition dirichlet:0.3,
+The table shows the accuracy in % on the task `digits` for four uplink codecs. The runs have 10 clients, 50 rounds, partition dirichlet:0.3,
 downlink fp16, f=2, and one seed.
 
     Uplink           stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16

@@ -1,7 +1,7 @@
 """Server optimizers, which turn the averaged update of a round into a step of the model.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. The model x moves
-by x ← x + η·step, where η is `--server-lr`. With the averaged update Δ of the round, the optimizers are:
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive federated optimization. ICLR 2021, algorithm 2. A round updates the
+model x by x ← x + η·step, where η is `--server-lr`. With the averaged update Δ of the round, the optimizers are:
 
     `sgd`:    m ← μm + Δ;                 step = m, or with nesterov Δ + μm.
     `adam`:   m ← β₁m + (1 − β₁)Δ;        v ← β₂v + (1 − β₂)Δ²;                    step = m / (√v + τ).
@@ -11,7 +11,7 @@ As in the paper, the first moment m starts from 0, the second moment v starts fr
 with μ = 0.9 and η = 0.7, after many local steps, is the outer optimizer of DiLoCo (Douillard et al., arXiv:2311.08105, 2023). The downlink
 codec compresses the step, which can be dense although the averaged update is sparse.
 
-A round that does not move the model leaves the moments m and v unchanged.
+A round that does not update the model leaves the moments m and v unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -52,7 +52,7 @@ class AdaptiveOptions:
 
 
 class Optimizer(ABC):
-    """A server optimizer, whose state consists of float32 vectors [numel] on the CPU."""
+    """Base class of server optimizers, whose state consists of float32 vectors [numel] on the CPU."""
 
     name: ClassVar[str]
     Options: ClassVar[type]
@@ -71,10 +71,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, update: Tensor) -> Tensor:
-        """Return the step for the averaged update [numel] of a round. May modify `update` in place. `commit` stores the new state."""
+        """Return the step for the averaged update [numel] of a round. This method may modify `update`. `commit` stores the new state."""
 
     def commit(self) -> None:
-        """Store the state that the last `step` computed, after the model has moved."""
+        """Store the state that the last `step` computed. Call `commit` after the model has been updated."""
         if self._next:
             self.state, self._next = self._next, {}
 
@@ -89,7 +89,7 @@ class Optimizer(ABC):
 
 
 class SGD(Optimizer):
-    """The averaged update as the step, with or without momentum."""
+    """SGD: the step is the averaged update, with or without momentum."""
 
     name: ClassVar[str] = "sgd"
     Options: ClassVar[type] = SGDOptions
@@ -130,12 +130,12 @@ class Adam(Optimizer):
         return m / v.sqrt().add_(o.tau)
 
     def second(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the next second moment from the last one and the squared update."""
+        """Return the new second moment, given the old one `v` and the squared update."""
         return v * self.options.beta2 + squares * (1 - self.options.beta2)
 
 
 class Yogi(Adam):
-    """Adam, except that the second moment changes by at most the square of the averaged update in a round."""
+    """Yogi: Adam, except that the second moment changes by at most the square of the averaged update in a round."""
 
     name: ClassVar[str] = "yogi"
 

@@ -2,19 +2,19 @@
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
 
-    Phase left:    The server announces Q. Client i sends Pᵢ = Mᵢ Q for its matrix Mᵢ. The server computes P̂, an orthonormal basis of the
-                   weighted mean of the Pᵢ.
-    Phase right:   The server announces P̂. Client i sends Qᵢ = Mᵢᵀ P̂. The server computes Q, the weighted mean of the Qᵢ. The update is
-                   P̂ Qᵀ, and the next round starts from Q.
+    Phase left:    The server announces a factor Q. For its update matrix Mᵢ, client i sends Pᵢ = Mᵢ Q. The server computes P̂, an
+                   orthonormal basis of the weighted mean of the Pᵢ.
+    Phase right:   The server announces the basis P̂. Client i sends Qᵢ = Mᵢᵀ P̂. The server computes Q, the weighted mean of the Qᵢ. The
+                   update is P̂ Qᵀ, and the next round starts from Q.
 
-Both phases are linear, so the update is one step of power iteration on the mean of the matrices Mᵢ. The error of each client, Mᵢ − P̂ Qᵢᵀ,
-stays in its memory `lowrank`. In the second phase, clients also send uncompressed all tensors that are not matrices, and matrices that are
-not larger than their factors. Only updates that are accepted in the second phase move the model.
+Both phases are linear in Mᵢ, so the update is one step of power iteration on the mean of the matrices Mᵢ. The error of client i, Mᵢ − P̂
+Qᵢᵀ, stays in its error-feedback memory `lowrank`. In the second phase, clients also send some tensors uncompressed: those that are not
+matrices, and matrices that are not larger than their factors. Only updates that are accepted in the second phase are aggregated.
 
 The default downlink codec, `identity`, sends the update uncompressed.
 
-Unlike in the paper, a server announces Q and P̂ to every client, and their bytes count as traffic. If a client is lost between the phases,
-its Pᵢ has contributed to P̂, but the client rolls back its whole update.
+Unlike in the paper, there is a server: it announces Q and P̂ to every client, and their bytes count as traffic. If a client is lost between
+the phases, its Pᵢ has contributed to P̂, but the client rolls back its whole update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class PowerSGDOptions:
 
 
 class PowerSGD(Average):
-    """The mean update as low-rank factors, which the server averages in two phases."""
+    """A low-rank approximation of the mean update, whose factors the server averages in two phases."""
 
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = PowerSGDOptions
@@ -75,8 +75,8 @@ class PowerSGD(Average):
         self.second_numel = self.right_numel + total_numel(factors.other_shapes)
         start = normal(seeds.key(self.config.seed, self.name), self.right_numel)
         self.right = start.astype(FLOAT).tobytes()  # Q
-        self.basis = b""  # the basis P̂ of the round
-        self._next = b""  # Q after this round, kept if the model moves
+        self.basis = b""  # the basis P̂ of the current round
+        self._next = b""  # new factor Q, stored if this round updates the model
 
     def _check_settings(self) -> None:
         super()._check_settings()

@@ -1,33 +1,34 @@
 """Base classes of robust aggregation rules, which replace the mean of updates and tolerate f Byzantine clients in a round.
 
-A robust rule works with updates of any codec, and reads them in blocks of coordinates. All clients have the same weight. A client that sent
-no update counts as a zero update. An update that a rule ignores still counts as accepted, so the client does not send it again. The input
-vectors of a rule are the updates accepted in a round and, with the memories `ef21` and `laq`, the server's estimates of the updates of
-absent clients. At most f input vectors are from Byzantine clients.
+A robust rule accepts updates of any codec, and reads blocks of their coordinates. All clients have the same weight. A missing update counts
+as a zero update. An update that a rule ignores still counts as accepted, so the client does not send it again. The input vectors of a rule
+are the updates accepted in a round and, with the memories `ef21` and `laq`, the server's estimates of the updates of absent clients. At
+most f input vectors are from Byzantine clients.
 
 If rounds have too few clients for the rule, the run ends with an error before round 1. A client whose frame (encoded update) cannot be read
 is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does
-not move the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
+not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-In addition to the m updates, a rule allocates one block of all updates, float32 [m, BLOCK], and CHUNK coordinates of this block in float64.
-The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed. Updates of `qsgd`, `terngrad`, `natural`,
-`adaptive` and `fp16` are dense from the start. A sketch with density 1 is decoded to a dense vector when a rule first reads it. Distances
-are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend on BLOCK. The
-error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
+Besides the m updates, a rule needs RAM for BLOCK coordinates of all updates, float32 [m, BLOCK], and for CHUNK of these coordinates in
+float64. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed in RAM. Updates of the codecs `qsgd`,
+`terngrad`, `natural`, `adaptive` and `fp16` are always dense. A sketch with density 1 is decoded to a dense vector when a rule first reads
+it. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend
+on the block size BLOCK. The rounding error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
 
-With the options `mix` and `buckets`, a rule gets averages of groups of updates, which differ less from each other than updates do.
+With the options `mix` and `buckets`, the input of a rule consists of averages of groups of updates. Averages of groups differ less from
+each other than single updates do.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
-heterogeneity. AISTATS 2023, algorithm 2. With the m input vectors xᵢ of a rule:
+heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ of a rule are replaced by
 
     yᵢ = the mean of the m − f vectors nearest to xᵢ, including xᵢ;  m > 2f.
 
 Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1.
 
-    y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  k = ⌈m / s⌉ buckets, the last may have fewer.
+    y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  the last of the k = ⌈m / s⌉ buckets may be smaller.
 
-Mixing and bucketing are linear: y = A x with a matrix A [k, m]. The f Byzantine clients affect at most f buckets. If two vectors are
-equally near, the vector of the smaller client id counts as nearer. With `mix` and `buckets`, buckets are averaged first, and then these
+Mixing and bucketing are linear: y = A x with a matrix A [k, m]. Byzantine vectors are in at most f buckets. If two vectors are equally
+near, the vector of the client with the smaller id counts as nearer. With `mix` and `buckets`, buckets are averaged first, and then these
 averages are mixed.
 """
 
@@ -87,7 +88,7 @@ class Robust(RoundStrategy):
 
     @property
     def f(self) -> int:
-        """Largest number of arbitrary vectors to tolerate: the option f, minus the clients already rejected as Byzantine in this round."""
+        """Number of arbitrary vectors to tolerate: the option f, minus the number of clients rejected as Byzantine in this round."""
         return max(0, self.options.f - len(self._proven))
 
     def min_vectors(self) -> int:
@@ -96,7 +97,7 @@ class Robust(RoundStrategy):
 
     @property
     def min_cohort(self) -> int:
-        """Smallest number of clients in a round that gives the rule enough input vectors, after bucketing."""
+        """Smallest number of clients in a round with which the rule has enough input vectors after bucketing."""
         vectors = max(self.min_vectors(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
@@ -126,14 +127,14 @@ class Robust(RoundStrategy):
 
     def _needed(self) -> str:
         o, n_proven = self.options, self.options.f - self.f
-        excluded = f", {n_proven} of them already excluded," if n_proven else ""
+        excluded = f" (Byzantine clients excluded so far: {n_proven})" if n_proven else ""
         return f"{self.min_cohort} clients in a round for f={o.f}{excluded}" + (
             f" and buckets={o.buckets}" if o.buckets > 1 else ""
         )
 
 
 class ByCoordinate(Robust):
-    """A rule that sorts the values of each coordinate, and averages a range of ranks.
+    """A rule that sorts the values of each coordinate, and averages the values in a range of ranks.
 
     The result does not depend on the block size or the order of the vectors, except for rounding when vectors are mixed.
     """
@@ -157,10 +158,12 @@ class ByDistance(Robust):
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:
-        """Return the weight of every vector, float64 [k], given their inner products [k, k]. The vectors of `server_vectors` come last."""
+        """Return the weights of k vectors, float64 [k], given the vectors' inner products [k, k]. The vectors of `server_vectors` come
+        last.
+        """
 
     def server_vectors(self) -> Sequence[Update | None]:
-        """Return vectors that the server adds, without mixing, to the clients' vectors."""
+        """Return vectors that the server adds to the clients' vectors, and that bucketing and mixing leave unchanged."""
         return ()
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
@@ -201,7 +204,7 @@ def nearest(distances: np.ndarray, f: int) -> np.ndarray:
     m = len(distances)
     matrix = np.zeros((m, m))
     for i, row in enumerate(distances):
-        row = np.where(np.arange(m) == i, -1.0, row)  # vector i is nearest to itself
+        row = np.where(np.arange(m) == i, -1.0, row)  # the nearest vector to vector i is vector i
         matrix[i, np.argsort(row, kind="stable")[: m - f]] = 1 / (m - f)
     return matrix
 
@@ -236,7 +239,7 @@ class UpdateMatrix:
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
                 part = values[:, start : start + CHUNK]
-                # With sparse updates, most columns are zero: skip them.
+                # With sparse updates, most columns contain only zeros. Skip these columns.
                 part = part[:, part.any(axis=0)].astype(np.float64)
                 total += part @ part.T
         return (total + total.T) / 2

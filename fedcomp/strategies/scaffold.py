@@ -1,16 +1,16 @@
 """SCAFFOLD: control variates that correct the drift of local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic controlled averaging for federated learning. ICML 2020, algorithm 1,
-option II. Client i takes K local steps y ← y − η(g − c_i + c) from the model x, where g is the gradient, and c_i and c are the control
-variates of client i and of the server. Then
+option II. Client i takes K local steps y ← y − η(g − c_i + c) from the model x, where g is the gradient, η the learning rate, and c_i and c
+are the control variates of client i and of the server. Then
 
     Δc_i = −c + (x − y_i)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i.
 
 The sums are over the clients S of the round, and N is the number of all clients. The server broadcasts the vector [w; v], and a client
-sends [Δw; Δv_i], with the model weights w. The scaled control variates are v = u·c and v_i = u·c_i, with u = the run's learning rate times
-its local steps. Weights and scaled control variates have values of similar size, so they share a codec and a memory. Unsent parts of Δv_i
-stay in the clients' residuals, so c is the mean of all c_i minus these residuals. Client i stores v_i. The traffic is that of a model twice
-as large.
+sends [Δw; Δv_i], with the model weights w. Here v = u·c and v_i = u·c_i are scaled control variates, with u = the run's learning rate times
+the number of local steps. Weights and scaled control variates have values of similar size, so they share a codec and a memory. Unsent parts
+of Δv_i stay in the clients' residuals, so c is the mean of all c_i minus these residuals. Client i stores v_i. The traffic equals that of
+`average` with a model twice as large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ OWN = "scaffold/control"  # name of the scaled control variate v_i in a client's
 
 
 class ScaffoldClient(ClientAlgorithm):
-    """Client half: train with corrected gradients, and send the changes of weights and control variate."""
+    """Client half: train with corrected gradients, and send the changes of the weights and of the control variate."""
 
     def global_layout(self, layout: Layout) -> Layout:
         return layout.doubled("control of ")
@@ -87,7 +87,7 @@ class Scaffold(Average):
         config = self.config
         if config.momentum:
             raise ConfigError(
-                f"--strategy {self.name} computes a client's mean gradient from its update, and momentum would change its scale; "
+                f"--strategy {self.name} computes a client's mean gradient from its update, whose scale momentum would change; "
                 "leave --momentum out"
             )
         if not optimizer(config.server_optimizer).is_identity:
@@ -98,12 +98,12 @@ class Scaffold(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """Return the default codecs with the scope @layer, which encode each tensor of weights and of control variates separately."""
+        """Return the default codecs with the scope @layer, so that tensors of weights and of control variates are encoded separately."""
         return {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
         n_clients = max(self.config.clients or updates.clients, accepted)
-        # The server later multiplies the whole update by --server-lr, which does not apply to control variates.
+        # Divide control variates by --server-lr, because the server later multiplies the whole update by --server-lr.
         into[self.model_layout.numel :] *= accepted / n_clients / self.config.server_lr
         return aggregation

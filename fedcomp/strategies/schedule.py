@@ -3,8 +3,8 @@
 The density warm-up is that of Lin, Han, Mao, Wang, Dally (Deep gradient compression, ICLR 2018): the density falls geometrically from 25 %
 to its final value. With a warm-up of four rounds to 0.1 %, the densities are 25, 6.25, 1.56, 0.39 and 0.1 %, as in the paper. The learning
 rate warm-up is that of Goyal et al. (Accurate, large minibatch SGD, 2017): the learning rate grows linearly. After the warm-up, the rate
-follows its schedule (schedules.py). A byte budget limits every update: a client's density is the largest density whose longest possible
-frame (encoded update) fits into the client's part of the budget.
+follows its schedule (schedules.py). A byte budget limits every update: a client gets the largest density at which every frame (encoded
+update) fits into the client's part of the budget.
 """
 
 import math
@@ -70,9 +70,9 @@ class Schedule:
     def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, ClientRoundConfig]:
-        """Return a dict from client to its settings in a round. `bandwidths`: bytes/s of each client.
+        """Return each client's settings in a round, by client id. `bandwidths`: uplink bandwidth of each client in bytes/s.
 
-        With the option `budget_bytes`, a client with unknown bandwidth counts with the mean bandwidth.
+        With the option `budget_bytes`, a client of unknown bandwidth is assumed to have the mean bandwidth.
         """
         own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
@@ -105,7 +105,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Divide `budget_bytes`: each client gets the smallest frame, plus a part of the rest in proportion to its bandwidth."""
+        """Divide `budget_bytes`: each client gets the bytes of the smallest frame, and a part of the rest proportional to its bandwidth."""
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:
@@ -122,7 +122,7 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return the number of bytes that each client can send in `budget_s`. Raises ConfigError if the smallest frame is too large."""
+        """Return how many bytes each client can send in `budget_s`. Raises ConfigError if a client cannot send the smallest frame."""
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)

@@ -1,12 +1,12 @@
 """Elections with sealed (encrypted) ballots, which the server forwards but cannot read.
 
 Clients vote as in election.py with form=ballots (Sohn et al., NeurIPS 2020). The election code must be `deterministic` with b = (n − 1)/2
-for n seats. With this code, every voter counts all data partitions, and honest votes reveal no more than the result.
+for n seats. With this code, every voter votes on all data partitions, and honest votes reveal no more than the result.
 docs/explanation/elections.md specifies the protocol, and privacy/ballots.py implements the cryptography.
 
 Glossary:
 
-    Row:       the data partitions that a voter counts; a voter opens the ballots of all clients (senders) in its row.
+    Row:       the data partitions on which a voter votes; a voter opens the ballots of all clients (senders) in its row.
     Attempt:   a random name that the server draws at each start, so that no key is used again if a restarted server repeats a round.
     Terms:     a digest of the model and the options with which clients train in the round.
     Slot:      the identity of one ballot: run, attempt, round, sender and terms; every signature and every key is bound to a slot.
@@ -16,9 +16,9 @@ Glossary:
     Proof:     a complaint with its card and its ballot; with a proof, anybody can check that the ballot does not open.
 
 The phases of a round are `cards`, `ballots`, `tally` and, only if a complaint is proven, `recount`. Server and clients check every
-signature. Every row must contain each client exactly once: if a ballot counted more than others, the votes would reveal it. A client
-answers each phase of a round only once, even if the server asks again. Votes on several sets of ballots would reveal the ballots, and a
-sender that signs two ballots for one slot counts as Byzantine.
+signature. Every row must contain each client exactly once: if a ballot had a larger weight than the others, the votes would reveal this
+ballot. A client answers each phase of a round only once, even if the server asks again. Several votes, on different sets of ballots, would
+reveal the ballots, and a sender that signs two ballots for one slot counts as Byzantine.
 """
 
 import re
@@ -54,22 +54,23 @@ from ..privacy.ballots import (
 from .base import AcceptedByPhase, AcceptedUpdate, ClientAlgorithm, RoundState, Values
 from .codes import BALLOTS, ROW, TALLY, CodeRow, announced_row, vote_on_ballots
 
-CARDS, RECOUNT = "cards", "recount"  # names of the phases before the ballots and after the tally
+CARDS, RECOUNT = "cards", "recount"  # names of the first and the last phase
 ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
 # Prefixes of the names of two announcements: a client's public key, and the proof that a client is Byzantine
 KEY_OF, PROOF_OF = "key/", "proof/"
 # Smallest number of partitions with valid ballots for a vote: a vote on fewer ballots would reveal them
 MIN_PARTITIONS = 3
 NO_CARD = bytes(CARD)  # sent instead of a card for a sender whose key is unknown
-MAX_ATTEMPTS, ATTEMPT_BYTES = 1024, 16  # most attempts (server starts) in a run; bytes of a name
-COUNT = struct.Struct("<H")  # field at the start of a vote: its number of complaints
+MAX_ATTEMPTS = 1024  # maximum number of attempts (server starts) in a run
+ATTEMPT_BYTES = 16  # length of an attempt's name
+COUNT = struct.Struct("<H")  # field at the start of a vote: the number of complaints
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # a complaint: sender, private key of the voter's card
 # Fields of a proof before its ballot: the voter, the voter's card, and the card's private key
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
-ROUND = struct.Struct("<q")  # round number at the start of what `pack_signed` returns
+ROUND = struct.Struct("<q")  # field at the start of a result of `pack_signed`: the round number
 NO_COMPLAINTS = COUNT.pack(0)
 
-# Names of entries in RoundState.values, in addition to ROW, TERMS and KEY_OF:
+# Names of entries in RoundState.values, besides ROW, TERMS and KEY_OF:
 ATTEMPTS = "attempts"  # attempts in which the client has signed messages, the newest last
 BITS = "bits"  # the client's own signs (ballot before encryption)
 COMPLAINTS = "complaints"  # packed complaints, until the client sends them
@@ -114,9 +115,7 @@ class Proof:
     def unpack(cls, data: bytes) -> "Proof":
         """Read the proof that `pack` returned as bytes. Raises ProtocolError if `data` is too short."""
         if len(data) < PROOF.size:
-            raise ProtocolError(
-                "the server's proof against a client ends too early and proves nothing"
-            )
+            raise ProtocolError("the server's proof against a client is cut off and proves nothing")
         voter, card, private = PROOF.unpack_from(data)
         return cls(voter, card, private, data[PROOF.size :])
 
@@ -134,20 +133,20 @@ class Proof:
 
 
 def pack_complaints(complaints: Mapping[int, bytes]) -> bytes:
-    """Pack a voter's complaints about ballots. `complaints`: from the sender of a ballot to the private key of the voter's card."""
+    """Pack a voter's complaints about ballots. `complaints`: sender of a ballot → private key of the voter's card."""
     return COUNT.pack(len(complaints)) + b"".join(
         COMPLAINT.pack(sender, private) for sender, private in complaints.items()
     )
 
 
 def split_vote(frame: bytes) -> tuple[Sequence[tuple[int, bytes]], bytes]:
-    """Split a voter's answer into its complaints, pairs of sender and private key of the voter's card, and its vote. Raises FrameError."""
+    """Split a voter's answer into complaints (pairs of sender and private key of the voter's card) and a vote. Raises FrameError."""
     if len(frame) < COUNT.size:
-        raise FrameError("the client's vote ends before its list of complaints")
+        raise FrameError("the client's vote is cut off before its list of complaints")
     (count,) = COUNT.unpack_from(frame)
     end = COUNT.size + count * COMPLAINT.size
     if len(frame) < end:
-        raise FrameError("the client's vote ends within its list of complaints")
+        raise FrameError("the client's vote is cut off within its list of complaints")
     return list(COMPLAINT.iter_unpack(frame[COUNT.size : end])), frame[end:]
 
 
@@ -163,7 +162,7 @@ def attempt_of(announced: Mapping[str, bytes]) -> bytes:
 
 
 def client_number(name: str, prefix: str = "") -> int:
-    """Return the client id (a decimal number) after `prefix` in the name of an announcement. Raises ProtocolError for other names."""
+    """Return the client id (a decimal number) after `prefix` in the name of an announcement. Raises ProtocolError if there is no id."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
         raise ProtocolError(
             f"the server's announcement has the name {ascii(name)[:60]}, which does not end with a client id (a decimal number)"
@@ -172,10 +171,10 @@ def client_number(name: str, prefix: str = "") -> int:
 
 
 def full_row(announced: Mapping[str, bytes]) -> CodeRow:
-    """Return the announced row (the data partitions to count). Raises ProtocolError if a vote on this row could reveal ballots.
+    """Return the announced row (the data partitions to vote on). Raises ProtocolError if a vote on this row could reveal ballots.
 
     The row must contain this client and an odd number of partitions, at least three. Partition sizes must differ by at most one client,
-    since senders in small partitions would have a larger weight.
+    since senders in smaller partitions have a larger weight.
     """
     row = announced_row(announced)
     sizes = [len(part.clients) for part in row.partitions]
@@ -188,8 +187,8 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
         or row.client not in row.senders
     ):
         raise ProtocolError(
-            f"a vote on the announced data partitions would reveal ballots: their number must be odd and at least {MIN_PARTITIONS}, and "
-            f"their sizes may differ by one client"
+            f"a vote on the announced data partitions would reveal ballots: the number of partitions must be odd and at least "
+            f"{MIN_PARTITIONS}, and the sizes of the partitions may differ by one client"
         )
     return row
 
@@ -208,7 +207,7 @@ class SealedElectionClient(ClientAlgorithm):
     one_by_one: ClassVar[bool] = True
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
-        """Extend the base method: raise ProtocolError if the assignment contradicts the announced terms, or repeats a signed round."""
+        """Extend the base method: also raise ProtocolError if the assignment contradicts the announced terms, or repeats a signed round."""
         if not super().starts_round(assignment, state):
             return False
         a, announced = assignment, assignment.announcements
@@ -248,7 +247,7 @@ class SealedElectionClient(ClientAlgorithm):
     def later_update(
         self, memory: Memory, values: Values, seed: int, context: Context
     ) -> Tensor | None:
-        """Return the vote in the phase `tally` or `recount`. Return None in the phase `ballots`, or to send complaints without a vote."""
+        """Return the vote in the phase `tally` or `recount`. Return None in the phase `ballots`, or if the client only sends complaints."""
         self._start_phase(values, context)
         if context.phase == BALLOTS:
             return None
@@ -286,7 +285,7 @@ class SealedElectionClient(ClientAlgorithm):
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Record that the client answers a phase after the first.
+        """Record that the client answers a phase after the first. Raises ProtocolError if the client may not answer the phase.
 
         If the server repeats an assignment, the client sends its stored report without calling this method.
         """
@@ -308,8 +307,8 @@ class SealedElectionClient(ClientAlgorithm):
     def _cards(
         self, memory: Memory, update: Tensor | None, values: Values, seed: int, context: Context
     ) -> bytes:
-        """Store this client's signs and the private keys of its cards. Return a card (one-time key) for each sender, ascending."""
-        assert update is not None  # in the first phase, there is an update
+        """Store this client's signs and the private keys of its cards. Return a card (one-time key) per sender, in the order of ids."""
+        assert update is not None  # clients train in the first phase, so there is an update
         (error,) = nonfinite_errors(update[None], memory.layout, "the update")
         if error is not None:
             raise error
@@ -406,12 +405,12 @@ def pack_signed(state: RoundState | None) -> bytes:
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return a client's state with only what `pack_signed` stored: the last round and the attempts (server starts)."""
+    """Return a client state that contains only what `pack_signed` stored: the last round and the attempts (server starts)."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
 def checked_bits(packed: bytes, numel: int) -> bytes:
-    """Return the bits of a ballot, with the padding set to zero. Raises UnopenableBallot for a ballot of another size."""
+    """Return the bits of a ballot, with the padding bits at its end set to zero. Raises UnopenableBallot for a ballot of another size."""
     if len(packed) != (numel + 7) // 8:
         raise UnopenableBallot(
             f"the ballot has {len(packed)} bytes, which do not fit a model of {numel} parameters"
@@ -450,17 +449,17 @@ class SealedRound:
         self.start(0, {}, 0, "")
 
     def start(self, round: int, rows: Mapping[int, CodeRow], numel: int, terms: str) -> None:
-        """Start a new round. `rows`: by voter, its row (the data partitions that it counts)."""
+        """Start a new round. `rows`: for each voter, the data partitions on which it votes."""
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # card for each (voter, sender)
         self.ballots: dict[int, bytes] = {}  # ballot of each sender
         self.proofs: dict[int, Proof] = {}  # proof against each convicted sender
         self.present: set[int] = set()  # clients that were accepted in the phase `cards`
-        self.unknown_keys: dict[int, set[int]] = {}  # by voter, senders whose keys it does not know
+        self.unknown_keys: dict[int, set[int]] = {}  # voter → senders whose keys it lacks
         self._keys: dict[int, bytes] = {}
 
     def announce(self, phase: str, client: int, before: AcceptedByPhase) -> dict[str, bytes]:
-        """Return the announcements to a client at the start of a phase, by name. `before`: accepted answers of earlier phases."""
+        """Return the announcements to a client at the start of a phase, by name. `before`: accepted answers in earlier phases."""
         common = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}
         row = self.rows[client]
         if phase == CARDS:
@@ -486,7 +485,7 @@ class SealedRound:
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return a dict from client to reason, for clients to exclude if some voters do not know a sender's announced key.
+        """Return the clients to exclude because voters do not know a sender's announced key, as a dict from client to reason.
 
         If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. If at most
         `f` voters do not know the key, these voters are excluded.
@@ -519,7 +518,7 @@ class SealedRound:
             raise FrameError(str(error)) from error
 
     def judge(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Return a dict from convicted client to reason: senders of ballots that do not open, and voters that complained without cause."""
+        """Convict senders of ballots that do not open, and voters that complain without cause. Return the reasons by client."""
         convicted: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]
@@ -562,7 +561,7 @@ class SealedRound:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(
-                f"the client's message has {len(frame)} bytes, which are not {len(senders)} cards (one-time keys)"
+                f"the client's message has {len(frame)} bytes, but {len(senders)} cards (one-time keys) have {CARD * len(senders)} bytes"
             )
         parts = [frame[start : start + CARD] for start in range(0, len(frame), CARD)]
         cards = {s: card for s, card in zip(senders, parts, strict=True) if card != NO_CARD}

@@ -7,8 +7,8 @@ scaler sharing.
     Phase train:   client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`.
 
 Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip, and increases
-the variance, since s is the largest scale of all clients. If a client reports a huge scale, nonzero values become rare and large for all
-clients. With the codec's scope @layer, as in the paper, each tensor has its own scale. The default downlink codec, `identity`, sends the
+the variance, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all clients become rare
+and large. With the codec's scope @layer, as in the paper, each tensor has its own scale. The default downlink codec, `identity`, sends the
 update uncompressed.
 """
 
@@ -89,7 +89,7 @@ class SharedScale(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self.spans = codecs.spans(self.uplink, self.layout)
-        self.scales = np.zeros(len(self.spans), FLOAT)  # shared scales of all clients in the round
+        self.scales = np.zeros(len(self.spans), FLOAT)  # scales that all clients of the round share
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:

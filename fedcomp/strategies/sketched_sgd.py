@@ -8,9 +8,9 @@ estimates as candidates. In the phase `values`, client i sends the values of váµ
 the weighted mean as the update; all other coordinates of the update are 0.
 
 The momentum and the unsent part of váµ¢ stay in the clients' memory `sketched`. After the round, the server sends clients the positions of
-the dropped candidates (`returned_frame`). The frame with these positions is the same for all clients, and takes about 3.3 bits per kept
-coordinate for P = 4. The broadcast does not tell clients which candidates were dropped: the downlink codec may drop coordinates, and an
-absent client may download the model without the broadcast.
+the dropped candidates (`returned_frame`). The frame with the positions is the same for all clients, and takes about 3.3 bits per kept
+coordinate for P = 4. The broadcast cannot tell clients which candidates were dropped: the downlink codec may drop further coordinates, and
+an absent client may download the model without the broadcast.
 
 The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
 tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends
@@ -47,7 +47,7 @@ from .base import (
 @dataclass(frozen=True)
 class SketchedSGDOptions:
     density: float = 1 / 100  # fraction of the coordinates that a round changes
-    # P: number of candidates per coordinate of the update; more = more bytes, fewer missed coordinates
+    # P: number of candidates per coordinate of the update; more candidates = more bytes, fewer missed coordinates
     candidates: int = 4
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class SketchedSGDOptions:
 
 
 class SketchedSGD(Average):
-    """The k largest coordinates of the weighted mean, among the candidates that a sketch indicates."""
+    """The k largest coordinates of the weighted mean, among candidates that are selected with sketches."""
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = SketchedSGDOptions
@@ -75,8 +75,8 @@ class SketchedSGD(Average):
         self.max_candidates = sum(map(self.reader.unscoped.count, sizes))
         self.count = TopK(density).count(self.layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # indices of the candidates of the round
-        self._announced = b""  # candidates of the round, encoded
-        self._returned = b""  # candidates that the last aggregate dropped, encoded
+        self._announced = b""  # positions of the candidates of the round, encoded
+        self._returned = b""  # positions of the candidates that `aggregate` dropped, encoded
 
     def _check_settings(self) -> None:
         super()._check_settings()

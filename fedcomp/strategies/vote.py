@@ -1,8 +1,8 @@
 """signSGD with majority vote: one bit per coordinate in each direction.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
-Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. With the update x_i
-of client i and the model θ:
+Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. From the updates x_i
+of the clients i, the server computes the majority V and the model θ:
 
     v_i = sign(x_i),   V = majority of the v_i in each coordinate;   θ ← θ + η V.
     Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m).
@@ -40,7 +40,7 @@ from ..memories.none import NoMemory
 from .base import Aggregation, RoundStrategy, RoundUpdates
 from .codes import signs_of
 
-MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of checkpoint entries
+MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of entries in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
 LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
 WIDE_MARGIN = 0.5  # margin, as a fraction of the voters, by which a suspicious vote loses
@@ -71,10 +71,10 @@ class Vote(RoundStrategy):
         self.momentum: Tensor | None = None
         if self.options.momentum:
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
-        self._next = self.momentum  # momentum after this round, kept if the model moves
+        self._next = self.momentum  # new momentum, stored if this round updates the model
         # For each client, the number of its votes that lost by a wide margin, and the number of all its votes.
         self._counts: dict[int, tuple[int, int]] = {}
-        self._next_counts = self._counts  # counts after this round, kept if the model moves
+        self._next_counts = self._counts  # new counts, stored if this round updates the model
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -88,8 +88,8 @@ class Vote(RoundStrategy):
             and spec.parse(self.config.downlink_memory).parts[0].name == NoMemory.name
         ):
             raise ConfigError(
-                f"--strategy {self.name} moves every coordinate by the same length, but --downlink {self.downlink} does not send the whole "
-                "step; leave --downlink out, or give --downlink-memory residual"
+                f"--strategy {self.name} changes every coordinate by the same length, but --downlink {self.downlink} does not send the "
+                "whole step; leave --downlink out, or give --downlink-memory residual"
             )
 
     @classmethod
@@ -116,7 +116,7 @@ class Vote(RoundStrategy):
     def _tally(self, ballots: Mapping[int, kernel.Vote], updates: RoundUpdates) -> np.ndarray:
         """Return the packed signs of the majority, and count each client's votes that lost by a wide margin.
 
-        `ballots`: client → packed signs.
+        `ballots`: client id → packed signs.
         """
         numel, cast = self.layout.numel, [*ballots.values()]
         result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
@@ -129,7 +129,7 @@ class Vote(RoundStrategy):
         return result
 
     def _is_judged(self, client: int) -> bool:
-        """Return whether the votes of this client count for its suspicion (fraction of lost votes)."""
+        """Return whether the client's votes count for its suspicion (the fraction of lost votes)."""
         return True
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
@@ -172,9 +172,9 @@ class Vote(RoundStrategy):
 
 
 def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
-    """Return the majority [n] of votes [voters, n], each +1 or −1, as a tensor or an array like `votes`.
+    """Return the majority [n] of `votes` [voters, n] at n coordinates. Votes are +1 or −1. The result is a tensor or array like `votes`.
 
-    Ties are broken at random, with a seed from `seed` and the coordinate. Raises ConfigError for another shape or other values.
+    Ties are broken at random, with a seed from `seed` and the coordinate. Raises ConfigError if `votes` has another shape or other values.
     """
     cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
     if cast.ndim != 2 or len(cast) == 0:

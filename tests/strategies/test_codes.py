@@ -209,10 +209,10 @@ def test_seats_depend_on_seed_and_round_but_not_on_the_order_of_ids():
 
 def test_too_few_clients_or_data_sets_raise_a_config_error():
     with pytest.raises(
-        ConfigError, match="9 seats needs at least 9 clients; given 8; choose fewer seats"
+        ConfigError, match="9 seats needs at least 9 clients, not 8; choose fewer seats"
     ):
         assign_seats(range(8), 9, 2, 0, 1)
-    with pytest.raises(ConfigError, match="9 data sets; given 3"):
+    with pytest.raises(ConfigError, match="9 data sets, not 3"):
         assign_seats(range(9), 9, 2, 0, 1, data_sets=range(3))
 
 
