@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A data point, whose `text` is shown while the mouse pointer is over the point. `data` is HTML attributes with exact numbers."""
+    """A data point, whose `text` is shown while the mouse pointer is over the point. `data` contains HTML attributes with exact numbers."""
 
     x: float
     y: float
@@ -126,7 +126,7 @@ def dashes(style: int) -> str:
 
 
 def classes(style: int) -> str:
-    """Return the CSS classes of a line style, such as `s s9 c1`. The classes `s` and `s9` serve highlighting, and `c1` sets the colour."""
+    """Return the CSS classes of a line style, such as `s s9 c1`. `s` and `s9` are for highlighting, and `c1` sets the colour."""
     return f"s s{style} c{style % COLOURS}"
 
 
