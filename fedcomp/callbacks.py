@@ -198,7 +198,7 @@ class Summary(EvaluatedRecord):
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record by name, for JSON files. Absent metrics, and times on an absent network, are left out."""
+    """Return the fields of a record by name, for JSON files. Metrics and times on the virtual network are left out if there are none."""
     values = {name: _plain(value) for name, value in vars(record).items()}
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):

@@ -41,7 +41,7 @@ def flush(path: Path, keep_cached: bool = True) -> None:
     """Flush a file, or the list of files in a folder, to disk.
 
     With `keep_cached=False`, ask the operating system to drop the file from its page cache, so that the next file is written into the
-    same memory. In a virtual machine, writing into used memory is up to three times as fast as writing into new memory.
+    same memory. In a virtual machine, writing into memory that is already in use is up to three times as fast.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

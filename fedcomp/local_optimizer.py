@@ -22,7 +22,7 @@ SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
 # Argument of torch optimizers that makes the optimizer step differentiable. fedcomp does not support this argument.
 DIFFERENTIABLE = "differentiable"
-FLAGS = "foreach", "fused"  # arguments of torch optimizers that are None, True or False
+FLAGS = "foreach", "fused"  # boolean arguments of torch optimizers with the default None
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",

@@ -195,7 +195,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
-    """Return a curve of the mean and range over the seeds, for rounds that all seeds have finished, or None if nothing was measured."""
+    """Return a curve of the mean and range over the seeds, or None if nothing was measured. It ends with the shortest run."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:

@@ -12,7 +12,7 @@ from importlib import resources
 
 WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot, in pixels
-LEGEND, ROW = 300, 16  # width of a legend, and height of an entry in it
+LEGEND, ROW = 300, 16  # width of a legend, and height of each entry, in pixels
 LETTER = 7.2  # width of a character of 12 px in a wide font
 MARGIN = 0.05  # margin at both ends of an axis, as a fraction of the range of values
 
