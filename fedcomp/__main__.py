@@ -6,7 +6,7 @@ from .errors import INTERRUPTED
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C during the imports exits with the same status as Ctrl-C at any later time."""
+    """Run the command line. Ctrl-C exits with status 130, even while modules are being imported."""
     try:
         from .cli.main import main as command
 

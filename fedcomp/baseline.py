@@ -8,7 +8,7 @@ from .config import RunConfig
 NAME = "dense"
 CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 COMPRESSION_OPTIONS = {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
-# Strategies that require compression and refuse the codec identity; the baseline uses plain averaging instead.
+# Strategies that refuse the codec `identity` (no compression). Their baseline uses the strategy `average`.
 COMPRESSING_STRATEGIES = {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale"}
 COMPRESSING_STRATEGIES |= {"sketched-sgd", "vote"}
 
@@ -26,9 +26,7 @@ def is_dense(options: Mapping[str, Any]) -> bool:
 
 
 def dense(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of an uncompressed run: with the codec `identity`, and without error-feedback memories, density schedules and
-    budgets.
-    """
+    """Return the options of a run's dense baseline: codec `identity`, and no error-feedback memory, density schedule or byte budget."""
     remaining = {name: value for name, value in options.items() if name not in COMPRESSION_OPTIONS}
     name = strategy_name(remaining.get("strategy", RunConfig.strategy))
     if name in COMPRESSING_STRATEGIES:

@@ -1,4 +1,4 @@
-"""The base class of callbacks, such as dashboards and log files, and the data that a run passes to callbacks."""
+"""The base class of callbacks, and the data that a run passes to callbacks. Dashboards and log files are callbacks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ class Header:
 
     task: str
     clients: int
-    cohort: int  # clients in a round
+    cohort: int  # number of clients in a round
     parameters: int  # trainable parameters of the model
     strategy: str
     uplink: str
@@ -20,7 +20,7 @@ class Header:
     memory: str
     partition: str
     device: str
-    # Training engine of the virtual clients, and how many clients it trains at once; in a deployment, the server's address.
+    # In a simulation, the training engine and how many clients it trains at once; in a deployment, the server's address.
     engine: str
     first_round: int  # first round to run: 1, or the round after the checkpoint of a resumed run
     rounds: int
@@ -28,15 +28,15 @@ class Header:
     relays: int = 0  # number of relays between clients and server
     attack: str = ""  # attack of the Byzantine virtual clients, or ""
     byzantine: int = 0  # number of Byzantine clients
-    notice: str = ""  # guarantee or advice of the strategy, or ""
+    notice: str = ""  # what the strategy guarantees or advises, or ""
     metrics: str = ""  # URL of the metrics for Prometheus, or ""
-    network: str = ""  # virtual network, or "" without one
-    # Where the error-feedback memories of virtual clients are stored, or "" for the training device.
+    network: str = ""  # description of the virtual network, or "" without one
+    # Place where the error-feedback memories of virtual clients are stored, or "" if they stay on the training device.
     residuals: str = ""
     # Metric by which models are compared: accuracy, or loss if the task has no accuracy.
     judged: str = "accuracy"
     measures: tuple[str, ...] = ()  # names of metrics that the task defines
-    engine_reason: str = ""  # why --engine auto chose this engine, or "" without auto
+    engine_reason: str = ""  # why --engine auto chose this engine, or "" if the user chose it
     evaluate: str = "server"  # where the model is evaluated (server, clients or both)
 
 
@@ -53,7 +53,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class ClientMetric:
-    """Statistics of a metric over the clients of a round that reported the metric."""
+    """The mean and the worst decile of a metric over the clients that reported it in a round."""
 
     mean: float | None  # mean over the clients, weighted by their numbers of examples
     # Mean over the tenth of the clients with the lowest accuracy or the highest loss, or None for other metrics.
@@ -63,7 +63,7 @@ class ClientMetric:
 
 
 class EvaluatedRecord:
-    """Base class of records with the server's accuracy and loss, and with metrics that clients reported."""
+    """Base class of RoundRecord and Summary: accuracy and loss on the server, and metrics that clients reported."""
 
     accuracy: float | None
     loss: float | None
@@ -89,14 +89,14 @@ class ClientRecord:
 
     client: int  # logical id
     uplink_bytes: int  # bytes of the encoded updates (frames) from the client
-    downlink_bytes: int  # bytes of frames and strategy announcements to the client
-    # TCP payload in bytes since the client's last record, with TLS, handshakes and keepalive, or None if it is not counted, such as in a
-    # simulation, for clients behind a relay, or on some platforms.
+    downlink_bytes: int  # bytes of frames (encoded vectors) and of strategy data to the client
+    # TCP payload since the client's previous record, including TLS, handshakes and keepalive. None in a simulation, for clients behind a
+    # relay, and on platforms that do not count TCP payload.
     wire_bytes_in: int | None  # TCP payload received from the client, in bytes
     wire_bytes_out: int | None  # TCP payload sent to the client, in bytes
-    # Seconds from assignment to answer, summed over the phases of the round, or None if the client did not answer.
+    # Seconds from sending the assignment to receiving the answer, summed over the phases of the round, or None without an answer.
     latency_s: float | None
-    # Number of model versions that the client had missed at its first assignment, or None if unknown.
+    # Number of model versions that the client had missed at its first assignment of the round, or None if unknown.
     versions_behind: int | None
     staleness: int = 0  # number of rounds by which the client's answer is late
     stage: str = ""  # stage at which the update was rejected, or "" if accepted
@@ -108,8 +108,8 @@ class ClientRecord:
 class RoundRecord(EvaluatedRecord):
     """The results of a round, stored as a line of metrics.jsonl.
 
-    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes of the same uploads and downloads without
-    compression, as float32 models.
+    Byte counts are lengths of frames (encoded vectors). The fields dense_* are the bytes of the same uploads and downloads if each were an
+    uncompressed float32 model.
     """
 
     round: int  # from 1
@@ -117,36 +117,38 @@ class RoundRecord(EvaluatedRecord):
     loss: float | None  # mean loss on the test set
     # Training loss, averaged over the local steps of each client and then over the accepted clients.
     train_loss: float | None
-    cohort: int  # clients of the round
-    accepted: int  # updates that the server accepted
-    rejected: int  # clients without an accepted update
+    cohort: int  # number of clients of the round
+    accepted: int  # number of updates that the server accepted
+    rejected: int  # number of clients without an accepted update
     uplink_bytes: int  # bytes of the frames from clients
-    downlink_bytes: int  # bytes of the frames to clients, with broadcasts that clients had missed
+    downlink_bytes: int  # bytes of the frames to clients, including broadcasts of earlier rounds that they missed
     dense_uplink_bytes: int  # bytes of a float32 model from each client of the round
     dense_downlink_bytes: int  # bytes of a float32 model to each client that received a download
     seconds: float  # duration of the round
-    # Part of downlink_bytes: additional bytes that clients downloaded because they had missed rounds.
+    # Part of downlink_bytes that clients downloaded because they had missed rounds.
     catch_up_bytes: int = 0
-    # Part of downlink_bytes: downloads of clients that take part for the first time.
+    # Part of downlink_bytes that clients downloaded when they took part for the first time.
     first_download_bytes: int = 0
-    uplink_nonzeros: int = 0  # number of coordinates in the accepted updates
-    skipped: int = 0  # part of accepted: number of clients that had nothing to send
-    clipped: int = 0  # part of accepted: number of updates whose norm was above --clip-update
+    uplink_nonzeros: int = 0  # number of nonzero coordinates in all accepted updates
+    skipped: int = 0  # number of accepted clients that had nothing to send
+    clipped: int = 0  # number of accepted updates whose norm was above --clip-update
     relayed_bytes: int = 0  # bytes of the frames from relays to the server, in a simulation
-    # TCP payload in bytes since the previous round, with TLS, handshakes and keepalive, or None in a simulation or if the platform does not
-    # count it.
+    # TCP payload since the previous round, including TLS, handshakes and keepalive. None in a simulation, and on platforms that do not
+    # count TCP payload.
     wire_bytes_in: int | None = None  # TCP payload received at the server's port, in bytes
     wire_bytes_out: int | None = None  # TCP payload sent from the server's port, in bytes
     rejections: Sequence[Rejection] = ()  # one entry for each rejected client
     warnings: Sequence[str] = ()  # warning messages of this round
     # A record for each client of the round; in a simulation, only for clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
-    # With a voting strategy: client id → fraction of the client's votes that lost by a wide margin.
+    # Client id → fraction of the client's votes that lost by a wide margin; empty unless the strategy uses votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     # Duration of the round on the virtual network, in seconds, or None without a network.
     simulated_s: float | None = None
-    simulated_hours: float | None = None  # virtual time since the start of the run
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # metrics of the task
+    simulated_hours: float | None = None  # virtual hours since the start of the run
+    metrics: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # values of the task's metrics
     # Metrics that clients reported, by metric name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
 
@@ -156,10 +158,10 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    # Reason of the first rejection; other reasons differ at most in numbers in the text.
+    # Reason of the first rejection. The reasons of the other rejections differ at most in numbers.
     reason: str
     updates: int  # number of rejected updates
-    # Client ids, ascending; only the lowest ids if there are too many to list.
+    # Ids of the rejected clients, ascending. If there are too many to list, only the lowest ids.
     clients: Sequence[int]
     more_clients: int = 0  # number of clients that are not listed
 
@@ -174,18 +176,18 @@ class Summary(EvaluatedRecord):
     downlink_bytes: int  # bytes of the frames to clients in all rounds
     dense_uplink_bytes: int  # uplink bytes of all rounds without compression (float32)
     dense_downlink_bytes: int  # downlink bytes of all rounds without compression (float32)
-    rounds: int  # finished rounds
-    clients: int  # clients of the run
-    client_updates: int  # accepted updates
+    rounds: int  # number of finished rounds
+    clients: int  # number of clients of the run
+    client_updates: int  # number of accepted updates
     seconds: float  # duration of all rounds
     client_updates_per_s: float  # mean number of accepted updates per second
-    device: str  # such as cpu or cuda:0
+    device: str  # training device, such as cpu or cuda:0
     seed: int  # seed of the run
     version: str  # version of fedcomp
-    # TCP payload in bytes at the port of a deployed server, with TLS, handshakes and keepalive, or None in a simulation or if the platform
-    # does not count it.
-    wire_bytes_in: int | None = None  # received
-    wire_bytes_out: int | None = None  # sent
+    # TCP payload at the server's port, including TLS, handshakes and keepalive. None in a simulation, and on platforms that do not
+    # count TCP payload.
+    wire_bytes_in: int | None = None  # received bytes
+    wire_bytes_out: int | None = None  # sent bytes
     warnings: Sequence[str] = ()  # warnings of the run
     rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
     simulated_hours: float | None = None  # duration on the virtual network, or None without one
@@ -196,7 +198,7 @@ class Summary(EvaluatedRecord):
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """Return the fields of a record by name, for JSON files. Metrics, and times on the virtual network, are omitted if absent."""
+    """Return the fields of a record by name, for JSON files. Metrics and times on the virtual network are left out if there are none."""
     values = {name: _plain(value) for name, value in vars(record).items()}
     for name in ("simulated_s", "simulated_hours", "metrics", "client_metrics"):
         if values.get(name) in (None, {}):
@@ -223,7 +225,7 @@ def _plain(value: Any) -> Any:
 class PortFigures:
     """The connections and the traffic at a deployed server's port since the port was opened.
 
-    Byte counts are TCP payload, or None if the platform does not count the payload.
+    Byte counts are TCP payload, or None on platforms that do not count TCP payload.
     """
 
     connections: int  # open connections
@@ -248,7 +250,7 @@ class Callback:
         """Handle a change of the connected clients while the run waits for `wanted` clients. `connected` contains the ids of connected
         clients.
 
-        This method is also called when the wait ends.
+        This hook is also called when the run stops waiting.
         """
 
     def on_client_joined(self, client: int) -> None:
@@ -278,7 +280,7 @@ class ForwardingCallback(Callback, ABC):
 
     @abstractmethod
     def forward(self, hook: str, *values: Any) -> None:
-        """Handle the call of the hook with this name and these arguments."""
+        """Handle a call of the hook named `hook` with the arguments `values`."""
 
 
 def _forwarding(hook: str) -> Callable[..., None]:
@@ -290,7 +292,7 @@ for _hook in [name for name in vars(Callback) if name.startswith("on_")]:
 
 
 class CallbackList(ForwardingCallback):
-    """A callback that calls several callbacks.
+    """A callback that passes the call of each hook on to several callbacks.
 
     If a callback in `others` raises an exception, the callback is reported and removed, and the run continues.
     """

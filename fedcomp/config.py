@@ -79,7 +79,7 @@ class RunConfig:
     )
     deadline: float = zero_or_more(
         0.0,
-        "Time limit for a phase of a round, in seconds; answers that arrive later are left out; 0 = no limit.",
+        "Time limit for each phase of a round (most strategies have one phase), in seconds; later answers are left out; 0 = no limit.",
         local=True,
     )
     network: str | None = option(
@@ -92,7 +92,7 @@ class RunConfig:
     )
     local_epochs: int = zero_or_more(
         0,
-        "Number of passes over a client's data in a round, in place of --local-steps; 0 = off.",
+        "Number of passes over a client's data in a round; 0 = train for --local-steps instead.",
         high=10_000,
     )
     batch_size: int = count(
@@ -117,8 +117,8 @@ class RunConfig:
     )
     step_schedule: str | None = option(
         None,
-        "Factor on the learning rate by local step within a round: cosine, linear:to=0.1, or values, each with the step from which it "
-        "applies (0.1,1@5 is 0.1 in steps 1 to 4, then 1).",
+        "Factor by which the learning rate is multiplied in each local step of a round: cosine, linear:to=0.1, or values, each with the "
+        "step from which it applies (0.1,1@5 is 0.1 in steps 1 to 4, then 1).",
         parse=schedules.RATE.read,
     )
     accumulate: int = count(
@@ -183,7 +183,7 @@ class RunConfig:
         "configured density.",
     )
     lr_warmup: int = zero_or_more(
-        0, "Number of first rounds in which the learning rate increases to --lr."
+        0, "Number of rounds at the start in which the learning rate increases to --lr."
     )
     lr_schedule: str | None = option(
         None,
@@ -210,7 +210,7 @@ class RunConfig:
     )
     horizon: int = zero_or_more(
         0,
-        "Round in which curves of schedules, such as cosine, end; 0 = the number of --rounds when the run was started, even if the run "
+        "Round in which schedules with a curve, such as cosine, end; 0 = the number of --rounds when the run was started, even if the run "
         "is resumed with more --rounds.",
         local=True,
     )
@@ -223,7 +223,7 @@ class RunConfig:
     )
     bandwidths: str | None = option(
         None,
-        "Uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided in proportion.",
+        "Uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided proportionally.",
         parse=spec.parse_byte_list,
         example="10kB,1MB",
     )
@@ -246,7 +246,7 @@ class RunConfig:
     )
     cache: float = option(
         1.0,
-        "Size of the server's cache of recent broadcasts, as a multiple of the size of the float32 model.",
+        "Size of the server's cache of broadcasts for clients that missed rounds, as a multiple of the size of the float32 model.",
         low=0.0,
         high=1e6,
     )
@@ -370,7 +370,7 @@ class RunConfig:
             )
         if self.keep_momentum and not chosen.is_plain_sgd:
             raise ConfigError(
-                "--keep-momentum works with --optimizer sgd only; give --optimizer-state kept instead"
+                "--keep-momentum works only with --optimizer sgd; give --optimizer-state kept instead"
             )
 
 
@@ -394,7 +394,7 @@ def flag(name: str) -> str:
 
 
 def option_type(name: str) -> type:
-    """Return the type of a RunConfig field (int, float, bool or str), ignoring None."""
+    """Return the type of a RunConfig field: int, float, bool or str (`int` also for a field of type `int | None`)."""
     hint: Any = RunConfig.__dataclass_fields__[name].type
     if isinstance(hint, type):
         return hint
@@ -446,7 +446,7 @@ def from_values(
 ) -> dict[str, Any]:
     """Convert the values in a TOML table to the types of the options. Options named in `listable` may have lists of values.
 
-    Raises ConfigError, which names `source` and, for an unknown key, suggests the closest option.
+    Raises ConfigError. The error message names `source` (the file), and suggests the closest option for an unknown key.
     """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
@@ -482,7 +482,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
                 f"--config {path} is larger than {MAX_TOML_BYTES} bytes; give a TOML file with options"
             )
         values = tomllib.loads(file.read_text(encoding="utf-8"))
-        values.pop("resolved", None)  # automatic choices that the run stored for its machine
+        values.pop("resolved", None)  # choices that fedcomp made for the run, such as the device
         return from_values(values, str(path), listable)
     except OSError as error:
         raise ConfigError(
@@ -493,7 +493,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the content of a run folder's config.toml, including automatic choices ([resolved]).
+    """Return the content of a run folder's config.toml, including the table [resolved] of automatic choices, such as the device.
 
     Raises RunFolderError if the file is absent or unreadable.
     """
@@ -515,7 +515,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def inherited_options(folder: str | Path) -> dict[str, Any]:
-    """Return the options that a resumed run inherits from the stored run, unless the options are given again."""
+    """Return the options of a stored run that apply to the resumed run, too, unless they are given again."""
     stored = read_run(folder)
     names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_INHERITED
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
@@ -527,9 +527,9 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the first option that resuming must not change and in which `config` differs from a stored run, or None.
+    """Return the first option that a resumed run must not change, but in which `config` differs from the stored run, or None.
 
-    If an earlier version of fedcomp stored the run without an option, the default of the option is compared.
+    If an earlier version of fedcomp, which lacked an option, stored the run, the option counts as stored with its default.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):
@@ -558,7 +558,7 @@ def largest_batch(config: RunConfig) -> int:
 
 
 def data_folder(data: str | Path | None) -> Path | None:
-    """Return the data folder that --data or else the variable FEDCOMP_DATA names, or None. Raises DataError if --data is not a folder."""
+    """Return the folder in --data, else in the environment variable FEDCOMP_DATA, else None. Raises DataError if --data is not a folder."""
     if data is None:
         folder = os.environ.get("FEDCOMP_DATA")
         return expand_home(folder, "FEDCOMP_DATA") if folder else None

@@ -41,13 +41,13 @@ def flush(path: Path, keep_cached: bool = True) -> None:
     """Flush a file, or the list of files in a folder, to disk.
 
     With `keep_cached=False`, ask the operating system to drop the file from its page cache, so that the next file is written into the
-    same memory. In a virtual machine, this is up to three times as fast as writing into memory that was not used before.
+    same memory. In a virtual machine, writing into memory that is already in use is up to three times as fast.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
         if not keep_cached and hasattr(os, "posix_fadvise"):  # not on macOS
-            with suppress(OSError):  # only advice: some file systems do not support it
+            with suppress(OSError):  # some file systems do not support this call
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

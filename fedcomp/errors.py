@@ -54,7 +54,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """An error-feedback memory that does not suit the codec. The message shows option names for `{memory}` and `{uplink}`."""
+    """An error-feedback memory that does not suit the codec. `{memory}` and `{uplink}` in the message stand for the flags."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -71,7 +71,7 @@ class TaskError(UserError):
 
 
 class RunFolderError(UserError):
-    """A run folder that exists, cannot be written, or belongs to another configuration."""
+    """A run folder that exists already, cannot be written, or contains a run with other options."""
 
 
 class KeysError(UserError):
@@ -113,7 +113,7 @@ class NonFiniteError(FedcompError):
     """NaN or infinity where a finite number is needed."""
 
     exit_status = 4
-    position: int  # index of NaN or infinity in the vector; set only by codecs
+    position: int  # index of the NaN or infinity in the vector; set only by codecs
 
 
 class ProtocolError(FedcompError):
@@ -131,8 +131,8 @@ class CheckpointError(FedcompError):
 INTERRUPTED = 130  # exit status after Ctrl-C
 
 
-SIMILAR = 0.7  # minimum difflib similarity of a suggested name
-SIMILAR_SHORT = 0.6  # minimum difflib similarity for names of up to 4 characters
+SIMILAR = 0.7  # minimum similarity (difflib) of a suggested name to the given name
+SIMILAR_SHORT = 0.6  # minimum similarity for given names of up to 4 characters
 MIN_PREFIX = 3  # minimum length of a prefix that is completed to a known name
 SYNONYMS = {  # name in fedcomp → names in other libraries
     "lr": ("learning_rate", "eta"),

@@ -88,7 +88,7 @@ class Layout:
     @staticmethod
     @lru_cache(256)
     def flat(numel: int) -> "Layout":
-        """Return the layout of a single unnamed tensor, which is the default layout of codecs."""
+        """Return the layout of one unnamed tensor with `numel` elements. Codecs use this layout if none is given."""
         return Layout((Entry("", (numel,), 0),))
 
     @cached_property

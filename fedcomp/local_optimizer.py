@@ -1,7 +1,8 @@
 """Optimizers of local training, described by spec strings such as `adamw:lr=3e-4,weight_decay=0.1`.
 
 The name in a spec string is a class of `torch.optim` in lower case, and the options are arguments of the class. The options `beta1` and
-`beta2` set the argument `betas`. For `sgd` without options, this module does not import torch.
+`beta2` set the argument `betas`. Because the import of torch takes seconds, this module does not
+import torch for `sgd` without options.
 """
 
 import inspect
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 SGD = "sgd"
 SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
-# An unsupported argument of torch optimizers, which makes the optimizer step differentiable.
+# Argument of torch optimizers that makes the optimizer step differentiable. fedcomp does not support this argument.
 DIFFERENTIABLE = "differentiable"
-FLAGS = "foreach", "fused"  # arguments of torch optimizers that are None, True or False
+FLAGS = "foreach", "fused"  # boolean arguments of torch optimizers with the default None
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -38,12 +39,12 @@ class LocalOptimizer:
 
     @cached_property
     def is_plain_sgd(self) -> bool:
-        """Whether the optimizer is SGD with at most momentum and weight decay. The engine `batched` requires plain SGD."""
+        """Whether the optimizer is SGD with no options except momentum and weight decay. The engine `batched` requires plain SGD."""
         return self.name == SGD and all(key in SGD_OPTIONS for key, _ in self.options)
 
     @property
     def default_lr(self) -> float:
-        """The learning rate without --lr, which is lr in --optimizer, or else 0.05 for sgd and torch's default for other optimizers."""
+        """The learning rate if --lr is not given: lr in --optimizer, else 0.05 for sgd, and torch's default for other optimizers."""
         if self.lr is not None:
             return self.lr
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)

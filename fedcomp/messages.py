@@ -6,11 +6,12 @@
         Report (client → server):       a frame (encoded update) or the reason why there is none, and the client's version;
     Farewell (server → client):     the end of the run
 
-The logical id of a client is its number in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed.
+A round has one or more phases, which the strategy defines; in each phase, the server sends assignments and the clients send reports. The
+logical id of a client is its number in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed.
 A version is a name of a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
 weights. Each later version is a hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of a
-model's weights. A proposal is a frame (encoded update) from a client's error-feedback memory, which keeps its old state until the client
-learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
+model's weights. A proposal is a frame (encoded update) that a client sends. The client's error-feedback memory keeps its old state until
+the client learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
 """
 
 import dataclasses
@@ -115,7 +116,7 @@ class Invitation(WireMessage):
     client: int  # client id that belongs to the client's key, or -1 if the client chooses its id
     options: str  # the options of the run that clients need, as JSON
     layout: str  # hash of the model's layout (tensor names and shapes)
-    version: str  # initial version of the model
+    version: str  # version (hash) of the initial model
 
 
 @dataclass
@@ -146,20 +147,20 @@ class Assignment(WireMessage):
     phase: str  # name of the phase, such as "train"
     client: int  # logical id
     form: str  # download form, such as FRAMES (encoded broadcasts) or DENSE (all weights)
-    base: str  # model version that the download updates, or "" for any version (DENSE)
+    base: str  # model version to which the download is applied, or "" for any version (DENSE)
     version: str  # version of the client's weights after the download
     fingerprint: str  # fingerprint of the weights after the download
     frames: list[bytes]  # frames (encoded vectors) of the download
     accepted: str  # ticket (hash) of the client's last accepted update, or ""
     # Data that the strategy announces to clients, as a flat list: name, value, name, value, …
     announced: list[bytes] = field(default_factory=list)
-    density: float = 0.0  # fraction of coordinates to send in this round; 0 = as configured
-    lr: float = 1.0  # factor on the client's learning rate in this round
+    density: float = 0.0  # fraction of coordinates to send; 0 = as in the options of the run
+    lr: float = 1.0  # number by which the client multiplies its learning rate in this round
     # Frame with the coordinates of the accepted update that the server did not use, or b"" if there are none.
     returned: bytes = b""
-    steps: int = 0  # number of local steps in this round; 0 = as configured
-    batch_size: int = 0  # number of examples in a local step of this round; 0 = as configured
-    evaluate: int = 0  # 1: the client evaluates the received model before training
+    steps: int = 0  # number of local steps in this round; 0 = as in the options of the run
+    batch_size: int = 0  # number of examples in a local step; 0 = as in the options of the run
+    evaluate: int = 0  # 1 if the client must evaluate the received model before training, else 0
 
     @property
     def announcements(self) -> dict[str, bytes]:
@@ -180,7 +181,7 @@ class Report(WireMessage):
     fingerprint: str  # fingerprint of the client's weights
     frame: bytes = b""  # the encoded update; b"" if there is nothing to send
     ticket: str = ""  # ticket (hash) of the encoded update in `frame`
-    # Number of the client's examples, or the number that the task's train_fn returned.
+    # Number of the client's examples, or the number of examples that the task's train_fn returned.
     examples: int = 0
     loss: float = 0.0  # training loss, averaged over the local steps
     stage: str = ""  # stage of the failure: phase, download, evaluate, train or encode
@@ -194,10 +195,10 @@ class Report(WireMessage):
 class ClientRoundConfig:
     """The settings of a client for one round, which are part of the client's Assignment."""
 
-    density: float = 0.0  # fraction of coordinates to send; 0: as configured
-    lr: float = 1.0  # factor on the client's learning rate
-    steps: int = 0  # local steps; 0: as configured
-    batch_size: int = 0  # number of examples in a local step; 0: as configured
+    density: float = 0.0  # fraction of coordinates to send; 0 = as in the options of the run
+    lr: float = 1.0  # number by which the client multiplies its learning rate
+    steps: int = 0  # number of local steps; 0 = as in the options of the run
+    batch_size: int = 0  # number of examples in a local step; 0 = as in the options of the run
 
 
 MAX_METRICS = 64  # maximum number of training metrics, and of evaluation metrics, in a report
@@ -222,7 +223,7 @@ class ReportedMetrics:
     examples: int = 0  # number of examples on which the client evaluated the model
 
     def pack(self) -> bytes:
-        """Return the metrics as bytes, or b"" if there are none. Raises ProtocolError for too many or invalid names."""
+        """Return the metrics as bytes, or b"" if there are none. Raises ProtocolError for too many metrics or invalid names."""
         if not self.training and not self.evaluation:
             return b""
         check_metric_names(self.training)
@@ -259,7 +260,7 @@ class ReportedMetrics:
         if not bool(metrics.evaluation) <= examples <= MAX_EXAMPLES * bool(metrics.evaluation):
             n = len(metrics.evaluation)
             raise ProtocolError(
-                f"the report has {n} evaluation metrics, which cannot come from {examples} evaluation examples"
+                f"the report has {n} evaluation metrics, but its number of evaluation examples is {examples}"
             )
         return metrics
 

@@ -1,6 +1,6 @@
 """Plugins by name: the codecs, memories, strategies, tasks and attacks of fedcomp and of other installed packages.
 
-A built-in plugin is a class or function with an attribute `name` in the package for plugins of its kind, such as `fedcomp/codecs/stc.py`.
+A built-in plugin is a class or function with an attribute `name`. Each kind of plugin has its package, such as `fedcomp/codecs`.
 Other packages declare plugins as entry points in their pyproject.toml, such as a codec named `mine`:
 
     [project.entry-points."fedcomp.codecs"]
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PluginRegistry(Mapping[str, T], Generic[T]):
-    """The plugins of one kind, as a mapping sorted by name.
+    """A mapping from names to the plugins of one kind, sorted by name.
 
     Looking up a plugin imports the plugin. Iterating over the names imports no entry point. `package` is the package with the built-in
     plugins, and `group` is the group of entry points for other plugins. `accepts(value)` returns whether a class or function is a plugin of
@@ -70,7 +70,8 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         for entry in self._entry_points:
             if entry.name in self._builtin:
                 warnings.warn(
-                    f"'{entry.name}' of {self.group} in {_provider(entry)} is not used, since the name is built in",
+                    f"the entry point '{entry.name}' of {self.group} in {_provider(entry)} is not used, because a built-in plugin "
+                    "has the same name",
                     stacklevel=3,
                 )
         return plugins
@@ -111,17 +112,19 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         providers = " and ".join(sorted({_provider(entry) for entry in entries}))
         if len({entry.value for entry in entries}) > 1:
             raise SpecError(
-                f"'{name}' of {self.group} is provided by {providers}; uninstall one of them"
+                f"the entry point '{name}' of {self.group} is provided by {providers}; uninstall one of them"
             )
         try:
             plugin = entries[0].load()
         except Exception as error:
             raise SpecError(
-                f"'{name}' of {self.group} cannot be imported ({type(error).__name__}: {error}); repair or uninstall {providers}"
+                f"the entry point '{name}' of {self.group} cannot be imported ({type(error).__name__}: {error}); "
+                f"repair or uninstall {providers}"
             ) from error
         if not self.accepts(plugin):
             raise SpecError(
-                f"'{name}' of {self.group} is {plugin!r}, which is not a plugin of this kind; repair or uninstall {providers}"
+                f"the entry point '{name}' of {self.group} is {plugin!r}, which is not a plugin of this kind; "
+                f"repair or uninstall {providers}"
             )
         self.validate(name, plugin)
         return plugin

@@ -1,4 +1,6 @@
-"""A profiler for simulated rounds, which records named, nested spans of time. `timed` does nothing unless a recorder is active.
+"""A profiler for simulated rounds, which records named, nested spans of time.
+
+Code marks spans by `timed`, which does nothing unless a recorder is active:
 
 with recording(Recorder()) as recorder:
     ...  # code that contains `with timed("evaluation"):`

@@ -141,7 +141,7 @@ class RunDisplay(Callback):
     best: RoundRecord | None = None
     _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
-    # Clock times at which the last rounds ended. The first entry may be the start of the run.
+    # Clock times at which the last rounds ended. The first entry may be the time at which the run started.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
@@ -289,7 +289,8 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     ]
     for r in summary.rejections[:3]:
         clients = _list_clients(r.clients, r.more_clients)
-        rows.append(("", one_line(f"{r.updates:,} of {clients} at {r.stage}: {r.reason}")))
+        updates = f"{r.updates:,} update{'s' * (r.updates != 1)} of {clients}"
+        rows.append(("", one_line(f"{updates} rejected at {r.stage}: {r.reason}")))
     return [(label, str(value)) for label, value in rows if value]
 
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 # Options that a comparison ignores: the seed, and options without effect on the result.
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
-# Options whose values appear in the labels of runs without the name of the option.
+# Options of which a run's label shows only the value, such as `stc` rather than `uplink stc`.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
-# Options whose values fedcomp chooses if the user does not give them. Each choice may depend on the options that follow in this tuple.
+# Options whose values fedcomp chooses if the user does not give them. The choice may depend on later options of this tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
 # Options that define the learning problem. Only runs with the same learning problem are compared.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
@@ -147,7 +147,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The options of the run as a RunConfig. Raises ConfigError or SpecError for values that this version does not accept."""
+        """The options of the run as a RunConfig. Raises ConfigError or SpecError for values that this version of fedcomp refuses."""
         return RunConfig(**self.options)
 
     @property
@@ -198,9 +198,9 @@ class Run:
     def model(self, task: "Task | None" = None) -> "nn.Module":
         """Return the task's model on the CPU in eval mode, with the trained weights and the saved buffers.
 
-        `task` replaces the task that the options of the run name. `task` is required if the run was simulated with a Task object and then
-        loaded by `fedcomp.load`. Raises RunFolderError if the run folder has no weights yet, or if the weights do not fit the model. Raises
-        TaskError if the task cannot be loaded.
+        `task` is used instead of the task in the options of the run. `task` is required if the run was simulated with a Task object and
+        then loaded by `fedcomp.load`. Raises RunFolderError if the run folder has no weights yet, or if the weights do not fit the model.
+        Raises TaskError if the task cannot be loaded.
         """
         from .server.initial_weights import load_weights
         from .tasks import initial_model, load
@@ -251,7 +251,7 @@ def load(folder: str | Path) -> Run:
 class Group:
     """A group of runs that differ only in the seed."""
 
-    # The options in which the group differs from other groups, or a run folder's name if this text is too long.
+    # The options in which the group differs from other groups, or the name of a run folder if this text would be too long.
     label: str
     runs: tuple[Run, ...]
     method_label: str = ""  # the label without the options of the learning problem
@@ -278,7 +278,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the names of options that differ between groups, or between the groups `among` for options that a baseline overrides."""
+        """Return the options that differ between groups. Options that a baseline overrides are compared only between the groups `among`."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -292,7 +292,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     in_others = different(compressed if len(compressed) > 1 else members)
     for name in CHOSEN_OPTIONS:
         if name == "uplink" and len(compressed) == 1:
-            break  # the label of the only compressed group contains its codec
+            break  # show the codec in the label of the only compressed group
         if name in in_others and all(_is_chosen(runs[0], name) for runs in compressed or members):
             in_others.remove(name)
 
@@ -326,7 +326,7 @@ def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
 
     def key(one: Group) -> dict[str, Any]:
         options = {f.name: f.default for f in dataclasses.fields(RunConfig)} | one.runs[0].options
-        # The horizon (end of schedules) may belong to a density schedule, which the uncompressed baseline does not have.
+        # Ignore the horizon (end of schedules): it may belong to a density schedule, which the baseline does not have.
         items = baseline.dense(options).items()
         return {name: value for name, value in items if name not in NEUTRAL_OPTIONS | {"horizon"}}
 
@@ -342,7 +342,7 @@ def _is_chosen(run: Run, name: str) -> bool:
     others = {key: value for key, value in run.options.items() if key not in (name, "resume")}
     try:
         chosen = with_memories(resolved(RunConfig(**others)), run.parameters or 1)
-    except UserError:  # a plugin that the options name is not installed on this machine
+    except UserError:  # the options name a plugin that is not installed on this machine
         return False
     return str(getattr(chosen, name)) == run.options.get(name)
 

@@ -4,9 +4,9 @@
     piece    = value [ "@" round ]     # `value` from `round` on; the first piece may omit the round, which is then 1
 
 `1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the scheduled option, such as --local-steps, in rounds 1 to
-20, and 8 from round 21 on. A curve starts at the value v of the scheduled option in the first round after the warm-up, and ends in a round
-called horizon. With R rounds between warm-up and horizon, and the progress p = min(1, (r − 1)/R) in round r after the warm-up, the value
-is:
+20, and 8 from round 21 on. A curve starts at the value v of the scheduled option in the first round after the warm-up (such as
+--lr-warmup), and ends in a round called horizon. Let R be the number of rounds from the end of the warm-up to the horizon, and
+p = min(1, (r − 1)/R) the progress in round r after the warm-up. The value in this round is:
 
     cosine:      e + (v − e)(1 + cos πp)/2      (Loshchilov, Hutter, "SGDR", ICLR 2017, without restarts)
     linear:      e + (v − e)(1 − p)
@@ -14,7 +14,7 @@ is:
     geometric:   v (e/v)^p
     step:        v · factor^⌊(r − 1)/every⌋     (needs no horizon)
 
-The end value e is the option `to` of the curve. Schedules of whole numbers round the value to the nearest integer, and round halves up.
+The end value e is the option `to` of the curve. In schedules of whole numbers, values are rounded to the nearest integer, and halves up.
 """
 
 import bisect
@@ -57,9 +57,7 @@ class Linear(Curve):
         return self.to + (default - self.to) * self.remaining(_progress(round, rounds))
 
     def remaining(self, progress: float) -> float:
-        """Return the fraction of the change from the start value to `to` that remains when the fraction `progress` of the rounds has
-        passed.
-        """
+        """Return the fraction of the change (from the start value to `to`) that remains after the fraction `progress` of the rounds."""
         return 1.0 - progress
 
 
@@ -222,8 +220,8 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return the values in the first round after the warm-up, in each round in which a new constant value starts, and in round
-        `rounds`.
+        """Return the values that include the smallest and the largest: those in the first round after the warm-up, in each round in which a
+        constant value starts, and in round `rounds`.
         """
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         first = self.warmup + 1

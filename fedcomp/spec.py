@@ -4,7 +4,7 @@
     product = part { "+" part }
     part    = name [ ":" option { "," option } ]
     option  = key "=" value | value          a value without a key belongs to the first option
-    scope   = "model" | "layer" | "chunk=" number
+    scope   = "model" | "layer" | "chunk=" number     which coordinates a codec encodes together
 
 For example, `stc`, `stc:density=1/400`, `topk:density=1%,values=fp16@layer`, `dirichlet:0.1`, `topk:density=1%+qsgd:levels=4`.
 """
@@ -26,7 +26,7 @@ SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # names of options in version 0.1 → new names
-UNBOUNDED = 1e30  # error messages for too small values omit upper limits of at least this value
+UNBOUNDED = 1e30  # an upper limit of at least this value is not shown in error messages about too small values
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parse_* functions raise for malformed text.
 MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)

@@ -6,7 +6,7 @@ Each save replaces the whole file atomically. If the process is killed at any mo
         header   JSON: the name, kind and length in bytes of each value, and the CRC-32 of all values
         bodies   the values, one after the other, in the order of the header; vectors as float32
 
-Pickle is not used. Saving does not copy the vectors.
+Pickle is not used, because loading a pickle can execute code. Saving does not copy the vectors.
 """
 
 import fcntl
@@ -98,7 +98,7 @@ def packed(kept: Kept) -> list[bytes | memoryview]:
 
 
 def unpacked(data: bytearray) -> dict[str, Any]:
-    """Parse the content of a state file to vectors and byte strings by name. Raises ValueError for damaged data."""
+    """Parse the content of a state file, and return its vectors and byte strings by name. Raises ValueError for damaged data."""
     try:
         start = LENGTH.size + LENGTH.unpack_from(data)[0]
         header = json.loads(data[LENGTH.size : start])

@@ -112,14 +112,16 @@ print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
     builtin, takes4, gone, other, twice, unknown, listed, warned = run(program)
     assert builtin == "True" and listed == "True False 5"
     assert twice == (
-        "twice: 'twice' of fedcomp.codecs is provided by the package copy and the package theirs; uninstall one of them"
+        "twice: the entry point 'twice' of fedcomp.codecs is provided by the package copy and the package theirs; uninstall one of them"
     )
     assert warned == (
-        "'stc' of fedcomp.codecs in the package theirs is not used, since the name is built in"
+        "the entry point 'stc' of fedcomp.codecs in the package theirs is not used, because a built-in plugin has the same name"
     )
     own_number = "codec 'takes4' has id 4, which belongs to 'stc'; give it another id"
     assert takes4 == f"takes4: {own_number}"
-    assert gone.startswith("gone: 'gone' of fedcomp.codecs cannot be imported (AttributeError: ")
+    assert gone.startswith(
+        "gone: the entry point 'gone' of fedcomp.codecs cannot be imported (AttributeError: "
+    )
     assert gone.endswith("; repair or uninstall the package theirs")
     assert other.endswith(
         "which is not a plugin of this kind; repair or uninstall the package theirs"

@@ -28,9 +28,9 @@ from .tables import print_table
 
 COLUMNS = "codec encode copies decode copies frame bits bound error".split()
 LEGEND = """encode, decode: million values per second;  copies: time to encode or decode, divided by the time to copy the vector
-bits: size of the encoded vector in bits per parameter;  bound: entropy of the decoded values in bits per parameter
+frame: size of the encoded vector;  bits: bits per parameter;  bound: entropy of the decoded values in bits per parameter
 error: ‖x−C(x)‖²/‖x‖² for a vector x that is decoded to C(x)"""
-# Decoded values count as quantization levels if there are at most MAX_LEVELS distinct values, each with MIN_REPEATS occurrences on average.
+# Decoded values count as quantized if there are at most MAX_LEVELS distinct values, each with MIN_REPEATS occurrences on average.
 MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 
@@ -73,7 +73,7 @@ def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
 
 
 def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector:
-    """Return the update of a client after five local steps with batches of twenty examples, from a task's initial model."""
+    """Return the update of a client that trains a task's initial model for five local steps with batches of twenty examples."""
     task, sgd = load(task_name, data), LocalSGD()
     examples = data_of(task, "train")
     layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
@@ -85,7 +85,7 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
 
 
 def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
-    """Measure encoding and decoding with each codec, interleaved with copies of the vector."""
+    """Measure the time of encoding and decoding with each codec, alternating with copies of the vector."""
     x, layout = vector.values, vector.layout
     numel = x.numel()
     copy = partial(torch.empty_like(x).copy_, x)
@@ -173,7 +173,7 @@ def bench(
 
 
 def write_file(path: Path, flag: str, text: str) -> None:
-    """Write the file that the option `flag` names. Raises UserError."""
+    """Write `text` to the file `path`, the value of the option `flag`. Raises UserError."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

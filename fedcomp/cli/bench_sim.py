@@ -1,6 +1,6 @@
-"""`fedcomp bench sim`: measure each part of a simulated round, and plain PyTorch loops that train the same number of clients.
+"""`fedcomp bench sim`: measure the time of each part of a simulated round, and of PyTorch loops that train the same number of clients.
 
-Simulated rounds and PyTorch loops alternate in one process.
+Simulated rounds and PyTorch loops alternate in one process, so that the machine is in the same state for both.
 """
 
 import dataclasses
@@ -40,22 +40,22 @@ OTHER = "rest"  # time outside of all profiler events, such as writing metrics t
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
 LARGEST_COSTS = 3  # number of most expensive parts of a round that are named below the tables
 MAX_WARM_UP = 200  # rounds
-WHOLE, LOCAL = "whole rounds", "local SGD in them"
+WHOLE, LOCAL = "whole rounds", "only local SGD"
 LEAN, MATRIX_PRODUCT = "lean loop", "matrix product"
 BIG_BATCH = "big-batch"
 LOOPS = {"lean": LEAN, "usual": "usual loop", BIG_BATCH: "one big batch"}
 NO_LOOPS = "none"
 LEGENDS = {
     "lean": "lean loop: plain PyTorch with one model for all clients; examples are selected by index",
-    "usual": "usual loop: plain PyTorch with a copy of the model, a DataLoader and an optimizer for each client",
+    "usual": "usual loop: plain PyTorch; each client has a copy of the model, a DataLoader and an optimizer",
     BIG_BATCH: "one big batch: one model trained on the merged batches of all clients; an upper bound on the speed",
 }
-DEVICE_FRACTION_LEGEND = (
-    "of the device: FLOP/s of the forward and backward passes, as a fraction of the FLOP/s of a large matrix product on this "
-    "device; the PyTorch loops only train"
+PEAK_LEGEND = (
+    "of peak: FLOP/s of the forward and backward passes, divided by the FLOP/s of a large matrix product on this device; "
+    "the PyTorch loops train, but do not compress or aggregate updates"
 )
-RATES = ("", "client updates/s", "a cohort", LEAN, "GFLOP/s", "of the device")
-TIMES = ("a round's time", "ms", "share")
+RATES = ("", "client updates/s", "per cohort", f"vs {LEAN}", "GFLOP/s", "of peak")
+TIMES = ("part of a round", "ms", "share")
 
 
 def bench(
@@ -198,7 +198,7 @@ def measure(
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return PyTorch loops that train a random cohort of clients, and the floating-point operations of one client's update.
+    """Return PyTorch loops that train a random cohort (clients of a round), and the floating-point operations of one client's update.
 
     The number of operations is 0 for a task with its own training function (`train_fn`).
     """
@@ -233,9 +233,9 @@ def _cohort_loops(
 def _rate(
     name: str, seconds: Sequence[float], updates: float, client_flops: float, peak: float
 ) -> dict[str, Any]:
-    """Return the median time to train a cohort, the client updates per second, and the floating-point operations per second.
+    """Return the median time to train the clients of a round, and the client updates and floating-point operations per second.
 
-    The operations per second are None if the operations of an update are unknown (`client_flops` = 0).
+    The operations per second are None if the number of operations of an update is unknown (`client_flops` = 0).
     """
     median = max(statistics.median(seconds), 1e-9)
     flops = updates * client_flops / median if client_flops else None
@@ -271,7 +271,7 @@ def _print_tables(m: Mapping[str, Any], loops: Sequence[str]) -> None:
         f"{m['uplink']}, {m['memory']}\n{m['device']}, {m['threads']} threads, {m['precision']}, engine {m['engine']}; "
         f"{m['rounds']} rounds, medians; a large matrix product reaches {m['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s\n"
     )
-    legend = "\n".join([*(LEGENDS[name] for name in loops), DEVICE_FRACTION_LEGEND, ""])
+    legend = "\n".join([*(LEGENDS[name] for name in loops), PEAK_LEGEND, ""])
     print_table(RATES, rates, {RATES[0]}, title=title, legend=legend)
     print_table(TIMES, times, {TIMES[0]})
     print(largest_costs(m["parts"]))

@@ -45,9 +45,9 @@ from .screen import (
     progress_bar,
 )
 
-SLOW_ROUND_S = 2.0  # a round longer than this shows the number of clients that have answered
-MIN_WIDTH, MIN_HEIGHT = 30, 10  # characters; smaller terminals truncate the dashboard
-MAX_CURVE_HEIGHT = 24  # lines; the table of rounds uses the lines below the curve
+SLOW_ROUND_S = 2.0  # in longer rounds, the dashboard shows how many clients have answered
+MIN_WIDTH, MIN_HEIGHT = 30, 10  # characters; on a smaller terminal, the dashboard is cut off
+MAX_CURVE_HEIGHT = 24  # lines; a taller terminal shows more lines of the table of rounds instead
 
 
 class Dashboard(RunDisplay):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PORT = 8080
 TRANSPORTS = click.Choice(["grpc", "flower"])
-TRANSPORT_HELP = "gRPC, or unmodified flower-superlink and flower-supernode processes"
+TRANSPORT_HELP = "grpc, or flower (unmodified flower-superlink and flower-supernode processes)"
 
 SERVER = option("HOST:PORT", "Address of the server. Default: the address in the enrolment file.")
 INSECURE = switch("--insecure", "Connect without TLS and keys, for a trial.")
@@ -131,8 +131,8 @@ def client(
     stay: bool = STAY,
     count: int | None = option(
         "N",
-        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. With --insecure, client ids count up "
-        "from --client-id. Partitions of the data count up from --partition-id.",
+        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The clients use consecutive "
+        "partitions, from --partition-id on, and with --insecure consecutive ids, from --client-id on.",
         min=1,
     ),
     roster: Path | None = option(
@@ -284,8 +284,8 @@ def identities(
     multiple = count is not None or (enrolment is not None and enrolment.is_dir())
     if multiple and partition_id is None:
         raise ConfigError(
-            "several clients in one process divide its data; give --partition-id K: the first client uses partition K, "
-            "the next one partition K+1, and so on"
+            "several clients in one process train on different partitions of the data; give --partition-id K: the first client uses "
+            "partition K, the next one partition K+1, and so on"
         )
     clients: list[tuple[Target, int, Enrolment | None]]
     if insecure:
@@ -395,14 +395,14 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
 
 
 def _claimed_ids(client_id: int | None, partition_id: int | None, count: int) -> Sequence[int]:
-    """Return the ids that clients without enrolments (credentials) take from the options. Raises UserError."""
+    """Return the ids that --client-id or --partition-id gives to clients without enrolments (credentials). Raises UserError."""
     from ..keys.enrolment import MAX_ID
 
     flag = "--partition-id" if client_id is None else "--client-id"
     first = partition_id if client_id is None else client_id
     if first is None:
         raise UserError(
-            "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
+            "a client without an enrolment needs an id; give --partition-id, or --client-id for a client with its own data"
         )
     if (last := first + count - 1) > MAX_ID:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """`fedcomp doctor`: check the machine, a port, a server, an enrolment file, a folder of keys or a data folder.
 
-The command prints one line per check: ✓ for passed, ✗ for failed with a fix, – for skipped with a reason. Checks import the packages that
-they need, so that a broken package is reported and does not end the command.
+The command prints one line per check: ✓ (passed), ✗ (failed, with a fix) or – (skipped, with a reason). Each check itself imports the
+packages that it needs, so that a broken package fails the check and does not end the command.
 """
 
 import json
@@ -171,7 +171,7 @@ def packages() -> Iterator[Check]:
             yield ok("flwr", f"{version}, within {one.specifier}")
     if all_fit:
         names = ", ".join(one.name for one in requirements)
-        yield ok("packages", f"{len(requirements)} as required: {names}")
+        yield ok("packages", f"{len(requirements)} have the required versions: {names}")
 
 
 def torch_and_cuda() -> Iterator[Check]:
@@ -331,7 +331,7 @@ def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now:
 
 
 def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
-    """Check that the enrolment files in the subfolder `place` match the registry and are private.
+    """Check that the enrolment files in the subfolder `place` match the registry and can be read only by their owner.
 
     A missing file is not an error, because enrolment files are moved to devices.
     """

@@ -34,7 +34,7 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum total number of coordinates in all random updates. The bytes of rounds above this limit are extrapolated.
+# Maximum total number of coordinates in all random updates. The bytes of the remaining rounds are extrapolated.
 MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS = 3
 COLUMNS = (
@@ -55,10 +55,10 @@ class Forecast:
     tensors: int
     rounds: int
     dry_rounds: int
-    frame_up: tuple[int, int]  # bytes of (smallest, largest) client update
-    longest_up: int | None  # longest possible uplink frame, or None if unknown
-    frame_down: tuple[int, int]  # (smallest, largest) broadcast of a round
-    longest_down: int | None  # longest possible downlink frame, or None if unknown
+    frame_up: tuple[int, int]  # bytes of the (smallest, largest) client update
+    longest_up: int | None  # bytes of the longest possible client update, or None if unknown
+    frame_down: tuple[int, int]  # bytes of the (smallest, largest) broadcast
+    longest_down: int | None  # bytes of the longest possible broadcast, or None if unknown
     uplink_bytes: int  # bytes from all clients in all rounds
     downlink_bytes: int  # bytes to all clients in all rounds
     dense_bytes: int  # uplink plus downlink bytes of all rounds without compression
@@ -155,7 +155,7 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Extrapolate the bytes of the simulated rounds to `rounds` rounds, with the mean of the second half of the simulated rounds."""
+    """Return the bytes of `rounds` rounds. A round that was not simulated counts as the mean of the second half of the simulated rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 

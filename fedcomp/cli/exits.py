@@ -18,7 +18,7 @@ from ..config import suggestion
 from ..errors import INTERRUPTED, FedcompError
 from ..formatting import one_line
 
-UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # errors such as a full disk
+UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # numbers of errors such as a full disk
 OUTPUT_LOST = 1  # exit status if standard output cannot be written
 # SIGHUP is sent when the terminal is closed.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,7 +33,7 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, or None if it can be written. The reason is `error` or an error in flushing.
+    """Return why standard output cannot be written, or None if it can be written. The reason is `error`, or an error of flushing.
 
     If standard output cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
     """
@@ -50,7 +50,7 @@ def output_lost(error: BaseException | None = None) -> str | None:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands. Errors of fedcomp are reported as one line and an exit status. Unexpected errors show their traceback."""
+    """A group of commands. An error of fedcomp ends a command with one line of text and an exit status. Other errors show a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -40,7 +40,7 @@ def option(
 ) -> Any:
     """Return a typer option. `panel` is the heading of the option's group in the help.
 
-    `shown` is a default that the help shows in place of `default`.
+    `shown` is the default that the help shows instead of `default`.
     """
     help += "" if shown is None else rf" [dim]\[default: {shown}][/dim]"
     return typer.Option(
@@ -109,7 +109,7 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
 
 
 def run_values(given: Mapping[str, Any], repeatable: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options that were given, by name. An option in `repeatable` that has more than one value is a list. Raises UserError."""
+    """Return the given options by name. The value of an option in `repeatable` is a list if several values were given. Raises UserError."""
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
     values = config.read_toml(file, repeatable) if file is not None else {}
@@ -135,7 +135,7 @@ def _converted(name: str, value: Any, repeatable: Collection[str]) -> Any:
             f"{times}, but all compared runs use the same task; give one task, and compare separate runs with fedcomp report"
         )
     if name not in config.ALTERNATIVE_OPTIONS:
-        given = given[-1:]  # the last value takes precedence
+        given = given[-1:]  # only the last value counts
     if repeated := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{flag} {repeated[0]} is given twice; give it once")
     if len(given) > 1 and name not in repeatable:

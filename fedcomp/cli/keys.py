@@ -99,12 +99,12 @@ def add(
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Enrol new clients, whose ids follow the highest existing id, or a relay. The file ca.key is needed to sign the new certificates."""
+    """Enrol a relay or new clients, which get ids after the highest existing id. The file ca.key is needed to sign the new certificates."""
     from ..keys import key_folder as keys
 
     if relay:
         if not host:
-            need = "--relay needs the address of the relay for its certificate"
+            need = "--relay needs the address of the relay, which its certificate contains"
             raise UserError(f"{need}; give --host HOST")
         if count != 1:
             raise UserError("--relay enrols one relay at a time; leave --count out")
@@ -149,7 +149,7 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
+        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all with certificates that end within {RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Path = FOLDER,
@@ -179,8 +179,8 @@ def renew(
         else:
             ends, file = keys.renew(folder, holder_id, days, host or ()), _file(folder, holder_id)
             subject = f"{'Relay' if isinstance(holder_id, str) else 'Client'} {file.stem}"
-            print(f"{subject} has a new key until {ends:%Y-%m-%d}; copy {file} to it.", end=" ")
-            print("Its old key is refused.")
+            print(f"{subject} has a new key, valid until {ends:%Y-%m-%d};", end=" ")
+            print(f"copy {file} to its device. Its old key is refused.")
 
 
 @app.command("list")
@@ -238,7 +238,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Convert a client id to int, or return a text that `others` allows ("relay-0" stands for any relay). Raises UserError."""
+    """Return a client id as an int, or `text` itself if `others` contains it ("relay-0" stands for any relay). Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

@@ -43,7 +43,7 @@ def print_codecs() -> None:
     print_table(CODEC_COLUMNS, rows, left, legend=CODEC_LEGEND, below=below)
 
 
-TASK_COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")
+TASK_COLUMNS = ("task", "parameters", "examples", "test examples", "input size", "data")
 SOURCES: dict[str, Callable[[Path | None], ImageDataset | Text]] = {
     "mnist": mnist.images,
     "cifar10": cifar10.images,
@@ -80,4 +80,4 @@ def _shape(sizes: tuple[int, ...]) -> str:
 def print_tasks(folder: Path | None) -> None:
     """Print a line for each built-in task. `folder` is the data folder, or None if no data folder was given."""
     rows = [_row(name, folder) for name in available_tasks()]
-    print_table(TASK_COLUMNS, rows, left=("task", "an input", "data"), legend=OWN_TASK_LEGEND)
+    print_table(TASK_COLUMNS, rows, left=("task", "input size", "data"), legend=OWN_TASK_LEGEND)

@@ -41,7 +41,7 @@ def fedcomp(
     context: typer.Context,
     version: bool = switch("--version", "Print the version."),
 ) -> None:
-    """Federated learning with compressed updates. Reported bytes are bytes that were sent."""
+    """Federated learning with compressed updates. Byte counts are the lengths of the messages that were sent, not estimates."""
     if version:
         print(f"fedcomp {__version__}")
         raise typer.Exit
@@ -184,7 +184,7 @@ def _display(config: RunConfig) -> RunDisplay:
 
 
 def _prints_lines(plain: bool) -> bool:
-    """Return whether to print lines of text instead of a dashboard: with --plain, or if standard output is not a capable terminal."""
+    """Return whether to print lines of text instead of a dashboard: with --plain, or if standard output cannot show a dashboard."""
     return plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 

@@ -23,7 +23,7 @@ from ..training.own_loop import LocalRound
 Plans = Sequence[Sequence[np.ndarray]]
 
 MAX_PIECE_VALUES = 1 << 22  # maximum number of input values in one forward pass of `big_batch`
-SIDE = {"cpu": 2048, "cuda": 8192}  # size of the square matrices of `matrix_product`
+SIDE = {"cpu": 2048, "cuda": 8192}  # number of rows of the square matrices in `matrix_product`
 
 
 def usual_loop(

@@ -20,7 +20,7 @@ FRONT_LEGEND = (
     "* on the Pareto front: no other line with the same task, partition, clients and attack is at least as accurate "
     "with fewer bytes both ways, or more accurate with at most as many bytes"
 )
-SPREAD_LEGEND = "±: half of the difference between the best and the worst seed"
+SPREAD_LEGEND = "±: half of the difference in accuracy between the best and the worst seed"
 RATIO_TO_DENSE = "ratio: uplink plus downlink bytes of the line named dense, divided by the bytes of this line, over the same rounds"
 RATIO_TO_FLOAT32 = (
     "ratio: bytes of the same messages in float32 divided by the bytes sent, uplink plus downlink"
@@ -29,7 +29,7 @@ RATIO_TO_FLOAT32 = (
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, for the rounds that were executed."""
+    """One line of a table of results. Bytes, rounds and seconds are means over the seeds, and cover executed rounds only."""
 
     label: str
     folders: tuple[str, ...]
@@ -217,8 +217,9 @@ def cells(line: Result, target: float | None) -> dict[str, str]:
     }
     if target is not None:
         rounds, sent = line.rounds_to_target, line.bytes_to_target
-        texts[f"rounds to {100 * target:g} %"] = NOTHING if rounds is None else f"{rounds:g}"
-        texts["bytes to it"] = NOTHING if sent is None else human_bytes(round(sent))
+        goal = f"{100 * target:g} %"
+        texts[f"rounds to {goal}"] = NOTHING if rounds is None else f"{rounds:g}"
+        texts[f"bytes to {goal}"] = NOTHING if sent is None else human_bytes(round(sent))
     return texts
 
 

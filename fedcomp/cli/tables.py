@@ -18,8 +18,8 @@ def print_table(
 ) -> None:
     """Print a table that fits the terminal, or tab-separated lines if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. On a terminal, the output includes `title` and `legend`, rows have
-    `styles`, and the columns in `below` become text below the first cell of each row.
+    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and `styles`, the style of each
+    row. On a terminal, the columns in `below` become text below the first cell of each row.
     """
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [head, *rows]))

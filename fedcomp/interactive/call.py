@@ -23,7 +23,7 @@ from ..tasks import OBJECT, Task
 from .displays import open_display
 
 LIST_OPTIONS = {"device", "bandwidths"}  # options that may have several values in one run
-# Each run seeds the global generators of torch and numpy, which all threads share, so that runs must not overlap.
+# Each run seeds the global generators of torch and numpy, which all threads share, so runs must not overlap.
 _RUN_LOCK = RLock()
 
 

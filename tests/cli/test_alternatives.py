@@ -255,7 +255,7 @@ def test_a_table_of_text_has_a_column_for_each_figure():
         line(0.5, 200, note="diverged: the loss is not finite"),
     ]
     title, first, second = comparison.as_text(lines, 0.9)
-    assert title.split("  ")[-1] == "bytes to it"
+    assert title.split("  ")[-1] == "bytes to 90 %"
     assert first.startswith(f"{FRONT}  ") and "90.00 % ± 1.00" in first
     assert second.startswith("   ") and ", diverged " in second
     assert len({len(row) for row in (title, first, second)}) == 1

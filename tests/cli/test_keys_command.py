@@ -178,7 +178,7 @@ def test_renew_gives_a_client_a_new_key(folder):
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
     assert (
         output
-        == f"Client 1 has a new key until {until}; copy {folder}/clients/1.toml to it. Its old key is refused.\n"
+        == f"Client 1 has a new key, valid until {until}; copy {folder}/clients/1.toml to its device. Its old key is refused.\n"
     )
     assert read_registry(folder).id_of_hash(before.key_hash) is None
 
@@ -401,7 +401,7 @@ def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
     before = relay(with_relay)
     output = done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "b.example")
     assert re.fullmatch(
-        r"Relay 0 has a new key until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to it\. Its old key is refused\.\n",
+        r"Relay 0 has a new key, valid until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to its device\. Its old key is refused\.\n",
         output,
     )
     after = relay(with_relay)
@@ -446,7 +446,7 @@ def test_a_relays_key_that_ends_soon_is_renewed_with_the_others(with_relay):
     [
         (
             ["add", "--relay"],
-            "--relay needs the address of the relay for its certificate; give --host HOST",
+            "--relay needs the address of the relay, which its certificate contains; give --host HOST",
         ),
         (
             ["add", "--relay", "--host", "a", "--count", "2"],

@@ -237,10 +237,12 @@ def test_the_verdict_prefers_the_cheapest_line_close_to_the_best(run):
         "5.00 MB. identity: failed."
     )
     assert verdict(page(*runs[:3], target=0.65)) == (
-        "stc reaches 65 % with the fewest bytes, 675 kB in 3 rounds, and 1 of 3 lines never reach it; topk is the most "
+        "stc reaches 65 % with the fewest bytes, 675 kB in 3 rounds, and 1 of 3 configurations never reached it; topk is the most "
         "accurate at 91.1 % with 5.00 MB, 5.00 times more than float32 both ways."
     )
-    assert verdict(page(*runs[:2], target=0.95)).startswith("No line reaches 95 %; topk is the")
+    assert verdict(page(*runs[:2], target=0.95)).startswith(
+        "No configuration reaches 95 %; topk is the"
+    )
 
 
 def test_the_verdict_prefers_fewer_bytes_at_equal_accuracy(run):
@@ -261,7 +263,7 @@ def test_the_verdict_compares_with_the_dense_line(run):
         like(run, 0.91, 2_000_000, **dense),
     )
     assert verdict(text) == (
-        "sign, downlink efsign reaches 88.0 % with 100 kB, 20.0 times less than the dense line; dense is the most accurate "
+        "sign, downlink efsign reaches 88.0 % with 100 kB, 20.0 times less than the uncompressed run; dense is the most accurate "
         "at 91.0 % with 2.00 MB."
     )
 

@@ -73,8 +73,11 @@ def test_the_verdict_names_clients_with_rejected_updates_and_the_reasons(fake_ru
     lines = verdict(replace(fake_run(3).summary, rejections=found), Totals(rejected=16))
     assert lines[-3:] == [
         ("rejected", "16 updates"),
-        ("", "12 of clients 1, 6 at reply: no answer"),
-        ("", "4 of clients 0, 1, 2, 3, 4, 5, 6, 7 and 108 more at encode: the update is nan"),
+        ("", "12 updates of clients 1, 6 rejected at reply: no answer"),
+        (
+            "",
+            "4 updates of clients 0, 1, 2, 3, 4, 5, 6, 7 and 108 more rejected at encode: the update is nan",
+        ),
     ]
 
 

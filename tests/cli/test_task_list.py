@@ -13,7 +13,7 @@ def listed(*words, **variables) -> dict[str, list[str]]:
     done = CliRunner().invoke(app, ["tasks", *map(str, words)], prog_name="fedcomp", env=variables)
     assert done.exit_code == 0, done.output
     head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert head == ["task", "parameters", "examples", "to test on", "an input", "data"]
+    assert head == ["task", "parameters", "examples", "test examples", "input size", "data"]
     return {row[0]: row[1:] for row in rows}
 
 

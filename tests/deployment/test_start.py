@@ -244,7 +244,7 @@ CLAIMED = ["--insecure", "--server", "localhost:1", "--client-id", "1"]
     [
         ([], "this client has no enrolment"),
         (["--insecure"], "give --server host:port"),
-        (["--insecure", "--server", "localhost:1"], "has to claim an id; give --partition-id"),
+        (["--insecure", "--server", "localhost:1"], "needs an id; give --partition-id"),
         (
             ["--insecure", "--server", "localhost", "--client-id", "1"],
             "--server cannot be 'localhost'; give host:port",

@@ -17,7 +17,7 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-# Options whose values appear in the names of run folders without the name of the option.
+# Options of which the name of a run folder contains only the value, such as `stc-1-400` rather than `uplink-stc-1-400`.
 NAMED_BY_VALUE = {"uplink", "strategy", "memory", "partition", "attack"}
 MAX_ALTERNATIVES = 1000
 MAX_NAME_LENGTH = 80  # characters
@@ -49,10 +49,10 @@ def compares_compression(values: Mapping[str, Any]) -> bool:
 
 
 def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
-    """Return an alternative (run) for each combination of the lists of option values in `values`.
+    """Return an alternative (run) for each combination of option values. An option in `values` has one value or a list of values.
 
-    In the returned list, later options vary faster than earlier ones, and the seed fastest. If `baseline` is set, also append an
-    uncompressed copy of each alternative (dense baseline), unless the list contains that run. Raises ConfigError.
+    The order is that of nested loops over the options in `values`, with the seed in the innermost loop. If `baseline` is set, also append
+    an uncompressed copy of each alternative (dense baseline), unless the list contains that run. Raises ConfigError.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -87,7 +87,7 @@ def alternative_error(name: str, message: str, exit_status: int) -> FedcompError
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Shorten names to about MAX_NAME_LENGTH characters, and number names that are equal if case is ignored."""
+    """Shorten names to about MAX_NAME_LENGTH characters, and append numbers to names that differ at most in case."""
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")

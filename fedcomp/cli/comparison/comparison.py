@@ -25,7 +25,7 @@ from .worker_pool import WorkerPool
 
 ONE_CORE_ENGINES = {"batched", "serial"}  # training engines that gain little from a second core
 SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink downlink memory attack network".split()
-# Columns to omit in this order if the terminal is narrow.
+# Columns that are left out first, in this order, if the terminal is narrow.
 OPTIONAL_COLUMNS = ("time", "ratio", "rounds")
 MIN_NAME_WIDTH = 11  # minimum width of the column of names, in characters; longer names are wrapped
 
@@ -42,7 +42,7 @@ class Comparison:
         baseline: bool | None = None,
     ):
         refused = {"log_json": "metrics.jsonl in each run folder contains all rounds"}
-        refused["metrics_port"] = "give it to a single run"
+        refused["metrics_port"] = "the port serves the metrics of one run"
         for name, advice in refused.items():
             if values.get(name) not in (None, -1):
                 raise ConfigError(
@@ -95,7 +95,7 @@ class Comparison:
                 raise alternative_error(unfinished[order].name, end["failed"], end["status"])
             checks[order] = end
             self.display.on_checked(len(checks), len(unfinished))
-        names: dict[str, str] = {}  # name of each run, by its options as JSON
+        names: dict[str, str] = {}  # options of a run as JSON → name of the run
         for order, each in enumerate(unfinished):
             settings = checks[order]["settings"]
             key = json.dumps({**settings, "out": None, "resume": None}, sort_keys=True)
@@ -215,7 +215,7 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
-    """Return the table cells of each result by column title. A column for the worst decile of clients, if measured, follows accuracy."""
+    """Return the table cells of each result by column title. If clients evaluated the model, a column shows their worst decile."""
     rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         for i, line in enumerate(lines):

@@ -79,7 +79,7 @@ class ComparisonDisplay:
 
     clock: Callable[[], float] = monotonic
     all: list[AlternativeProgress] = field(default_factory=list)
-    out: str = ""  # folder of the comparison, once it exists
+    out: str = ""  # folder of the comparison, or "" until it exists
     facts: Facts = ()  # labels and values of options that all compared runs share
     start_s: float = 0.0  # time of the clock when the first run started
     earlier_rounds: int = 0  # rounds that were finished before the comparison was resumed

@@ -37,7 +37,7 @@ from .displays import DONE, AlternativeProgress
 
 COMPARISON, SUMMARY = "comparison.json", "summary.json"
 TARGET, BASELINE = "target_accuracy", "baseline"
-# STRATEGY_DEFAULTS contains the options whose defaults depend on the strategy.
+# Names of all options, and of the options whose defaults depend on the strategy.
 FIELDS = RunConfig.__dataclass_fields__
 STRATEGY_DEFAULTS = {n for n, f in FIELDS.items() if isinstance(f.default, StrategyDefault)}
 NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alternatives.toml

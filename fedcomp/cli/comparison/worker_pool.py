@@ -55,7 +55,7 @@ class WorkerProcess:
         self.order = -1  # index of the order that is being executed
 
     def send(self, order: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # `answer` will report that the process has ended
+        with contextlib.suppress(OSError):  # `answer` reports a process that has ended
             self.link.send_bytes(json.dumps(order).encode())
 
     def answer(self) -> Answer:

@@ -12,9 +12,9 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-# An axis of bytes or loss is logarithmic if the ratio of the largest to the smallest value is above this limit.
+# An axis of bytes or loss is logarithmic if its largest value divided by its smallest value is above this limit.
 LOG_BYTES, LOG_LOSS = 8, 50
-MAX_VALUE = 1e30  # larger absolute values than this are not drawn
+MAX_VALUE = 1e30  # values with a larger magnitude are not drawn
 MAX_SEGMENTS = 300  # maximum number of line segments of a curve, about one per pixel
 # Maximum number of points per chart that show their values while the mouse pointer is over them.
 MAX_POINTS = 400
@@ -76,7 +76,7 @@ class Quantity:
     tick: Callable[[float], str]
     show: Callable[[float], str]
     whole: bool = False
-    # The axis is logarithmic if largest / smallest value is above this limit.
+    # The axis is logarithmic if its largest value divided by its smallest value is above this limit.
     log_from: float = math.inf
 
 
@@ -95,7 +95,7 @@ def _metric(name: str) -> Callable[[Run], np.ndarray]:
 
 
 def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function that returns a run's metric by round: the server's value, or else the mean over the clients."""
+    """Return a function that maps a run to its metric in each round: the server's value, or else the mean over the clients."""
 
     def values(run: Run) -> np.ndarray:
         of_server = run.metrics[name]
@@ -175,7 +175,7 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
 
 
 def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
-    """Return (title, <svg>) in rows (accuracy, worst-decile accuracy, loss) and columns (over rounds, bytes, hours), on shared axes."""
+    """Return charts (title, <svg>) of accuracy, worst-decile accuracy and loss, one row each, over rounds, bytes and hours."""
     rows = []
     for up in (ACCURACY, WORST, LOSS):
         row = []
@@ -195,7 +195,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
-    """Return a curve of the mean and range over the seeds, for rounds that all seeds have finished, or None if nothing was measured."""
+    """Return a curve of the mean and range over the seeds, or None if nothing was measured. It ends with the shortest run."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
@@ -213,7 +213,7 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     drawn = _every(len(x), MAX_SEGMENTS)
     shown = _every(len(x), max(MIN_POINTS_OF_LINE, MAX_POINTS // lines))
     step = max(len(shown) // MARKERS_PER_LINE, 1)
-    # Start the markers of each curve at a different point, so that markers of curves do not overlap.
+    # Start the markers of each curve at a different point, so that the markers do not overlap.
     marked = set(shown[entry.style * step // lines :: step])
     points = []
     for i in shown:

@@ -69,7 +69,7 @@ def write(
     text = html(groups_of([load(folder) for folder in folders]), target, failed)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        # File mode, further restricted by the umask.
+        # The umask further restricts the file mode 0o666.
         durable_files.replace(page, [text.encode()], 0o666)
     except OSError as error:
         found = f"{page} cannot be written ({error.strerror})"
@@ -104,7 +104,8 @@ def html(
     parts = [
         svg.markers(),
         f"<h1>{escape(tasks)}</h1>",
-        f'<p class="quiet">{len(runs)} run{"s" * (len(runs) > 1)}; bytes are lengths of frames that were sent. fedcomp {__version__}</p>',
+        f'<p class="quiet">{len(runs)} run{"s" * (len(runs) > 1)}; bytes count the encoded updates and models that were sent. '
+        f"fedcomp {__version__}</p>",
         f'<div class="verdict">{"".join(f"<p>{sentence}</p>" for sentence in verdict(drawn, target))}</div>',
         _section(f"{quality} against bytes", _front(drawn, rows) if len(rows) > 1 else ""),
         _section("Curves", "".join(_curves(panel, drawn) for panel in drawn)),
@@ -265,7 +266,7 @@ def _wire_bytes(run: Run) -> int | None:
 
 
 def _ratio_at_port(group: Group) -> str:
-    """Format the compression ratio: bytes of the same messages in float32, divided by the bytes counted at the server's port."""
+    """Format the ratio of the bytes of the same messages in float32 to the bytes counted at the server's port, such as `×25.1`."""
     sent = all_or_none(_wire_bytes(run) for run in group.runs)
     return ratio(sum(run.dense_bytes for run in group.runs), sum(sent)) if sent else NOTHING
 
@@ -299,7 +300,7 @@ def _settings(groups: Sequence[Group]) -> str:
         *((flag(name), shown[0]) for name, shown in values.items() if name not in different),
         *((name, _distinct(_shown(run.resolved.get(name)) for run in runs)) for name in resolved),
     ]
-    folded, title = ("", "common to all") if different else (" open", "all options")
+    folded, title = ("", "options that all runs share") if different else (" open", "all options")
     details = _table(["option", "value"], common)
     return f"{table}<details{folded}><summary>{title}</summary>{details}</details>"
 
@@ -316,7 +317,7 @@ def _rejections(groups: Sequence[Group]) -> str:
             clients = ", ".join(map(str, r.clients[:MAX_CLIENTS])) + more
             notes = Cell(r.reason, "note"), Cell(clients, "note")
             rows.append([name, Cell(f"{r.updates:,}", "n"), r.stage, *notes])
-    head: list[Cell | str] = ["run", Cell("updates", "n"), "at", "reason", "clients"]
+    head: list[Cell | str] = ["run", Cell("updates", "n"), "stage", "reason", "clients"]
     return _table(head, rows) if rows else ""
 
 
@@ -329,7 +330,7 @@ def _suspicion(groups: Sequence[Group]) -> str:
     if not rows:
         return ""
     table = _table(["run", *_numbers(["client", "suspicion"])], rows)
-    return f'<p class="quiet">Fraction of a client\'s votes that lost by a wide margin.</p>{table}'
+    return f'<p class="quiet">Suspicion is the fraction of a client\'s votes that lost by a wide margin.</p>{table}'
 
 
 def _warnings(runs: Sequence[Run]) -> str:

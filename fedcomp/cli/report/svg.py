@@ -12,7 +12,7 @@ from importlib import resources
 
 WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot, in pixels
-LEGEND, ROW = 300, 16  # width of a legend, and height of an entry in it
+LEGEND, ROW = 300, 16  # width of a legend, and height of each entry, in pixels
 LETTER = 7.2  # width of a character of 12 px in a wide font
 MARGIN = 0.05  # margin at both ends of an axis, as a fraction of the range of values
 
@@ -93,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A data point, whose `text` is shown while the mouse pointer is over the point. `data` is HTML attributes with exact numbers."""
+    """A data point, whose `text` is shown while the mouse pointer is over the point. `data` contains HTML attributes with exact numbers."""
 
     x: float
     y: float
@@ -126,7 +126,7 @@ def dashes(style: int) -> str:
 
 
 def classes(style: int) -> str:
-    """Return the CSS classes of a line style, such as `s s9 c1`. The classes `s` and `s9` serve highlighting, and `c1` sets the colour."""
+    """Return the CSS classes of a line style, such as `s s9 c1`. `s` and `s9` are for highlighting, and `c1` sets the colour."""
     return f"s s{style} c{style % COLOURS}"
 
 

@@ -65,19 +65,19 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
             text += f"{_name(best)} is the {most} at {_quality(best)} with {_bytes(best.result.sent_bytes)}."
         return text + _failures(entries)
     reached = [(cost, e) for e in good if (cost := e.result.bytes_to_target) is not None]
-    text = f"No line reaches {100 * target:g} %"
+    text = f"No configuration reaches {100 * target:g} %"
     if reached:
         cost, first = min(reached, key=lambda pair: pair[0])
         text = f"{_name(first)} reaches {100 * target:g} % with the fewest bytes, {_bytes(cost)}"
         text += f" in {first.result.rounds_to_target:g} rounds"
         if missed := len(good) - len(reached):
-            text += f", and {missed} of {len(good)} lines never reach it"
+            text += f", and {missed} of {len(good)} configurations never reached it"
     result = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
     return f"{text}; {result}.{_failures(entries)}"
 
 
 def _range(entries: Sequence[ReportLine]) -> str:
-    """Return a sentence with the best and the worst of results for different learning problems, without a recommendation."""
+    """Return a sentence that names the best and the worst result of different learning problems, without a recommendation."""
     good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
         return "No run is finished yet." + _failures(entries)
@@ -86,7 +86,7 @@ def _range(entries: Sequence[ReportLine]) -> str:
         return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}." + _failures(entries)
     return (
         f"The runs learn different problems: {_name(best)} reaches {_quality(best)} with {_cost(best)}, "
-        f"{_name(worst)} {_quality(worst)} with {_cost(worst)}." + _failures(entries)
+        f"and {_name(worst)} reaches {_quality(worst)} with {_cost(worst)}." + _failures(entries)
     )
 
 
@@ -115,7 +115,7 @@ def _quality(entry: ReportLine) -> str:
 
 def _cost(entry: ReportLine) -> str:
     line, text = entry.result, _bytes(entry.result.sent_bytes)
-    dense = "float32 both ways" if line.baseline is None else "the dense line"
+    dense = "float32 both ways" if line.baseline is None else "the uncompressed run"
     if line.ratio is None or 0.95 < line.ratio < 1.05:
         return text
     factor, word = (line.ratio, "less") if line.ratio > 1 else (1 / line.ratio, "more")
