@@ -132,6 +132,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 SIMILAR = 0.7  # minimum similarity (difflib) of a suggested name to the given name
+SIMILAR_SECOND = 0.8  # minimum similarity of a second suggestion
 SIMILAR_SHORT = 0.6  # minimum similarity for given names of up to 4 characters
 MIN_PREFIX = 3  # minimum length of a prefix that is completed to a known name
 SYNONYMS = {  # name in fedcomp → names in other libraries
@@ -165,7 +166,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     same = [other for other in known if other.lower() == name.lower()]
     transposed = [other for other in known if sorted(other) == sorted(name)]
-    completed = [other for other in known if _completes(name, other)]
+    completed = [other for other in known if len(name) >= MIN_PREFIX and other.startswith(name)]
     return next(iter([*same, *similar, *transposed, *completed]), None)
 
 
@@ -173,19 +174,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name, which suggests the closest known names and lists all known names."""
     known = list(known)
     close = closest(name, known)
-    equal = [o for o in sorted(known) if _completes(name, o) or _differ_by_one_edit(name, o)]
-    suggested = equal if close in equal else [close] if close else []
+    similar = difflib.get_close_matches(name, known, n=2, cutoff=SIMILAR_SECOND)
+    suggested = [close, *(other for other in similar if other != close)] if close else []
     hint = f"did you mean {' or '.join(map(repr, suggested))}? " if suggested else ""
     return f"{hint}known: {', '.join(sorted(known))}"
-
-
-def _completes(name: str, other: str) -> bool:
-    """Return whether `other` starts with `name`, unless `name` is very short."""
-    return len(name) >= MIN_PREFIX and other.startswith(name)
-
-
-def _differ_by_one_edit(a: str, b: str) -> bool:
-    """Return whether one inserted, removed or replaced character turns `a` into `b`, or whether they are equal."""
-    same = len(commonprefix([a, b]))
-    ends = [a[same:], b[same:]]
-    return max(map(len, ends)) - len(commonprefix([end[::-1] for end in ends])) <= 1

@@ -19,20 +19,20 @@ from ..server.checkpoint import Checkpoint
 from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
-GROWTH = "residual growth"  # kind of the warning of ResidualMonitor
-# Factor by which a residual may exceed its bound, since codecs contract only on average over seeds, and some memories change updates.
+GROWTH = "residual growth"  # `kind` of ResidualMonitor's warning
+# Factor by which a residual's norm may exceed the norms of the updates, since random codecs satisfy the bound only on average.
 MARGIN = 10.0
-# The first MIN_CLIENTS clients are monitored, and up to MAX_CLIENTS clients as long as the earlier ones have fewer than MAX_COORDINATES
-# coordinates in total: all clients use the same codec, and computing the norms of large vectors takes time.
+# Monitor at least MIN_CLIENTS clients. Monitor further clients, up to MAX_CLIENTS, until the updates of the monitored clients have
+# MAX_COORDINATES coordinates in total. A few clients are enough, since all clients use the same codec.
 MIN_CLIENTS, MAX_CLIENTS, MAX_COORDINATES = 4, 16, 1 << 24
-OBJECT_BYTES = 4096  # estimated size of a client's state without its vectors and its record
+OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
 class ClientStore:
-    """The states of all clients, such as residuals. Recently used states are in memory, and all states are in the run's checkpoint.
+    """The states of all clients, such as residuals. Recently used states are in memory, and older states are in the run's checkpoint.
 
-    A changed state is written to the checkpoint when it is evicted from memory, and not again at the next save. The results of a run do not
-    depend on where the states are stored. A client without a state starts with a memory from `make_memory` and the model version `version`.
+    A changed state is written to the checkpoint once: when it is evicted from memory, or else at the next save. The results of a run do not
+    depend on where the states are stored. A new client starts with error feedback from `make_memory` and the model version `version`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ClientStore:
         # Clients whose state in memory changed since the last checkpoint.
         self.changed: set[int] = set()
         self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory
-        # Size of the largest state of a client so far.
+        # Size in bytes of the largest client state so far.
         self.client_bytes = placement.client_bytes + OBJECT_BYTES
         self._on_device: set[int] = set()  # clients whose vectors are on the training device
 
@@ -56,7 +56,7 @@ class ClientStore:
         return self.states[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of clients into memory and, if there is one, onto the training device.
+        """Load the states of clients into memory, and move their vectors to the training device if `placement` has one.
 
         The states of other clients are evicted to stay within the memory budget. Raises CheckpointError if a state cannot be read or the
         disk is full.
@@ -77,16 +77,16 @@ class ClientStore:
         changed = self.states.keys() & set(clients)
         self.changed |= changed
         if self.placement.budget_bytes < math.inf:
-            self._pack(itertools.islice(changed, 1))  # measure the size of one state
+            self._pack(itertools.islice(changed, 1))  # measures the size of one state
 
     def take_changes(self) -> Changes:
-        """Return the states that changed since the last call, as vectors and values. Evicted states are already in the checkpoint."""
+        """Return the states that changed since the last call and are not yet in the checkpoint, as vectors and values."""
         vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
         return vectors, {**values}
 
     def clear(self) -> None:
-        """Drop all states in memory, so that they are read from the checkpoint."""
+        """Drop all states in memory, so that the next use of a state reads it from the checkpoint."""
         self.states.clear()
         self.changed.clear()
 
@@ -100,7 +100,7 @@ class ClientStore:
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Write changed states of these clients to the checkpoint, and remove the states from memory."""
+        """Write the changed states of these clients to the checkpoint, and remove all states of these clients from memory."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None
@@ -124,7 +124,7 @@ class ClientStore:
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:
-        """Move the vectors of these clients to the device, and those of the clients of the previous call back to the host."""
+        """Move the vectors of `clients` to the device, and move the vectors that earlier calls left on the device back to main memory."""
         for client in self._on_device - clients:
             if client in self.states:
                 self.states[client].move(lambda vector: vector.cpu())
@@ -134,7 +134,7 @@ class ClientStore:
 
 
 def record_name(client: int) -> str:
-    """Return the name of a client's record in a checkpoint. The client's vectors have names such as `client/7.residual`."""
+    """Return the name under which a checkpoint stores a client's state. The client's vectors have names such as `client/7.residual`."""
     return f"client/{client}"
 
 
@@ -142,8 +142,8 @@ class ResidualMonitor:
     """Monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
 
     If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
-    updates x, even if some updates are lost. A residual with a much larger norm means that a − C(a) is longer than a for some vectors, so
-    that the residual will keep growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
+    updates x, even if some updates are lost. If the norm of the residual is much larger, a − C(a) is longer than a for some vectors a, and
+    the residual will keep growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
     """
 
     def __init__(self, warn: Callable[..., None]):
@@ -168,7 +168,7 @@ class ResidualMonitor:
             self.warned = True
             self.warn(
                 f"the residual of client {client} grows without bound: its norm is {residual_norm:.3g}, but the norms of all its "
-                f"updates add up to only {norm_sum:.3g}; {memory.codec} lengthens vectors instead of shortening them; use "
+                f"updates add up to only {norm_sum:.3g}; with {memory.codec}, the compression error is larger than the vector; use "
                 "--uplink stc, or --memory none",
                 kind=GROWTH,
             )

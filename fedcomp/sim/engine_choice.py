@@ -28,16 +28,16 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
-# Memory for the clients that are trained at once. On a CPU, their weights and activations should fit into the caches.
+# Memory for the clients that are trained at once. On a CPU, the clients' weights and activations should fit into the CPU's caches.
 CPU_BYTES = 8 << 20
-CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that are trained at once
+CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that a CPU trains at once
 CUDA_MEMORY_FRACTION = 1 / 4
-# From this number of parameters on, a model is trained in one process. On two cores, a transformer with 101 million parameters trains a
-# quarter faster than in two processes (benchmarks/large_models.py).
+# A model with at least this many parameters is trained in one process. On two cores, a transformer with 101 million parameters trains a
+# quarter faster in one process than in two (benchmarks/large_models.py).
 LARGE_PARAMETERS = 32_000_000
-MAP_POSITIONS = 256  # estimated size of the output map of a convolution: 16 × 16
+MAP_POSITIONS = 256  # estimated number of positions in the output of a convolution: 16 × 16
 TRIAL_BATCHES = 3  # number of batches that test whether the batched engine supports a model
-# Key in the table [resolved] of config.toml for the placement of clients' vectors, which a resumed run chooses again.
+# Key for the placement of clients' vectors in the table [resolved] of config.toml. A resumed run chooses the placement again.
 PLACEMENT_KEY = "residuals"
 ENGINES = {
     "serial": "serial",
@@ -83,7 +83,10 @@ class EngineChoice:
                     "--engine processes trains on the cores of a CPU; give --device cpu as well, or another engine"
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
-        if config.engine in ("serial", "ray"):  # with Ray, the number of actors is known later
+        if config.engine in (
+            "serial",
+            "ray",
+        ):  # the number of Ray actors is known after the start of Ray
             return cls(devices.describe(device), config.engine, 1)
         if obstacle := batching_obstacle(config, task, data):
             if config.engine == "batched":
@@ -98,9 +101,9 @@ class EngineChoice:
 
     @classmethod
     def unbatched(cls, model: nn.Module, device: torch.device, config: RunConfig) -> "EngineChoice":
-        """Choose the engine for clients that are not batched.
+        """Choose the engine for a run that trains each client separately.
 
-        Large models are trained by the serial engine, as are task objects, which other processes cannot load.
+        The serial engine trains large models, and tasks that are Python objects, since other processes cannot load these objects.
         """
         is_serial = config.task.startswith(OBJECT) or _is_large(model)
         engine = "serial" if is_serial else unbatched_engine(device)
@@ -114,7 +117,7 @@ class EngineChoice:
 def engine_reason(
     config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
 ) -> str:
-    """Return the reason for which --engine auto chooses an engine, or "" if --engine names an engine."""
+    """Return the reason for the choice of --engine auto, or "" if --engine names an engine."""
     if config.engine != "auto":
         return ""
     if device.type == "cpu" and _is_large(model):
@@ -129,7 +132,7 @@ def engine_reason(
 
 
 def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:
-    """Return the reason why clients cannot be batched, such as "with --optimizer adamw", or "" if they can."""
+    """Return the obstacle to training clients in one batch, such as "with --optimizer adamw", or "" if there is none."""
     sgd = LocalSGD.from_config(config)
     obstacles = {
         "with a train_fn": task.train_fn is not None,
@@ -183,7 +186,7 @@ def make_engine(
 def batching_error(
     engine: Engine, weights: Tensor, data: Examples, sgd: LocalSGD, shard: np.ndarray
 ) -> NotBatchable | None:
-    """Train a client on the first batches of `shard`, and return the error if the model cannot be batched, or None."""
+    """Train a client on the first batches of `shard` as a trial. Return the error if the model cannot be batched, else None."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, BatchedJobs) or not isinstance(data, Data):
         return None
@@ -192,7 +195,7 @@ def batching_error(
         engine.engine.train(weights, data, [batches], dataclasses.replace(sgd, augment=False))
     except NotBatchable as error:
         return error
-    except (Exception, SystemExit):  # errors of the user's model are reported when a client trains
+    except (Exception, SystemExit):  # other errors are reported when a client trains
         pass
     return None
 
@@ -200,11 +203,12 @@ def batching_error(
 def choose_engine(
     model: nn.Module, device: torch.device | str, requested: str = "auto", batch_size: int = 20
 ) -> tuple[str, int]:
-    """Choose "serial" or "batched" by the model's layers and the device's memory. Return the choice and the number of clients at once.
+    """Choose "serial" or "batched" by the model's layers and the device's memory.
 
-    `requested` is "auto" or "batched". With "auto", a model is batched on CUDA if two clients fit into a quarter of the memory, and on a
-    CPU if all weights belong to nn.Linear and nn.Embedding. Models with layers that draw random numbers, keep statistics or are recurrent
-    are never batched. Raises ConfigError if `requested` is "batched" and the model cannot be batched.
+    Return the choice and the number of clients to train at once. `requested` is "auto" or "batched". With "auto", a model is batched on
+    CUDA if two clients fit into a quarter of the memory, and on a CPU if all weights belong to nn.Linear and nn.Embedding. Models with
+    recurrent layers, or with layers that draw random numbers or keep running statistics, are never batched. Raises ConfigError if
+    `requested` is "batched" and the model cannot be batched.
     """
     device = torch.device(device)
     if requested == "auto" and serial_reason(model, device, batch_size):
@@ -215,8 +219,8 @@ def choose_engine(
         )
     at_once = _clients_at_once(model, device, batch_size)
     if device.type != "cuda" and _is_dense(model):
-        # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if they exceed the caches.
-        # CPU_WEIGHTS_BYTES limits this number for large models, which the serial engine trains as fast.
+        # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if their weights exceed the CPU's
+        # caches. CPU_WEIGHTS_BYTES limits this number for large models, for which batches are no faster than the serial engine.
         weights_bytes = 4 * sum(p.numel() for p in model.parameters())
         at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
     return "batched", max(at_once, 2) if requested == "batched" else at_once
@@ -250,22 +254,22 @@ def _obstacle_of(model: nn.Module) -> str:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Return why a layer cannot be batched, such as "Dropout, which draws at random", or "" if it can."""
+    """Return why a layer cannot be batched, such as "Dropout, which draws random numbers", or "" if it can."""
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return f"the recurrent layer {name}"
     rate = getattr(module, "dropout", 0.0)
     if isinstance(module, RANDOM) or (isinstance(rate, float) and rate > 0):
-        return f"{name}, which draws at random"
+        return f"{name}, which draws random numbers"
     if getattr(module, "running_mean", None) is not None:
-        return f"{name}, which keeps statistics"
+        return f"{name}, which keeps running statistics"
     if isinstance(module, nn.Embedding) and (module.sparse or module.max_norm is not None):
         return f"{name} with sparse gradients or max_norm"
     return ""
 
 
 def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
-    """Return how many clients fit into the memory, if each needs four model-sized vectors and the inputs and outputs of its layers."""
+    """Estimate how many clients fit into memory. Each client needs four vectors of the model's size, and the activations of all layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)

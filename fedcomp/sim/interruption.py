@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruption:
     """Context manager that delays the first signal until `act` is called. A second signal takes effect at once.
 
-    Outside the main thread, an Interruption does nothing, since Python handles signals only there.
+    Outside the main thread, an Interruption does nothing, since Python runs signal handlers only in the main thread.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """If a signal has arrived, call the original handler of the first signal."""
+        """If a signal has arrived, call the original handler of the first signal that arrived."""
         if self.first is not None:
             number, frame = self.first
             self.handlers[number](number, frame)

@@ -19,7 +19,7 @@ from ..training.local_sgd import LocalSGD
 class MultiDevice(Engine):
     """Engine with one inner engine and one thread for each device. The inputs and the results of `train` are on the first device.
 
-    The inner engines append warnings to the list `warnings`. `train` passes these warnings to `warn` in its caller's thread.
+    The inner engines append warnings to the list `warnings`. `train` passes these warnings to `warn` in the thread that called `train`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MultiDevice(Engine):
     def _train_on(
         self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train jobs with engine `i` on the engine's device, and return the updates on the first device."""
+        """Train the clients of `jobs` with the inner engine `i` on its device, and return the updates on the first device."""
         engine = self.engines[i]
         device = engine.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

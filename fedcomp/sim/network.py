@@ -2,20 +2,21 @@
 
     seconds of an exchange = latency + bytes down / down + steps · step · s + bytes up / up + latency
 
-In this formula, the options `up` and `down` are in bytes per second, and `latency` and `step` (the duration of a local step) in seconds.
-The factor s is 1, unless the options `swing` and `stall` make a client's speed differ between rounds.
+In an exchange, a client downloads an assignment, trains for a number of local steps and uploads its answer. The options `up` and `down` are
+in bytes per second, and `latency` and `step` (the duration of a local step) in seconds. The factor s is 1, unless the options `swing` and
+`stall` make a client's speed differ between rounds.
 
 `--network NAME:option=value,...` draws the clients' values (up, down, latency, step) from the seed. `--network FILE` reads the values from
 a CSV file (`read_profiles`). The network `uniform` gives all clients the same values. In the network `lognormal`, the options are medians
 over the clients. Three factors e^(spread·z), with standard normal z, are drawn for each client: one for the link (up and down), one for the
-latency, and one for the compute speed. The other networks are `lognormal` with other defaults:
+latency, and one for the compute speed. The following networks are `lognormal` with other defaults:
 
     fixed           Speedtest Global Index of September 2020 (means, used as medians): 85.73 Mbit/s down, 45.74 up, round trip 21 ms
     mobile          mobile tests of the same index: 35.96 Mbit/s down, 11.22 up, round trip 40 ms
     lte-m           the peak rate of 3GPP category M1 (release 13), 1 Mbit/s both ways
     lora            the rate of LoRaWAN's data rate 5 in Europe (LoRaWAN regional parameters, EU868), 5,470 bit/s both ways
 
-Defaults without a source here, such as `step` and `spread`, are assumptions; set your own values where they matter.
+Defaults for which no source is given, such as `step` and `spread`, are assumptions; set your own values if these options matter to you.
 """
 
 import csv
@@ -34,7 +35,7 @@ from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
 CHUNK = 1024  # number of periods for which a client's absences are drawn at once
-# Smallest value of `stretch`; a server waits this long for a client to reconnect.
+# Smallest value of `stretch`: the time for which a server waits for a client to reconnect.
 MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
     "up": (1, 1e15),
@@ -71,21 +72,21 @@ class Seconds(float):
 
 @dataclass(frozen=True)
 class Uniform:
-    """A network with the same values for all clients, except for slow clients. Raises SpecError for a value out of range."""
+    """A network with the same values for all clients, unless `slow` slows some clients down. Raises SpecError for a value out of range."""
 
     up: Rate = Rate(1e5)
     down: Rate = Rate(1e6)
-    latency: Seconds = Seconds(0.05)  # duration of a message in one direction
+    latency: Seconds = Seconds(0.05)  # delay of a message in one direction
     step: Seconds = Seconds(0.02)  # duration of a step of local SGD
     # Standard deviation of the logarithms of the factors that are drawn for each client.
     spread: float = 0.0
     absent: float = 0.0  # fraction of the time in which a client is absent
     stretch: Seconds = Seconds(600.0)  # period in which a client is either absent or present
     slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
-    # Fraction of a client's rounds in which its steps take `factor` times as long.
+    # Fraction of a client's rounds in which the client's steps take `factor` times as long.
     stall: float = 0.0
     factor: float = 4.0
-    swing: float = 0.0  # maximum relative change of a client's step time from round to round
+    swing: float = 0.0  # each round's step time differs from the mean by at most this fraction
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, **LIMITS)
@@ -143,7 +144,7 @@ NETWORKS: Mapping[str, type[Uniform]] = {
 
 @dataclass(frozen=True)
 class Profiles:
-    """The network values of each client, as float64 arrays [clients]. Names and units are those of the options of `Uniform`."""
+    """The network values of each client, as float64 arrays [clients]. The arrays have the names and units of the options of `Uniform`."""
 
     up: np.ndarray
     down: np.ndarray
@@ -160,7 +161,7 @@ class Profiles:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all values, 16 hex digits."""
+        """A hash of all values, as 16 hexadecimal digits."""
         return hashlib.sha256(
             b"".join(getattr(self, f.name).tobytes() for f in dataclasses.fields(self))
         ).hexdigest()[:16]
@@ -190,7 +191,7 @@ def parse_network(text: str) -> Uniform:
 
 
 class Network:
-    """A virtual network: the duration of exchanges, and the availability of clients."""
+    """A virtual network: how long clients need for downloads, training and uploads, and when clients are absent."""
 
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
@@ -208,7 +209,7 @@ class Network:
     def exchange_s(
         self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int
     ) -> float:
-        """Return how long an exchange takes, in seconds, if the client is idle: download, local steps, upload and latencies."""
+        """Return how many seconds an idle client needs for an exchange: download, local steps, upload and latencies."""
         p = self.profiles
         down, up = bytes_down / float(p.down[client]), bytes_up / float(p.up[client])
         latency = float(p.latency[client])
@@ -225,7 +226,7 @@ class Network:
         return duration_s * float(p.factor[client]) if stalls[client] < stall else duration_s
 
     def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return uniform random values for each client: for `swing` from -1 to 1, and for `stall` from 0 to 1."""
+        """Return two arrays of uniform random values, one value per client: for `swing` from -1 to 1, and for `stall` from 0 to 1."""
         if self._draws[0] != round:
             generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
@@ -238,22 +239,22 @@ REQUIRED = "client", "up", "down"
 
 
 def is_file(text: str) -> bool:
-    """Return whether --network names a file. A slash alone does not mean a file, as in `lognormal:spread=1/2`."""
+    """Return whether --network names a file. A slash in an option, as in `lognormal:spread=1/2`, does not mean a file."""
     name, colon, _ = text.partition(":")
     return (text.endswith(".csv") or "/" in text) and not (colon and name.strip() in NETWORKS)
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Read the profiles of `clients` clients from a CSV file with a line of column names and a line of values for each client.
+    """Read the network values of `clients` clients from a CSV file: a line of column names, then a line for each client.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%
         1,30kB,500kB,0.2,20ms,0
 
-    The columns `client`, `up` and `down` are required. The other columns are options of `--network` with the same names. Missing columns
-    default to 0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds, or fractions, depending
-    on the column. Lines and columns may be in any order. Lines for clients that the run does not have are ignored. Raises ConfigError,
-    which names the line and the column of an error.
+    The columns `client`, `up` and `down` are required. The other columns are optional, and set the options of `--network` with the same
+    names. Missing columns default to 0, except for stretch (10 min) and factor (4). Numbers without a unit are bytes per second, seconds,
+    or fractions, depending on the column. Lines and columns may be in any order. Lines for clients that the run does not have are ignored.
+    Raises ConfigError, which names the line and the column of an error.
     """
     path = expand_home(text, "--network")
     try:
@@ -265,7 +266,7 @@ def read_profiles(text: str, clients: int) -> Profiles:
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--network {text} is not a CSV file in UTF-8 ({error}); write it as comma-separated lines"
+            f"--network {text} is not a CSV file in UTF-8 ({error}); save the file as comma-separated lines in UTF-8"
         ) from error
 
 
@@ -299,7 +300,7 @@ def _profiles(flag: str, lines: Any, clients: int) -> Profiles:
     missing = [client for client in range(clients) if client not in line_of]
     if missing:
         raise ConfigError(
-            f"{flag} has no line for client {missing[0]}, but the clients are 0 to {clients - 1}; add it, or give fewer --clients"
+            f"{flag} has no line for client {missing[0]}, but the clients are 0 to {clients - 1}; add the line, or give fewer --clients"
         )
     return Profiles(**values)
 
@@ -369,7 +370,7 @@ class AbsenceModel:
     def lost_at_s(
         self, client: int, since_s: float, until_s: float, grace_s: float
     ) -> float | None:
-        """Return the time at which a client counts as lost, or None.
+        """Return the time at which a client counts as lost, or None if the client is not lost.
 
         A client counts as lost if it leaves between `since_s` and `until_s` and is still absent `grace_s` seconds later.
         """

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..formatting import human_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # values of --residuals
-# Fraction of the free memory of device or host that the vectors of all clients may use.
+# Fraction of the free memory of the device or the host that the vectors of all clients may use.
 MEMORY_FRACTION = 1 / 2
 CACHE_FRACTION = 1 / 8  # with --residuals file: fraction of free host memory for cached vectors
 CGROUP = Path("/sys/fs/cgroup")
@@ -94,7 +94,7 @@ def _free_in_control_groups() -> Iterator[int]:
         own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::"))
         for group in (CGROUP / own, *(CGROUP / own).parents):
             if not (group / "memory.max").exists():
-                continue  # the root group has no limit
+                continue  # the root control group has no limit
             limit = (group / "memory.max").read_text().strip()
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             if limit != "max":

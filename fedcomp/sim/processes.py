@@ -1,6 +1,6 @@
 """The engine of `--engine processes`, which trains clients in worker processes: one process per core, each with one thread.
 
-A convolution gains little from a second thread, but two clients on two cores take as long as one client. Each worker is a separate Python
+A second thread hardly speeds up a convolution, but two cores train two clients in the time of one client. Each worker is a separate Python
 interpreter that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, data, updates and momentum
 are in anonymous shared memory, which only Linux has. The other parts of a job (the training of a client in a round) are sent through a
 pipe. If a dataset is not in memory, each worker reads the dataset itself.
@@ -40,7 +40,7 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 LOCAL_TRAINING_S = 0.5
 # The run fails after this many consecutive workers died before they were ready.
 MAX_FAILED_STARTS = 3
-# The run fails after this number times max(workers, 3) consecutive deaths of workers without a trained client.
+# The run fails if this number × max(number of workers, 3) workers die in a row without training a client.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -64,8 +64,8 @@ def unbatched_engine(device: torch.device) -> str:
 class SharedTensor:
     """A tensor in memory that processes of one machine share. A process that unpickles a SharedTensor gets a tensor with the same storage.
 
-    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. Keep a SharedTensor until
-    the other process has unpickled it. After unpickling, the storage exists as long as a tensor uses it.
+    The memory is anonymous: there is no file, and the system frees the memory when no process maps it any more. Keep a reference to the
+    SharedTensor until the other process has unpickled it. After unpickling, the memory exists as long as a tensor uses it.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
@@ -99,7 +99,7 @@ def _mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class Worker:
     """A worker process and the connection to it.
 
-    The process is a new interpreter, since a fork of a process with threads of OpenMP or numba may deadlock.
+    The process is a new interpreter, since a forked process may deadlock if the parent has OpenMP or numba threads.
     """
 
     def __init__(self, *setup: Any):
@@ -139,23 +139,23 @@ class Worker:
 
 @dataclass
 class JobQueue:
-    """The jobs of one call of `WorkerEngine.train`. A job is identified by its position in `jobs`."""
+    """The jobs (clients to train) of one call of `WorkerEngine.train`. A job is identified by its position in `jobs`."""
 
     jobs: Sequence[Job]
     start: SharedTensor
     data: Data | None  # the data as SharedTensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
-    memory: SharedTensor  # the memory of `updates`
+    memory: SharedTensor  # shared memory of `updates`
     updates: Tensor  # float32 [jobs, numel]
 
     def __post_init__(self) -> None:
         m = len(self.jobs)
         self.results: list[Result | None] = [None] * m
         self.waiting = deque(range(m))  # jobs that are not yet assigned to a worker
-        # Momentum of each assigned job, in memory that is shared with its worker.
+        # Maps an assigned job to its client's momentum, in memory that is shared with the worker.
         self.traces: dict[int, Traces] = {}
-        # For each job: number of workers that died while they trained it.
+        # For each job: number of workers that died while they trained the client.
         self.deaths: Counter[int] = Counter()
 
 
@@ -197,7 +197,7 @@ class WorkerEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Result]]:
-        """Train the jobs in worker processes, each job in a worker that is idle.
+        """Train the clients of `jobs` in worker processes. Each job is sent to an idle worker.
 
         Raises TaskError if workers cannot load the task, and UserError if workers repeatedly die without training a client.
         """
@@ -240,7 +240,7 @@ class WorkerEngine(Engine):
         _kill_all(self.workers, os.getpid())
 
     def _move_to_shared_memory(self, tensor: Tensor) -> Tensor:
-        """Copy a data tensor into shared memory and register the copy."""
+        """Copy a data tensor into shared memory, and register the copy so that workers can use it."""
         shared = SharedTensor.copy_of(tensor)
         self._data[id(shared.tensor)] = shared.tensor, shared
         return shared.tensor
@@ -266,9 +266,7 @@ class WorkerEngine(Engine):
                     self._replace_dead(worker, queue)
 
     def _train_locally(self, queue: JobQueue, start: Tensor, data: Examples) -> None:
-        """Train jobs in this process for LOCAL_TRAINING_S seconds in total. Training uses one thread, so that updates equal those of a
-        worker.
-        """
+        """Train clients in this process for LOCAL_TRAINING_S seconds in total. Training uses one thread, as in a worker."""
         if self.local_engine is None:
             return
         threads = torch.get_num_threads()
@@ -345,7 +343,7 @@ class WorkerEngine(Engine):
 
 
 def _kill_all(workers: list[Worker], owner: int) -> None:
-    # Only the process that started the workers, not a fork of it, may kill them.
+    # Only the process that started the workers, and not a fork of this process, may kill the workers.
     if os.getpid() == owner:
         while workers:
             workers.pop().kill()

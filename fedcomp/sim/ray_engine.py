@@ -1,9 +1,9 @@
 """The engine of `--engine ray`, which trains clients in Ray actors, on this machine or on the cluster at RAY_ADDRESS.
 
-Only local training runs in actors. The strategy, the round loop, the client memories and the run folder stay in this process. An actor has
-one core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for, and sends
-each job (the training of a client in a round) to an idle actor. Actors keep no state of clients: momentum and running statistics are sent
-with a job and returned with its update. Every actor therefore computes the same update, bit for bit, as the serial engine on one thread.
+Only local training runs in actors. The main process runs the strategy, the round loop and error feedback, and writes the run folder. An
+actor has one core, one thread and, with --device cuda, a quarter of a GPU. The engine starts as many actors as the cluster has room for,
+and sends each job (the training of a client in a round) to an idle actor. Actors keep no state of clients: momentum and running statistics
+are sent with a job and returned with its update. Every actor therefore computes bit for bit the update of the serial engine on one thread.
 
 The data and the weights at the start of a round are stored in Ray's object store, once per machine. Every machine of a cluster needs
 fedcomp[ray]. If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
@@ -47,7 +47,7 @@ JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with several jobs, ac
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# The first environment variable makes Ray listen on loopback only; the token keeps out other users of this machine.
+# RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray listen on the loopback interface only. The token keeps out other users of this machine.
 LOOPBACK_ONLY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
@@ -68,11 +68,11 @@ def check(config: RunConfig) -> None:
 
 
 class TrainResult(NamedTuple):
-    """The result of a job in an actor, with tensors that are packed for another process."""
+    """The result of training a client in an actor, with tensors that are packed for another process."""
 
     update: Any  # float32 [n]
     result: JobResult
-    traces: Traces  # momentum and similar vectors after the last step
+    traces: Traces  # momentum and other vectors after the last step
 
 
 class TrainingActor(TrainingWorker):
@@ -85,7 +85,7 @@ class TrainingActor(TrainingWorker):
     def train_job(
         self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> TrainResult | str:
-        """Train a job and return its result, or an error message of one line.
+        """Train the client of `job`. Return the result, or an error message of one line.
 
         `refs` has references to objects in Ray's store: "data" refers to a list with the data, and "start" to a list with the weights.
         """
@@ -128,7 +128,7 @@ class RayEngine(Engine):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train the jobs in actors, each job in an actor that is idle.
+        """Train the clients of `jobs` in actors. Each job is sent to an idle actor.
 
         If an actor dies twice while it trains a client, only this client fails. Raises the same errors as `start_actors`.
         """
@@ -170,12 +170,12 @@ class RayEngine(Engine):
     def _run(
         self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> Iterator[tuple[int, TrainResult | str]]:
-        """Send each job to an idle actor. As results arrive, yield the job's position and its result or error."""
+        """Send each job to an idle actor. When a result arrives, yield the position of its job in `jobs`, and the result or error."""
         import ray
         from ray.exceptions import RayActorError, RayError
 
         waiting, idle = deque(enumerate(jobs)), list(self._actors)
-        # Maps a call to (job, actor); the job is None while the actor restarts.
+        # Maps a pending Ray call to (position of the job, actor). The position is None while the actor restarts.
         running: dict[Any, tuple[int | None, Any]] = {}
         while waiting or running:
             while waiting and idle:
@@ -190,9 +190,9 @@ class RayEngine(Engine):
                 result = ray.get(call)
                 idle.append(actor)
             except RayActorError:
-                # Wait until the actor has restarted: Ray would count a job sent earlier as running when the actor died.
+                # Wait until the actor has restarted. Ray would count a job that is sent earlier as interrupted by the actor's death.
                 running[actor.load.remote()] = None, actor
-                result = "the Ray actor that trained this client died twice; memory may be short, or the task's own code may be the cause"
+                result = "the Ray actor that trained this client died twice; the cause may be a lack of memory or the task's own code"
             except RayError as error:
                 idle.append(actor)
                 result = f"Ray could not train this client: {reason(error)}"
@@ -213,7 +213,7 @@ class RayEngine(Engine):
         return self._start[1]
 
     def _create_actors(self, cleanup: ExitStack) -> list[Any]:
-        """Return actors that have loaded the task. `cleanup` gets callbacks that stop the actors, and Ray if this method started Ray."""
+        """Return actors that have loaded the task. Callbacks in `cleanup` stop the actors, and stop Ray if this method started Ray."""
         address = os.environ.get(ADDRESS_VARIABLE)
         if "ray" not in sys.modules:  # Ray reads environment variables when it is imported
             os.environ.update(DEFAULT_VARIABLES if address else DEFAULT_VARIABLES | LOOPBACK_ONLY)
@@ -284,7 +284,7 @@ def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
 
 @contextmanager
 def _preserved_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler that ray.init replaces. If Ray's handler received a SIGTERM, raise it again."""
+    """Restore the SIGTERM handler after ray.init has replaced it. If a SIGTERM arrived during ray.init, send the signal again."""
     before, exit_code = signal.getsignal(signal.SIGTERM), None
     try:
         yield

@@ -10,9 +10,7 @@ from ..transports.relays import add_frames
 
 
 class Relays:
-    """A population of clients behind relays. Client i sends its updates to relay i mod `relays`. Downloads are the same as without
-    relays.
-    """
+    """The clients of a run with relays. Client i sends its updates to relay i mod `relays`. Relays do not change the downloads."""
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
         self.population, self.relays, self.codec, self.layout = population, relays, codec, layout
@@ -24,7 +22,7 @@ class Relays:
 
     @property
     def at_once(self) -> int:
-        """The number of assignments to handle together: those of all clients, since a relay waits for all of its clients."""
+        """The number of assignments to handle together: one for each client, since a relay waits for all of its clients."""
         return self.clients
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
@@ -45,7 +43,7 @@ class Relays:
         return reports
 
     def take(self) -> tuple[int, int]:
-        """Return the bytes that clients sent since the last call, and the number of updates without a frame."""
+        """Return the number of bytes that clients sent since the last call, and the number of updates without a frame (encoded vector)."""
         traffic = self._client_bytes, self._empty
         self._client_bytes, self._empty = 0, 0
         return traffic

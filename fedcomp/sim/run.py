@@ -74,10 +74,10 @@ def simulate(
 ) -> Summary:
     """Run a simulation, or continue the run in `config.out` if `config.resume` is set. Return the content of summary.json.
 
-    If `task` is a task object, `config.task` must be `fedcomp.tasks.OBJECT` followed by the name of the task. If `task` is None, the task
-    that `config.task` names is loaded.
+    If `task` is given, `config.task` must be `fedcomp.tasks.OBJECT` followed by the name of the task. If `task` is None, the task that
+    `config.task` names is loaded.
 
-    Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError if memory runs out. A run that is
+    Raises UserError for options that cannot work, before any file is written, and OutOfMemoryError if memory runs out. A run that is
     interrupted at any moment can be resumed.
     """
     simulation = None
@@ -100,7 +100,7 @@ def simulate(
 class PreparedRun:
     """The parts of a run that are constructed before anything is trained or written.
 
-    The order of construction detects errors in the options early. Raises UserError for options that cannot work.
+    The parts are constructed in an order that detects errors in the options early. Raises UserError for options that cannot work.
     """
 
     def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
@@ -138,7 +138,7 @@ class PreparedRun:
         )
         if advice := partition_advice(config.partition, self.train, config.clients):
             self.warnings(advice)
-        # Indices of the examples on which each client evaluates, in the test data or, if held out, in the training data.
+        # Indices of the examples on which each client evaluates: in the test data (test_shards) or in the training data (held_out).
         self.test_shards: list[np.ndarray] | None = None
         self.held_out: list[np.ndarray] = []
         if config.clients_evaluate and self.test is not None:
@@ -153,7 +153,7 @@ class PreparedRun:
         self.machine = self._machine(self.model)
         self.engine_reason = engine_reason(config, self.task, self.train, self.model, self.device)
         cohort = cohort_size(config.participation, config.clients)
-        # Maximum number of clients that take part.
+        # Maximum number of clients that take part in the run.
         n_participants = min(config.clients, config.rounds * cohort)
         client_bytes = self._client_bytes(client_memory)
         self.placement = choose_placement(
@@ -196,11 +196,11 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        # Every round loads and frees clients' vectors, which would fragment the heap.
+        # If vectors are in the checkpoint, every round loads and frees vectors. Separate memory mappings for vectors keep the heap compact.
         if self.placement.name == FILE:
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
-        # Delete these attributes to free memory early; clients and broadcasts have their own references.
+        # Delete these attributes to free memory early; the clients and the broadcasts keep the references that they need.
         del self.train, self.model, self.weights
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)
@@ -303,7 +303,7 @@ class Simulation(PreparedRun):
                     self._save(recovery, outcome.round, length)
                 raise
             began = time.perf_counter()
-            del outcome  # free the frames of this round before the next round
+            del outcome  # free this round's encoded updates before the next round
 
     def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
         began = time.perf_counter()
@@ -319,7 +319,9 @@ class Simulation(PreparedRun):
     # Preparation.
 
     def _client_evaluator(self, train: Examples) -> ClientEvaluator | None:
-        """Return the evaluator of the clients, or None if clients do not evaluate. `train` is the training data, on the device."""
+        """Return the object that evaluates the model on clients, or None if clients do not evaluate. `train` is the training data, on the
+        device.
+        """
         if not self.config.clients_evaluate:
             return None
         model, seed = initial_model(self.task, self.config.seed), self.config.seed
@@ -335,7 +337,7 @@ class Simulation(PreparedRun):
     def _engine(
         self, model: torch.nn.Module, weights: torch.Tensor, data: Examples, shard: np.ndarray
     ) -> Engine:
-        """Return the chosen engine or, with --engine auto and a model that cannot be batched, one that trains clients separately."""
+        """Return the chosen engine. If --engine auto chose the batched engine and the model cannot be batched, return another engine."""
         engine = make_engine(
             self.devices, self.machine, self.config, self.task, model, self.warnings
         )
@@ -395,7 +397,9 @@ class Simulation(PreparedRun):
     def _with_relays(
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
-        """Add the bytes from clients to relays, and from relays to the server, to `record`. Warn if the sum of a relay is inexact."""
+        """Set byte counts in `record`: from clients to relays, and from relays to the server. Warn if a relay's sum cannot be decoded
+        exactly.
+        """
         client_bytes, empty = relays.take()
         if missed := inexact([a.update for a in outcome.accepted]):
             sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
@@ -424,12 +428,12 @@ def _refuse_deployment_options(config: RunConfig) -> None:
         )
     if config.relays and config.network:
         raise ConfigError(
-            "--network times the upload of each client to the server, but --relays add uploads on the way; leave --network or --relays out"
+            "--network simulates direct uploads to the server, but --relays sends uploads to relays; leave --network or --relays out"
         )
 
 
 def _refuse_task_object(config: RunConfig, task: Task) -> None:
-    """Raise ConfigError for an engine that trains in other processes, which cannot receive a task object."""
+    """Raise ConfigError if the engine trains in other processes, since a task object cannot be sent to another process."""
     if config.engine in ("processes", "ray"):
         raise ConfigError(
             f"--engine {config.engine} trains in other processes, which cannot receive the task object '{task.name}'; put the "

@@ -11,7 +11,7 @@ MIN_PAUSE_S = 10.0  # minimum time between two saves, in seconds
 
 
 class SaveTimes:
-    """The rounds after which a run is saved. `every` is "auto" or a number of rounds.
+    """The rounds after which a run is saved. `every` is the number of rounds from save to save, or "auto".
 
     With "auto", a save is due when the time since the last save is at least MIN_PAUSE_S, and at least PAUSE_FACTOR times as long as the
     last save took. Saves therefore take at most about a twentieth of the time of a run.

@@ -3,9 +3,9 @@
 In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
 at once, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the next
 arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
-starts the newest assignment. Unlike in a deployment, a busy client also trains for assignments that were replaced. If a client goes
-offline before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits
-until the deadline or, without a deadline, until all other clients have answered.
+starts the newest assignment. Unlike in a deployment, a busy client also trains for assignments that newer assignments have replaced. If a
+client goes offline before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the
+exchange waits until the deadline or, without a deadline, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough other clients are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -33,10 +33,12 @@ from ..training.local_sgd import LocalSGD
 from .network import Network
 
 STATE = "state"  # name of the timing state in a checkpoint
-MAX_SLOWDOWN = 4.0  # mean duration of a round on the slowest clients, as a multiple of that on the fastest clients
-MAX_SWING = 0.5  # maximum relative change of a client's duration from round to round
-SILENT = "reply"  # `stage` of the report that stands for a missing answer
-TRAINED = "train", "encode"  # stages of failures during or after training
+MAX_SLOWDOWN = (
+    4.0  # mean duration of a round on the slowest client, divided by the fastest client's
+)
+MAX_SWING = 0.5  # a round's duration differs from the client's mean by at most this fraction
+SILENT = "reply"  # `stage` of a report that replaces a missing answer
+TRAINED = "train", "encode"  # values of `stage` for failures during or after training
 
 
 class VirtualClock(Clock):
@@ -66,7 +68,7 @@ class VirtualClock(Clock):
         return self.elapsed_s
 
     def go_to(self, elapsed_s: float) -> None:
-        """Advance the clock to `elapsed_s` seconds after the start of the exchange. Do nothing if this time has passed."""
+        """Advance the clock to `elapsed_s` seconds after the start of the exchange. If the clock is already later, do nothing."""
         self.elapsed_s = max(self.elapsed_s, elapsed_s)
 
     def wait(self, seconds: float) -> None:
@@ -99,7 +101,7 @@ class Arrival:
 
 
 class TimedTransport(Transport):
-    """A transport that adds the delays of a network to another transport. The function `steps` counts the local steps of an assignment."""
+    """A transport that adds a network's delays to another transport. The function `steps` returns an assignment's number of local steps."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class TimedTransport(Transport):
         self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
         # Maps a client to start and end of the work on its newest assignment, in seconds since the start of the run.
         self.busy: dict[int, tuple[float, float]] = {}
-        # Maps a client to the time at which its cancelled answer arrives, in seconds since the start of the run.
+        # Maps a client to the time at which its answer to a cancelled assignment arrives, in seconds since the start of the run.
         self.late: dict[int, float] = {}
         # Maps a client to the seconds from assignment to answer in its newest exchange.
         self.answer_s: dict[int, float] = {}
@@ -125,7 +127,7 @@ class TimedTransport(Transport):
         by_client = {assignment.client: assignment for assignment in assignments}
         bytes_down = {
             a.client: sum(map(len, (*a.frames, *a.announced, a.returned))) for a in assignments
-        }  # count the bytes before the clients drop the frames
+        }  # count the bytes before the clients free the frames (encoded vectors)
         self.cancel(by_client)
         self.transport.send(assignments)
         arrivals: list[Arrival] = []
@@ -176,7 +178,7 @@ class TimedTransport(Transport):
         self.transport.close()
 
     def _arrival(self, a: Assignment, bytes_down: int, answer: Report | Lost) -> Arrival:
-        """Return when an answer arrives, as an `Arrival`, and record the client's work in `busy`."""
+        """Return an answer with its arrival time, and record in `busy` when the client works."""
         client = a.client
         asked_s = self.clock.now()
         began_s = self.clock.time_s - asked_s
@@ -206,7 +208,7 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`, in seconds since the exchange began."""
+        """Return when a client starts an assignment that was sent at `asked_s`. Both times are in seconds since the exchange began."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)
@@ -291,12 +293,12 @@ class Timing:
     ) -> None:
         """Continue from the state that `take_changes` returned.
 
-        Raises RunFolderError if the state belongs to another network, and ValueError, KeyError or TypeError if it is malformed.
+        Raises RunFolderError if the state belongs to another network, and ValueError, KeyError or TypeError if the state is malformed.
         """
         state = json.loads(value(STATE) or b"")
         if state["network"] != self.network.profiles.fingerprint:
             raise RunFolderError(
-                f"--network {self._source} has other values than at the start of the run; restore them, or give another --out"
+                f"--network {self._source} has other values than at the start of the run; restore the values, or give another --out"
             )
         self.clock.move_to(state["time_s"])
         self.clock.take()
@@ -307,7 +309,7 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) that draws the virtual seconds of a client's round, for runs without --network."""
+    """Return a function of (round, client) that draws the virtual duration of the client's round in seconds, for runs without --network."""
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)

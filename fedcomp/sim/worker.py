@@ -1,4 +1,4 @@
-"""The worker of `--engine processes` and `--engine ray`, which loads the task in another process and trains the jobs that it receives."""
+"""The worker of `--engine processes` and `--engine ray`, which loads the task in another process and trains one client per job."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from ..training.engine import ClientEngine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
 
-PACKED = "packed"  # the only key of a client state that is packed for another process
+PACKED = "packed"  # the only key of a client's state that is packed for another process
 POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
@@ -62,7 +62,7 @@ class TrainingWorker:
         seed: int,
         update: Tensor,
     ) -> JobResult | str:
-        """Train a job and write its update into the tensor `update`. Return the packed result, or an error message of one line.
+        """Train the client of `job` and write its update into `update`. Return the packed result, or an error message of one line.
 
         `data` is None if this process reads the task's data itself.
         """
@@ -91,7 +91,7 @@ def main(descriptor: int, parent_pid: int) -> None:
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
         ) -> (
             JobResult | str
-        ):  # a function, so that its views of shared memory are freed after each job
+        ):  # a function, so that Python frees views of shared memory when the function returns
             update = updates[row * len(start) : (row + 1) * len(start)]
             return worker.train(start, data, job, sgd, seed, update)
 
@@ -133,12 +133,12 @@ class PickledTensor:
 
 def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # do not warn about read-only arrays
+        warnings.simplefilter("ignore", UserWarning)  # torch warns about read-only arrays
         return torch.from_numpy(array).view(dtype).reshape(shape)
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a copy of `job` for another process, with wrapped tensors and the client's state as a byte string."""
+    """Return a copy of `job` that can be pickled for another process: tensors are wrapped, and the client's state is a byte string."""
     return job._replace(
         buffers=_map_buffers(PickledTensor, job.buffers),
         traces=job.traces.map(pack_trace),
@@ -147,13 +147,13 @@ def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) ->
 
 
 def packed_result(result: JobResult) -> JobResult:
-    """Return a copy of `result` for another process. Raises TaskError if the client's state cannot be packed."""
+    """Return a copy of `result` that can be pickled for another process. Raises TaskError if the client's state cannot be packed."""
     buffers = _map_buffers(PickledTensor, result.buffers)
     return result._replace(buffers=buffers, state=_packed_state(result.state))
 
 
 def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
-    """Return data in memory with tensors wrapped by `pack`, or None for LazyData, which the other process reads itself."""
+    """Return `data` with each tensor wrapped by `pack`, or None for LazyData, which the other process reads itself."""
     if not isinstance(data, Data):
         return None
     return Data(map_tensors(data.inputs, pack), pack(data.targets))

@@ -26,7 +26,7 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]
 TaskFunction = TypeVar("TaskFunction", bound=Callable[..., Any])
 
 
-CALLS = {  # functions of a Task, and the arguments with which they are called
+CALLS = {  # maps the functions of a Task to their arguments
     "collate": "items",
     "optimizer": "parameters",
     "train_fn": "model, data, local_round",
@@ -71,9 +71,9 @@ class Task:
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
     `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the
-    evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number
-    "examples", it is the weight of the update when updates are weighted by examples. Other numbers that either function returns are
-    metrics: at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
+    evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number "examples", this number is the weight of the
+    client's update in an average weighted by examples. Other numbers that either function returns are metrics: at most 64, with names of at
+    most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown here.
@@ -216,7 +216,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files that `find` returns for `folder / name`, or if there are none, for `folder`.
+    """Return the files that `find` returns for `folder / name`. If there are none, return the files that `find` returns for `folder`.
 
     Raises DataError, which names --data, if there are no files or the folder cannot be read. In the error message, `missing` names the
     missing files, and `contents` describes a complete folder.

@@ -31,7 +31,7 @@ from .running_statistics import recalibrated_layers
 from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 T = TypeVar("T")
-# Part of torch's warning about a loss of tensors with different shapes.
+# Part of torch's warning if the arguments of a loss have different shapes.
 OTHER_SIZE = "Using a target size"
 RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
@@ -109,7 +109,7 @@ def data_of(task: Task, split: str) -> Examples:
 
 
 def data_or_none(task: Task, split: str) -> Examples | None:
-    """Return the task's "train" or "test" data, or None if the task has no such data. Raises TaskError like `data_of`."""
+    """Return the task's "train" or "test" data, or None if there is none. Raises TaskError if this data cannot be read or is not valid."""
     data = _call(task, f"{split}()", getattr(task, split))
     return None if data is None else _check_data(task, split, data)
 
@@ -178,7 +178,7 @@ def _check_data(task: Task, split: str, data: Any) -> Examples:
 
 
 def _named_inputs(inputs: Any) -> dict[str, Any]:
-    """Return the inputs by the suffix that names them in error messages, such as "[0]". The suffix of a single input is empty."""
+    """Return the inputs as a dict. The keys, such as "[0]", identify inputs in error messages; the key of a single input is empty."""
     if isinstance(inputs, dict):
         return {f"[{name!r}]": value for name, value in inputs.items()}
     if isinstance(inputs, tuple):
@@ -270,7 +270,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
 
 def _check_metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ignores warnings such as those about missing classes
+        warnings.simplefilter("ignore")  # ignore warnings, for example about missing classes
         call = f"metrics[{name!r}](outputs, targets)"
         _number(task, call, task.metrics[name], outputs, targets, "a number")
 
@@ -357,7 +357,7 @@ def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct 
 
 
 def _require(task: Task, valid: Any, call: str, got: str, expected: str) -> None:
-    """Raise TaskError unless the result of a call is valid."""
+    """Raise TaskError, which says what `call` returned and what was expected, unless the result is `valid`."""
     if not valid:
         raise TaskError(f"task '{task.name}': {call}: got {got}; expected {expected}")
 

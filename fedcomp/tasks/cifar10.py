@@ -1,11 +1,12 @@
 """CIFAR-10: 50,000 training and 10,000 test photographs of ten classes, 32x32 in colour.
 
-VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. VGG11* is from Sattler, Wiedemann, Müller, Samek:
-Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019.
+VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. VGG11* is from Sattler, Wiedemann, Müller, Samek,
+"Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019.
 
-ResNet-18 is from He, Zhang, Ren, Sun: Deep residual learning for image recognition. CVPR 2016. For CIFAR-10, the first layer is one 3x3
-convolution. GroupNorm (Wu & He, ECCV 2018) replaces BatchNorm, because the running statistics of BatchNorm differ between clients with
-different data (Hsieh, Phanishayee, Mutlu, Gibbons, ICML 2020). Each GroupNorm has 2 groups, as in Reddi et al., ICLR 2021.
+ResNet-18 is from He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. For the small images of CIFAR-10, the
+first layer is one 3x3 convolution. GroupNorm (Wu & He, ECCV 2018) replaces BatchNorm, because the running statistics of BatchNorm differ
+between clients with different data (Hsieh, Phanishayee, Mutlu, Gibbons, ICML 2020). Each GroupNorm has 2 groups, as in Reddi et al., ICLR
+2021.
 """
 
 from functools import partial
@@ -19,14 +20,16 @@ from .base import Task, builtin_task
 from .parquet import ImageDataset
 
 GROUPS = 2
-# For each stage: its width divided by the width of the first stage, and the stride of its first block.
+# For each stage: the width divided by the width of the first stage, and the stride of the first block.
 STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 
 
 class Block(nn.Module):
     """A residual block of two convolutions and a shortcut. The block divides height and width by `stride`.
 
-    y = ReLU(x' + N(conv3(ReLU(N(conv3(x))))))    x' = x, or N(conv1(x)) if the shape changes; N is GroupNorm
+    y = ReLU(x' + N(conv3(ReLU(N(conv3(x))))))    x' = x, or N(conv1(x)) if the shape changes
+
+    N is GroupNorm, and conv3 and conv1 are 3x3 and 1x1 convolutions.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int):
@@ -78,7 +81,7 @@ def images(data: Path | None) -> ImageDataset:
 
 
 def network() -> nn.Module:
-    """Return VGG11* with 865,482 parameters, for inputs [B, 3, 32, 32].
+    """Return VGG11* with 865,482 parameters, for inputs [batch, 3, 32, 32].
 
     As in Sattler et al.'s code, convolutions are initialised by fan-out (He et al. 2015).
     """

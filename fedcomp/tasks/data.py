@@ -1,6 +1,6 @@
 """Examples of a task: `Data` in memory, or `LazyData` read from a dataset batch by batch.
 
-`Data` and `LazyData` return the batch of examples with given indices. The inputs of a batch are a tensor, a tuple of tensors (positional
+The method `batch` returns the batch of examples with given indices. The inputs of a batch are a tensor, a tuple of tensors (positional
 arguments of the model) or a dict of tensors (keyword arguments).
 """
 
@@ -185,11 +185,11 @@ class LazyData:
         return Subset(self.dataset, rows.tolist())
 
     def labels(self) -> Tensor:
-        """Return the target of every example. Reads every item if the dataset has no attribute or column of targets."""
+        """Return the target of every example. If the dataset has no attribute or column of targets, every item is read."""
         labels: Any = None
         if _is_hugging_face(self.dataset):
             labels = _whole_column(self.dataset, self.target)
-        for name in ("targets", "labels"):  # attributes that torchvision's datasets have
+        for name in ("targets", "labels"):  # torchvision's datasets have these attributes
             if labels is None:
                 labels = getattr(self.dataset, name, None)
         if labels is None:
@@ -338,7 +338,7 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def describe_non_finite(data: Any, rows: np.ndarray | None = None) -> str:
-    """Describe the non-finite values in a text such as "NaN or infinity in 7 of 400 examples".
+    """Return a description of the non-finite values, such as "NaN or infinity in 7 of 400 examples".
 
     `rows` are the indices of the examples to examine, by default all. Return an empty string if all values are finite, or if `data` is
     LazyData, which is not examined.
@@ -385,15 +385,15 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
 
 
 def _slices(count: int, size: int) -> list[slice]:
-    """Divide `count` positions into as few slices of at most `size` positions as possible. Slices have nearly equal sizes, larger ones
-    first.
+    """Divide `count` positions into as few slices of at most `size` positions as possible. Larger slices come first; sizes differ by at
+    most one.
     """
     parts = np.array_split(np.arange(count), -(-count // size))
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _is_hugging_face(value: Any) -> bool:
-    """Return whether an object has the attributes of a Hugging Face Dataset, without importing the library."""
+    """Return whether an object has the attributes of a Hugging Face Dataset. This check does not import `datasets`."""
     return all(hasattr(value, name) for name in ("column_names", "with_format", "select"))
 
 

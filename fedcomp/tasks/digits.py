@@ -20,7 +20,7 @@ TEST_EXAMPLES = 360
 
 
 def network() -> nn.Module:
-    """Return a network with 9,610 parameters, for inputs [B, 64]."""
+    """Return a network with 9,610 parameters, for inputs [batch, 64]."""
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 

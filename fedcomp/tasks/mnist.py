@@ -1,8 +1,8 @@
 """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28.
 
-The linear model is that of Sattler et al. 2019. The convolutional network is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas:
-Communication-efficient learning of deep networks from decentralized data. AISTATS 2017. With padded convolutions, the network has 1,663,370
-parameters, as stated in the paper.
+The linear model is from Sattler et al. 2019. The convolutional network is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas,
+"Communication-efficient learning of deep networks from decentralized data", AISTATS 2017. With padded convolutions, the network has
+1,663,370 parameters, as stated in the paper.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ def images(data: Path | None) -> ImageDataset:
 
 
 def linear() -> nn.Module:
-    """Return a linear model with 7,850 parameters, for inputs [B, 784].
+    """Return a linear model with 7,850 parameters, for inputs [batch, 784].
 
     The initial weights are zero. With sparse updates, random initial weights would remain at the coordinates that are never sent.
     """
@@ -31,7 +31,7 @@ def linear() -> nn.Module:
 
 
 def network() -> nn.Module:
-    """Return a network with 1,663,370 parameters, for inputs [B, 1, 28, 28]."""
+    """Return a network with 1,663,370 parameters, for inputs [batch, 1, 28, 28]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),

@@ -4,9 +4,9 @@ The images of MNIST are train.parquet and test.parquet in the folder mnist/ of t
 A file may be split into parts such as train-00000-of-00002.parquet. The column `image` (`img` in CIFAR-10) has the type struct<bytes:
 binary, path: string> and contains PNG or JPEG files. The column `label` has the type int64 and contains classes from 0 to 9.
 
-The cache is a folder of .npy files, set by the environment variable FEDCOMP_CACHE and by default ~/.cache/fedcomp. The name of a cached
-file contains a hash of the paths, sizes and modification times of its source files, so that changed sources are decoded again. If the cache
-folder cannot be written, the arrays are decoded in every run.
+The cache is a folder of .npy files. The environment variable FEDCOMP_CACHE sets the folder; the default is ~/.cache/fedcomp. The name of a
+cached file contains a hash of the paths, sizes and modification times of its source files, so that changed sources are decoded again. If
+the cache folder cannot be written, the arrays are decoded in every run.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CLASSES = 10
-# Lower limit for standard deviations of pixels from 0 to 1, since an always black pixel has the standard deviation 0.
+# Lower limit for standard deviations of pixels scaled to 0..1. The limit prevents a division by 0 for pixels that are always black.
 MIN_DEVIATION = 0.01
 
 
@@ -69,7 +69,7 @@ class ImageDataset:
     dataset: str  # name of the data set in messages, and of its folder inside `folder`
     column: str  # name of the column with the images
     shape: tuple[int, ...]  # (channels, height, width), with 1 or 3 channels
-    # By axes: mean and standard deviation of the training set's pixels over these axes.
+    # Maps axes to the mean and standard deviation of the training set's pixels over these axes.
     _moments: dict[Any, tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

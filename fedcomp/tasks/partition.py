@@ -27,7 +27,7 @@ class Partitioner(Protocol):
 
 @dataclass(frozen=True)
 class IID:
-    """Partition at random. The clients' numbers of examples differ by at most one."""
+    """Assign examples to clients at random. The clients' numbers of examples differ by at most one."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         return rng.permutation(len(data)) % clients
@@ -69,7 +69,8 @@ class Classes:
         n_classes[: parts.sum() % clients] += 1
         clients_of: list[list[int]] = [[] for _ in sizes]  # by class
         remaining = parts.copy()
-        # By a theorem of Gale 1957 and Ryser 1957, taking the classes with the most remaining parts never fails.
+        # By a theorem of Gale 1957 and Ryser 1957, taking the classes with the most remaining parts leaves enough classes for all other
+        # clients.
         for client in rng.permutation(clients):
             taken = np.lexsort((rng.random(count), -remaining))[: n_classes[client]]
             remaining[taken] -= 1
@@ -130,7 +131,7 @@ class Dirichlet:
         labels = _classes(data, f"dirichlet:{self.alpha:g}")
         owners = np.empty(len(labels), np.int64)
         for label, size in enumerate(np.bincount(labels)):
-            # With a random offset, rounding to whole examples favours no client.
+            # Without the random offset, rounding to whole examples would favour some clients.
             ends = np.floor(np.cumsum(self._proportions(clients, rng)) * size + rng.random())
             owners[rng.permutation(np.flatnonzero(labels == label))] = np.searchsorted(
                 ends[:-1], np.arange(size), side="right"
@@ -152,7 +153,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """Partition by the groups of the data. Groups are sorted, then assigned to the clients cyclically.
+    """Assign all examples of a group to the same client. Groups are sorted, then assigned to the clients cyclically.
 
     `column` names the column with the group of each example, such as a user id. If `column` is None, the groups are `Data.groups`. If the
     data is a list or dict with the data of each client, each client is a group.
@@ -230,8 +231,8 @@ def hold_out(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Split the examples of each client into training and held-out examples, and return both as increasing indices.
 
-    Of a client's n examples, about `fraction` × n are held out for evaluation, at least 1 and at most n − 1. If a client has only one
-    example, it is not held out. The random choice depends on (seed, "holdout", position of the client in `shards`).
+    Of a client's n examples, about `fraction` × n are held out for evaluation, at least 1 and at most n − 1. The only example of a client
+    is not held out. The random choice depends only on the seed and the position of the client in `shards`.
     """
     training, held_out = [], []
     generators = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])
@@ -285,15 +286,15 @@ def _classes(data: Examples, spec: str) -> np.ndarray:
 
 
 def _slices(size: int, count: int) -> np.ndarray:
-    """Divide `size` positions into `count` near-equal slices. Return an array [size] with the slice (0 to count − 1) of each position."""
+    """Divide `size` positions into `count` near-equal slices. Return the slice number (0 to count − 1) of each position."""
     return np.arange(size) * count // size
 
 
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
     """Divide `total` parts among the classes in proportion to their sizes, by Webster's method. Return the number of parts of each class.
 
-    A class gets at least one part, at most `max_parts` parts, and at most one part per example. The sum of the result may therefore be less
-    than `total`.
+    A class gets at least one part, at most `max_parts` parts, and at most one part per example. Because of these limits, the sum of the
+    result may be less than `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

@@ -2,9 +2,9 @@
 
 The running mean and variance of a layer describe its activations for one set of weights. Clients keep their running statistics and do not
 send them. The server therefore computes running statistics for the averaged weights by forward passes over a sample of examples, as in
-Izmailov, Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights leads to wider optima and better generalization. UAI 2018, section 3.2.
-Recalibration needs no messages between server and clients. Averages of the clients' own statistics would cost traffic, and a Byzantine
-client could falsify them.
+Izmailov, Podoprikhin, Garipov, Vetrov, Wilson, "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
+Recalibration needs no messages between server and clients. If clients sent their own statistics, messages would be longer, and Byzantine
+clients could send false statistics.
 """
 
 from contextlib import ExitStack

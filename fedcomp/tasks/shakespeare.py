@@ -1,7 +1,7 @@
 """Tiny Shakespeare: prediction of the next character in 40,000 lines of Shakespeare's plays, spoken by about 300 roles.
 
-The task is that of McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
-data. AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character prediction with a client for each role. The model has an
+The task is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
+data", AISTATS 2017. LEAF (Caldas et al. 2018) is a benchmark of next-character prediction with a client for each role. The model has an
 embedding of 8 dimensions and two LSTM layers of 256 units. The model predicts the next character after each of 80 characters, as in McMahan
 et al. and Reddi et al. 2021. In LEAF, the model predicts only the character after the 80th.
 
@@ -14,10 +14,10 @@ speech is its role and a colon:
     All:
     Speak, speak.
 
-The speeches of a role, in their order, are split into windows of 80 characters. No character is predicted twice. The last tenth of a role's
-windows, at least one, is test data. Characters after the last window are omitted, and so are roles with fewer than two windows: 232 of Tiny
-Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role, since the text does
-not name the plays.
+The speeches of a role are concatenated in order and split into windows of 80 characters. No character is predicted twice. The last tenth of
+a role's windows, at least one, is test data. Characters after the last window are omitted. Roles with fewer than two windows are omitted,
+too: 232 of Tiny Shakespeare's roles remain. Roles are identified by name. Unlike in LEAF, the First Citizens of two plays are one role,
+since the text does not name the plays.
 """
 
 from dataclasses import dataclass
@@ -87,8 +87,8 @@ class Text:
 
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
-        """Return the windows of each role, as int64 [N, 81] with N ≥ 2. The last character of a window is also the first of the next
-        window.
+        """Return the windows of each role: int64 [N, 81] for a role with N windows. The last character of a window is also the first of the
+        next window.
         """
         path = self._path()
         try:

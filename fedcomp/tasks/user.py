@@ -1,8 +1,8 @@
 """Loading of a user's own task, given as path/file.py:name.
 
 The folder of the task file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call
-of `load` executes the task file again, but Python imports another module only once in a process. `load` therefore raises TaskError if the
-folder of a task file contains a module whose name an earlier task file has already imported from another folder.
+of `load` executes the task file again, but Python imports other modules only once in a process. If task files in different folders have
+different modules of the same name, `load` therefore raises TaskError.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ _TASK_FOLDERS: set[str] = set()  # folders of the task files that this process h
 def load(text: str, data: Path | None) -> Task:
     """Return the task of `path/file.py:name`. The global random generators get the same seed before each execution of the file.
 
-    `name` is a Task, or a callable that returns one. If the callable takes an argument, it is called with the data folder. Raises TaskError
-    for errors in the file. A FedcompError from the file's code is raised unchanged.
+    `name` is a Task, or a callable that returns a Task. If the callable takes an argument, it is called with the data folder. Raises
+    TaskError for errors in the file. A FedcompError from the file's code is raised unchanged.
     """
     file, _, name = text.rpartition(":")
     if text.endswith(".py"):
@@ -53,9 +53,10 @@ def load(text: str, data: Path | None) -> Task:
 
 
 def as_task(value: Any, data: Path | None, text: str) -> Task:
-    """Return `value` if it is a Task, else the Task that it returns when called. `text` names `value` in error messages.
+    """Return `value` if it is a Task. Otherwise call `value` and return the Task that the call returns. `text` names `value` in error
+    messages.
 
-    Raises TaskError like `load`.
+    Raises TaskError if the call fails or does not return a Task.
     """
     task = value if isinstance(value, Task) else _call(value, data, text)
     if not isinstance(task, Task):

@@ -12,7 +12,7 @@ from ..errors import FedcompError, OutOfMemoryError, TaskError
 TRACEBACK_VARIABLE = "FEDCOMP_TRACEBACK"  # environment variable
 SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
 LIBRARY_PREFIXES = (
-    *("<frozen", "<__array_function__"),  # "file names" of code that is in no file
+    *("<frozen", "<__array_function__"),  # names that Python gives to code without a file
     str(Path(__file__).parents[1]) + os.sep,
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
 )

@@ -1,8 +1,8 @@
 """Faster convolutions on a CPU: torch's channels_last memory format, and convolution, ReLU and max-pooling as one layer.
 
-Since max(relu(x)) = relu(max(x)), the ReLU is applied after max-pooling, to fewer elements than before it, with bit-identical results.
-In relu(max(conv(x))), most outputs of the convolution have a zero gradient. For large convolutions, the backward pass skips zero gradients
-(kernels/pooled.py), and sums gradients in another order than torch.
+Since max(relu(x)) = relu(max(x)), the ReLU is applied after max-pooling, where fewer elements are left. The outputs are bit-identical to
+those of separate layers. In relu(max(conv(x))), most outputs of the convolution have a zero gradient. For large convolutions, the backward
+pass skips zero gradients (kernels/pooled.py), and sums gradients in another order than torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def may_be_last(layer: nn.Conv2d) -> bool:
 
 
 def channels_may_be_last(model: nn.Module) -> bool:
-    """Return whether a model has convolutions, all of which are safe in the channels_last format."""
+    """Return whether a model has convolutions and all of its convolutions are safe in the channels_last format."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     return bool(convolutions) and all(map(may_be_last, convolutions))
 
@@ -96,7 +96,7 @@ class _PooledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, indices, result = ctx.saved_tensors
-        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # NaN results keep their gradients
+        grad_out = grad_out.masked_fill(result <= 0, 0.0)  # keeps the gradient of NaN
         grad_x, grad_weight = pooled.gradients(
             x, weight, grad_out, indices, ctx.padding, ctx.needs_input_grad[0]
         )
@@ -105,7 +105,7 @@ class _PooledFunction(torch.autograd.Function):
 
 
 def fused(model: nn.Module) -> nn.Module:
-    """Return an nn.Sequential with the layers of `model`. A PooledConvolution replaces each sequence of convolution, ReLU and max-pooling.
+    """Return `model` as an nn.Sequential in which a PooledConvolution replaces each sequence of convolution, ReLU and max-pooling.
 
     Return `model` itself if it is not an nn.Sequential, if it has no sequence of convolution, ReLU and max-pooling, or if a layer has
     hooks.

@@ -1,4 +1,4 @@
-"""Training engines: a `ClientEngine` trains one client, by SGD or any torch optimizer. An `Engine` trains the clients of a cohort."""
+"""Training engines: a `ClientEngine` trains one client at a time. An `Engine` trains the clients of a cohort."""
 
 import copy
 import os
@@ -28,10 +28,10 @@ class Job(NamedTuple):
     """The local training of one client in a round."""
 
     round: int
-    client: int  # id of the client or number of a data partition; part of random seeds
+    client: int  # id of the client or number of a data partition; random seeds depend on it
     batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
     buffers: dict[str, Tensor] | None = None  # buffers of the model after the client's last round
-    traces: Traces = NO_TRACES  # momentum and similar vectors [numel], changed in place
+    traces: Traces = NO_TRACES  # momentum and other vectors [numel], which training changes
     rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn
     # State of the optimizer or the train_fn after the client's last round.
     state: dict[str, Any] | None = None
@@ -40,7 +40,7 @@ class Job(NamedTuple):
 class JobResult(NamedTuple):
     """The results of a local training job, except for the update."""
 
-    loss: float  # training loss before each step, averaged over the steps
+    loss: float  # batch loss before each step, averaged over the steps
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed
     # State of the optimizer or train_fn, if the client keeps it.
     state: dict[str, Any] | None = None
@@ -78,7 +78,7 @@ class ClientEngine(ABC):
     def try_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
     ) -> JobResult | Exception:
-        """Call `train_job`, and return the exception if training fails.
+        """Call `train_job` and return its result, or the exception if training fails.
 
         If the user's code forks the process, exceptions in the child process are raised, so that the child does not continue as a copy of
         its parent.
@@ -103,7 +103,7 @@ class ClientEngine(ABC):
         client: int = 0,
         **fields: Any,
     ) -> LocalUpdate:
-        """Train a client on the given batches with `train_job`. `fields` are further fields of `Job`."""
+        """Train a client on the given batches with `train_job`. `fields` sets further fields of the `Job`."""
         job, update = Job(round, client, batches, **fields), torch.empty_like(start)
         return LocalUpdate(update, self.train_job(start, data, job, sgd, seed, update))
 
@@ -131,15 +131,15 @@ class Engine(ABC):
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        """Train every job on `data`, starting from the weights `start` (float32 [numel]).
+        """Train the client of each job on `data`, starting from the weights `start` (float32 [numel]).
 
-        `data` and `start` must be on the engine's device. Return the updates of the successful jobs (float32 [jobs, numel], in order), and
-        a list with the result or exception of each job. The caller may change the updates in place. Raises ConfigError if no client can
-        train with these options.
+        `data` and `start` must be on the engine's device. Return the updates of the clients whose training succeeded (float32 [clients,
+        numel], in order), and a list with the result or exception of each job. The caller may change the updates in place. Raises
+        ConfigError if no client can train with these options.
         """
 
     def resident(self, data: Examples) -> Examples:
-        """Return `data` on the device where the engine needs it."""
+        """Return `data` in the memory from which the engine reads it, such as the memory of a GPU."""
         return data.to(self.device)
 
     def close(self) -> None:
@@ -152,9 +152,9 @@ Memory = TypeVar("Memory")
 class UpdateMemory(Generic[Memory]):
     """Memory on the CPU for the updates of a cohort. Not thread-safe.
 
-    The memory is reused as soon as no tensor refers to the previous updates, if their number is equal.
-    Memory that is new to a process is expensive, because the operating system sets it to zero, one page at a time. `allocate` returns an
-    object with memory for a number of float32 elements, and the tensor [elements] in this memory.
+    The memory is reused for the next updates if they have the same total size and no tensor refers to the previous updates. New memory of a
+    process is slow, because the operating system sets it to zero, one page at a time. `allocate(elements)` returns an object that owns
+    memory, and a float32 tensor [elements] in this memory.
     """
 
     def __init__(self, allocate: Callable[[int], tuple[Memory, Tensor]]):
@@ -162,7 +162,7 @@ class UpdateMemory(Generic[Memory]):
         self._unused: tuple[Memory, Tensor] | None = None
 
     def stack(self, vectors: int, numel: int) -> tuple[Memory, Tensor]:
-        """Return an uninitialised tensor [vectors, numel], and the object that `allocate` returned for its memory."""
+        """Return the object that owns the memory, and an uninitialised tensor [vectors, numel] in this memory."""
         unused, self._unused = self._unused, None
         if unused is None or len(unused[1]) != vectors * numel:
             unused = self._allocate(vectors * numel)
@@ -177,12 +177,12 @@ class UpdateMemory(Generic[Memory]):
 
 
 def in_process(elements: int) -> tuple[None, Tensor]:
-    """Allocate memory of this process for `UpdateMemory`."""
+    """Allocate memory that only this process uses, for `UpdateMemory`."""
     return None, torch.empty(elements, dtype=torch.float32)
 
 
 class SequentialJobs(Engine):
-    """An engine that trains one job after the other with a client engine."""
+    """An engine that trains the clients of a cohort one after the other, with a `ClientEngine`."""
 
     def __init__(self, engine: ClientEngine):
         self.engine, self.device = engine, engine.device
@@ -205,7 +205,7 @@ class SequentialJobs(Engine):
 
 @contextmanager
 def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators of the CPU and of `device` within a `with` block. Faster than torch.random.fork_rng."""
+    """Seed torch's global generators of the CPU and of `device` within a `with` block, faster than torch.random.fork_rng."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -311,7 +311,8 @@ class SerialEngine(ClientEngine):
     """An engine that trains one client at a time by SGD or a torch optimizer.
 
     `model` is moved to `device`, and its float32 parameters become views of one vector. On a CPU, the weights of convolutions are separate
-    tensors in the channels_last format if the model works in that format. On a CPU, channels_last reduces the training time by a quarter.
+    tensors in the channels_last format, which reduces the training time by a quarter. Models that do not work in this format stay in the
+    contiguous format.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
@@ -366,7 +367,7 @@ class SerialEngine(ClientEngine):
         except RuntimeError as error:
             if not self.channels_last or NOT_CONTIGUOUS not in str(error):
                 raise
-            self.channels_last = False  # the model does not work in this format
+            self.channels_last = False  # the model fails in the channels_last format
             self._arrange()
             return self.train_job(start, data, job, sgd, seed, out)
         state = steps.finish()

@@ -22,7 +22,7 @@ class Evaluation(NamedTuple):
     """Loss, accuracy and metrics of a model on the test data."""
 
     loss: float | None  # mean loss over the examples
-    accuracy: float | None  # mean over the examples, None if the task has no accuracy
+    accuracy: float | None  # mean over the examples; None if the task has no accuracy
     metrics: Mapping[str, float]  # results of the task's metric functions
 
 
@@ -42,8 +42,8 @@ def evaluate(
     `data` must be on `device`. The weights are written into `model`, which is moved to `device` and left in eval mode. The model's buffers
     do not change. A forward pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in
     the channels_last format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has
-    an `evaluate_fn`, only this function is called. With `lenient`, a metric that raises an exception, for example because a class has no
-    examples, is NaN.
+    an `evaluate_fn`, only this function is called. With `lenient`, the value of a metric is NaN if the metric raises an exception, for
+    example because a class has no examples.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)

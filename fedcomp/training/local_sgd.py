@@ -1,17 +1,18 @@
 """The options of local training, the batches of a client, and the steps of SGD.
 
-Local SGD is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
-data. AISTATS 2017. By default, momentum starts from zero in every round, as in Yu, Jin, Yang: On the linear speedup analysis of
-communication efficient momentum SGD. ICML 2019.
+Local SGD is from McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
+data", AISTATS 2017. By default, momentum starts from zero in every round, as in Yu, Jin, Yang, "On the linear speedup analysis of
+communication efficient momentum SGD", ICML 2019.
 
     g ← clip(∇L_B(w)) + c + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start.
 
-Here, w are the weights, g the gradient, L_B the mean loss of a batch B, λ the weight decay, μ the momentum, η the learning rate. The
-proximal term of FedProx, with the weight ρ (`proximal`), keeps clients near the global model: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith:
-Federated optimization in heterogeneous networks. MLSys 2020. Strategies such as SCAFFOLD set the gradient correction c, otherwise 0.
+Here, w are the weights (w_start at the start of the round), g is the gradient, L_B is the mean loss of a batch B, λ is the weight decay, μ
+is the momentum, and η is the learning rate. The proximal term of FedProx, with the weight ρ (`proximal`), keeps clients near the global
+model (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020). The gradient correction
+c is 0, unless a strategy such as SCAFFOLD sets it.
 
-With `keep_momentum`, a client keeps the momentum vector u between rounds. At coordinates whose update was accepted, u starts from zero.
-Momentum masking is from Sattler, Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
+With `keep_momentum`, a client keeps the momentum vector u between rounds. At coordinates whose update the server accepted, u restarts from
+zero. This momentum masking is from Sattler, Wiedemann, Müller, Samek, "Sparse binary compression", IJCNN 2019.
 """
 
 import math
@@ -40,7 +41,7 @@ class LocalSGD:
     """The options of local training. Momentum and weight decay work as in torch.optim.SGD, clipping as in torch's clip_grad_norm_."""
 
     steps: int = 5
-    epochs: int = 0  # passes over the client's data, instead of steps; 0 = off
+    epochs: int = 0  # passes over the client's data, which replace `steps`; 0 = off
     batch_size: int = 20
     lr: float = 0.05
     momentum: float = 0.0
@@ -59,7 +60,7 @@ class LocalSGD:
     accumulate: int = 1  # number of batches whose gradients are averaged in a step
     # Learning rate schedule over the local steps, such as "cosine".
     step_schedule: str | None = None
-    lr_multiple: float = 1.0  # factor of the learning rate in this round, set by the server
+    lr_multiple: float = 1.0  # the server's factor for the learning rate in this round
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
@@ -141,7 +142,7 @@ class Traces(NamedTuple):
 
     @property
     def moments(self) -> tuple[Tensor, Tensor] | None:
-        """`sums` and `squares` of gradients, or None if no memory (fedcomp.memories) needs them."""
+        """`sums` and `squares` of gradients, or None if the run's error feedback (fedcomp.memories) does not need them."""
         return None if self.sums is None or self.squares is None else (self.sums, self.squares)
 
     @classmethod
@@ -174,11 +175,11 @@ class Traces(NamedTuple):
         return cls(*(None if vectors[0] is None else torch.stack(vectors) for vectors in kinds))
 
     def map(self, function: Callable[[Any], Any]) -> "Traces":
-        """Return `Traces` with `function` applied to each vector."""
+        """Apply `function` to each vector, and return the results as `Traces`."""
         return Traces(*(None if vector is None else function(vector) for vector in self))
 
     def copy_from(self, source: "Traces") -> None:
-        """Copy the momentum and the moments of `source`, which may be on another device. Corrections stay unchanged."""
+        """Copy the momentum and the moments from `source`, which may be on another device. Corrections stay unchanged."""
         for own, new in zip(self[:3], source[:3], strict=True):
             if own is not None and new is not None and own is not new:
                 own.copy_(new)
@@ -250,8 +251,8 @@ def plan_batches(
 ) -> list[np.ndarray]:
     """Return the batches of a client in a round: for each step, an int64 array of indices into the data.
 
-    `shard` holds the indices of the client's examples. A batch has `batch_size` examples, or all examples of the shard if they are fewer.
-    The examples are shuffled before each pass over the shard. With `steps`, a pass omits the examples that do not fill a batch. With
+    `shard` holds the indices of the client's examples. A batch has `batch_size` examples, or all examples of the shard if the shard has
+    fewer. The examples are shuffled before each pass over the shard. With `steps`, a pass omits the examples that do not fill a batch. With
     `epochs`, the last batch of a pass has the remaining examples. Raises DataError if the shard is empty.
     """
     return plan_all_batches(sgd, [shard], seed, [(round, client)])[0]
@@ -285,7 +286,7 @@ def plan_all_batches(
 def plan_augmentation(
     task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, client: int
 ) -> np.ndarray | None:
-    """Return the random numbers [examples, ...] that augment the examples of all batches, or None without augmentation."""
+    """Return the random numbers [examples, ...] for the augmentation of all batches, or None without augmentation."""
     if not sgd.augment or task.augment is None:
         return None
     return task.augment.draw_for(batches, seed, round, client)

@@ -11,7 +11,7 @@ from ..errors import TaskError
 
 
 def pack(value: Any) -> bytes:
-    """Return nested dicts, lists and tuples of tensors, numbers and strings as bytes. Raises TaskError for unsupported types."""
+    """Serialise nested dicts, lists and tuples of tensors, numbers and strings to bytes. Raises TaskError for unsupported types."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_tree(value, tensors), separators=(",", ":"))
     return tree.encode() + b"\n" + save_tensors(tensors)

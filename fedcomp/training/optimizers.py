@@ -15,7 +15,7 @@ from .local_sgd import LocalSGD
 def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> Optimizer:
     """Return the task's own optimizer if it has one, else the optimizer of --optimizer.
 
-    The learning rate of the task's optimizer is multiplied by the server's factor for this round, `sgd.lr_multiple`. `sgd.lr` already
+    The learning rate of the task's optimizer is multiplied by `sgd.lr_multiple`, the server's factor for this round. `sgd.lr` already
     includes `sgd.lr_multiple`.
     """
     if task.optimizer is None:
@@ -32,7 +32,7 @@ def make_optimizer(task: Task, parameters: Sequence[Tensor], sgd: LocalSGD) -> O
 
 
 def check_optimizer(task: Task, model: nn.Module, sgd: LocalSGD) -> None:
-    """Raise ConfigError or TaskError if the clients' optimizer cannot be made for a model, for example with a negative weight decay."""
+    """Raise ConfigError or TaskError if the clients' optimizer cannot be made, for example because of a negative weight decay."""
     if task.train_fn is not None or (task.optimizer is None and sgd.uses_descend):
         return
     parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]

@@ -26,7 +26,7 @@ from .local_sgd import LocalSGD
 class LocalRound:
     """The round, options and state that a client's `train_fn` receives.
 
-    `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the schedules of the server applied. A `train_fn` may
+    `lr`, `steps`, `epochs`, `batch_size` and `precision` are the run's options, with the server's changes for this round. A `train_fn` may
     ignore the options. `state` is kept from one round of the client to the next. `state` may contain tensors, numbers, strings, and lists
     and dicts of such values, for example the `state_dict()` of an optimizer.
 
@@ -52,7 +52,7 @@ class LocalRound:
 
     @classmethod
     def of(cls, job: Job, sgd: LocalSGD, device: torch.device, seed: int) -> "LocalRound":
-        """Return the argument `local_round` of a job's train_fn, with the options of `sgd` and a copy of the client's state."""
+        """Return the argument `local_round` of `train_fn` for a client, with the options of `sgd` and a copy of the client's state."""
         batch_size = sgd.batch_size // sgd.accumulate
         options = sgd.lr, sgd.steps, sgd.epochs, batch_size, sgd.precision
         return cls(job.round, job.client, *options, device, seed, copy.deepcopy(job.state or {}))
@@ -98,7 +98,7 @@ class OwnLoopEngine(ClientEngine):
         client_seed = seeds.key(seed, "dropout", job.round, job.client)
         local_round = LocalRound.of(job, sgd, self.device, client_seed)
         self.model.train()
-        self.model.zero_grad()  # removes the gradients of the previous client
+        self.model.zero_grad()  # remove the gradients of the previous client
         with seeded_torch(client_seed, self.device), torch.enable_grad():
             returned = self.task.train_fn(self.model, data.subset(rows), local_round)
         numbers = numbers_of(self.task, "train_fn", returned)

@@ -14,7 +14,7 @@ def free_parameters(model: nn.Module) -> Freed:
     """Free the large trainable parameters of a model on the CPU. The values of these parameters are lost. Call `allocate` before the model
     is used again.
 
-    Storages that also hold other values, or that torch has not allocated, are not freed.
+    A storage is not freed if it also holds other values, or if torch has not allocated it.
     """
     tensors = [*model.parameters(), *model.buffers()]
     owners = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors)

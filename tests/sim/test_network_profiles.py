@@ -338,7 +338,7 @@ def test_a_file_has_the_values_of_each_client(tmp_path):
         ),
         (
             "client,up,down\n0,1,1\n2,1,1\n",
-            "no line for client 1, but the clients are 0 to 1; add it, or give fewer --clients",
+            "no line for client 1, but the clients are 0 to 1; add the line, or give fewer --clients",
         ),
         ('client,up,down\n0,"1,1\n', "is not a CSV file in UTF-8"),
     ],

@@ -566,7 +566,7 @@ def test_a_time_budget_gives_each_client_what_its_uplink_can_send(tmp_path, outc
         ),
         (
             {"network": "mobile", "relays": 2},
-            "--network times the upload of each client to the server, but --relays add uploads",
+            "--network simulates direct uploads to the server, but --relays sends uploads to relays",
         ),
         (
             {"network": "mobile", "budget": "9kB", "bandwidths": "1kB"},
@@ -646,7 +646,7 @@ def test_a_resumed_run_needs_the_same_network_values(tmp_path):
     slower(tmp_path, *["20ms"] * 6)
     with pytest.raises(
         RunFolderError,
-        match="--network .* has other values than at the start of the run; restore them",
+        match="--network .* has other values than at the start of the run; restore the values",
     ):
         simulate(replace(config, rounds=3, resume=True))
     slower(tmp_path, *["10ms"] * 6)

@@ -1,4 +1,4 @@
-"""Attacks of virtual Byzantine clients in a simulation. Each attack is a subclass of `Attack`."""
+"""Attacks by the virtual Byzantine clients of a simulation. Each attack is a subclass of `Attack`."""
 
 from ... import spec
 from ...errors import SpecError
@@ -21,16 +21,16 @@ _ATTACKS: PluginRegistry[type[Attack]] = PluginRegistry(
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Return a dict from name to class of all attacks, including those of other packages."""
+    """Return a dict that maps the names of attacks to their classes, including attacks from other installed packages."""
     return _ATTACKS.available()
 
 
 def attacks(text: str) -> list[Attack]:
-    """Parse a value of --attack, such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`, and return its attacks. Raises SpecError."""
+    """Return the attacks in a value of --attack, such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`. Raises SpecError."""
     with spec.error_context(text, "--attack"):
         parsed = spec.parse(text)
         if parsed.scope:
-            raise SpecError(f"an attack takes no scope; leave @{parsed.scope} out")
+            raise SpecError(f"an attack always changes the whole update; leave @{parsed.scope} out")
         parsed_attacks = [spec.build(part, _ATTACKS, "attack") for part in parsed.parts]
         if len(set(parsed_attacks)) != len(parsed_attacks):
             raise SpecError("the same attack is given twice; give it once, with a larger count")

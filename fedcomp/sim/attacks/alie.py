@@ -1,14 +1,14 @@
-"""The attack "a little is enough": shift the mean update so little that robust rules do not detect the shift.
+"""The attack "a little is enough": send the mean of the honest updates, shifted too little for robust aggregation rules to detect.
 
-Baruch, Baruch, Goldberg: A little is enough: circumventing defenses for distributed learning. NeurIPS 2019, algorithm 3.
+Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for distributed learning", NeurIPS 2019, algorithm 3:
 
     s = ⌊n/2⌋ + 1 − f,  z = Φ⁻¹((n − f − s) / (n − f)),  x = μ − z·σ
 
-x is the update that the attackers send. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard
-deviation of each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. For small f
-the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The option `shift=down` subtracts z·σ, as in the paper
-authors' program; `shift=up` adds z·σ. `shift=against` moves each coordinate towards the opposite sign, which reverses the sign of
-coordinates with |μ| < z·σ.
+x is the update that every attacker sends. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard
+deviation of each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. Φ is the
+standard normal distribution function. For small f the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The
+option `shift=down` subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` moves each coordinate towards
+the opposite sign, which reverses the sign of coordinates with |μ| < z·σ.
 """
 
 import math
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-# Largest argument of Φ⁻¹, used if the attackers need no honest clients for a majority.
+# Largest argument of the inverse normal distribution function Φ⁻¹, used if the attackers alone have a majority.
 MAX_PROBABILITY = 1 - 1e-6
 
 
 @dataclass(frozen=True)
 class ALIE(Attack):
-    z: float | None = None  # shift in standard deviations; None: use the formula
+    z: float | None = None  # shift in standard deviations; None: z by the formula above
     shift: Literal["down", "up", "against"] = "down"
 
     name: ClassVar[str] = "alie"
@@ -45,7 +45,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return the shift z of the paper for f Byzantine clients among n clients, or 0 if the paper's formula is negative."""
+    """Return z by the paper's formula for f Byzantine clients in a cohort of n clients, or 0 if the formula is negative."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

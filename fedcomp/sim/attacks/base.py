@@ -1,11 +1,12 @@
 """The interface of attacks. An attack changes what virtual Byzantine clients do in a round.
 
 An attack may replace the training data of its clients (method `data`), their updates (`updates`) and their reports (`reply`), or keep them
-from answering (`silence_reason`). Random draws of an attack depend only on (seed, round, client), and an attack keeps no state from round
-to round. An attacked run therefore has the same result if it is interrupted or if its cohorts are split into several batches.
+from answering (`silence_reason`). The random numbers of an attack depend only on (seed, round, client), and an attack keeps no state from
+round to round. The result of a run with attacks is therefore the same if the run is interrupted and resumed, or if a cohort is trained in
+several batches.
 
-A round may have several phases. `updates` is called again in a later phase if clients compute new updates there, such as votes on other
-clients' ballots. `reply` is called in every phase of a round.
+A round may have several phases, such as the phases of an election (docs/explanation/elections.md). `updates` is called again in a later
+phase if clients compute a new vector in this phase, for example a vote. `reply` is called in every phase of a round.
 """
 
 import re
@@ -25,17 +26,18 @@ from ...strategies.base import ClientAlgorithm
 from ...tasks.data import Examples
 
 Generators = Sequence[np.random.Generator]  # one random generator for each client
-MAX_RANGE = 1_000_000  # largest number of clients in a range of ids such as 10-14
+MAX_RANGE = 1_000_000  # maximum number of clients in a range of ids such as 10-14
 
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """The values that Byzantine clients of an attack know when they compute their updates in a round."""
+    """The information that an attack can use to compute the updates of its Byzantine clients in a round."""
 
     cohort_size: int
     n_byzantine: int  # number of clients of this attack in the cohort
-    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, ascending
-    # Updates before encoding, with a row for each honest client or, in a cohort without honest clients, for each attacker.
+    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, in order
+    # The honest clients' updates before encoding, one row for each client. If the cohort has no honest client, these are the attackers'
+    # updates.
     honest_updates: Tensor
 
 
@@ -44,10 +46,10 @@ class ReplyContext:
     """The values that a Byzantine client needs to make a frame (an encoded update)."""
 
     codec: Codec
-    seed: int  # seed with which an honest client would encode
-    codec_context: Context  # values that the codec needs, with the layout
+    seed: int  # seed that an honest client would use to encode its update
+    codec_context: Context  # further arguments of the codec, such as the layout
     generator: np.random.Generator
-    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — immutable; has the client's signing key
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # client half of the strategy
 
     @property
     def layout(self) -> Layout:
@@ -63,17 +65,17 @@ class ReplyContext:
 class Attack:
     """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
-    count: int = 0  # number of Byzantine clients; 0: as many as `clients` has ids
-    # Ids of the Byzantine clients, such as 3/7/10-14; "": draw the clients from the seed.
+    count: int = 0  # number of Byzantine clients; 0: the number of ids in `clients`
+    # Ids of the Byzantine clients, such as 3/7/10-14. If empty, `count` clients are drawn from the seed.
     clients: str = ""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
-    # Lowest and highest value of each option.
+    # Maps each option to its lowest and highest allowed value.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # Whether the method `updates` reads the honest clients' updates.
     uses_honest_updates: ClassVar[bool] = False
-    # whether the strategy's allocation matrix (voters × data partitions) determines the attackers of each round
+    # Whether the attackers of each round are chosen by the strategy's allocation matrix (voters × data partitions).
     uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -98,7 +100,9 @@ class Attack:
             match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", piece)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not first <= last < first + MAX_RANGE:
-                raise SpecError(f"clients cannot be '{self.clients}'; name them as in 3/7/10-14")
+                raise SpecError(
+                    f"clients cannot be '{self.clients}'; give ids and ranges of ids, such as 3/7/10-14"
+                )
             clients += range(first, last + 1)
         if len(clients) != len(set(clients)):
             raise SpecError(f"clients={self.clients} names a client twice; remove one of the two")
@@ -115,7 +119,7 @@ class Attack:
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:
         """Return the updates that Byzantine clients encode instead of their trained updates `x`. The method may overwrite `x`.
 
-        `x` and the result have a row for each Byzantine client. The clients' memories (error feedback) encode the returned updates.
+        `x` and the result have a row for each Byzantine client. The returned updates are encoded with error feedback, like honest updates.
         """
         return x
 

@@ -1,19 +1,15 @@
-"""Attacks by Byzantine clients that know only their own update.
-
-Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019, section
-3.3, blind multiplicative adversaries:
+"""Attacks by Byzantine clients that know only their own update x, and send another vector instead of x:
 
     inverted     x ← −s·x
     rescaled     x ← r·x,  log₁₀ r uniform in [−d, d]
     random-sign  xᵢ ← ±xᵢ, a fair coin for each coordinate
-
-Li, Xu, Chen, Giannakis, Ling: RSA: Byzantine-robust stochastic aggregation methods. AAAI 2019, same-value attack:
-
     constant     x ← c·1
-
-Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries. NeurIPS 2017, section 5.1, with σ = 200:
-
     gaussian     xᵢ ~ N(0, σ²)
+
+The first three attacks are from Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with majority vote is communication efficient and
+fault tolerant", ICLR 2019, section 3.3 (blind multiplicative adversaries). The attack `constant` is the same-value attack of Li, Xu, Chen,
+Giannakis, Ling, "RSA: Byzantine-robust stochastic aggregation methods", AAAI 2019. The attack `gaussian` is from Blanchard, El Mhamdi,
+Guerraoui, Stainer, "Machine learning with adversaries", NeurIPS 2017, section 5.1, with σ = 200.
 """
 
 from collections.abc import Mapping

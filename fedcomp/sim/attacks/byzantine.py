@@ -26,18 +26,18 @@ MAX_LISTED = 8  # maximum number of client ids in the description of an attack
 
 @dataclass
 class AttackedCohort:
-    """The cohort of a round, its attackers, and the honest updates that are known so far."""
+    """The cohort of a round, its attackers, and the honest updates that have been computed so far."""
 
     cohort: frozenset[int]
     attackers: dict[int, Attack]
-    # Maps each honest client to its update, if finite.
+    # Maps an honest client to its update, unless the update has NaN or infinity.
     honest: dict[int, Tensor] = field(default_factory=dict)
 
     def stack_honest(self) -> tuple[tuple[int, ...], Tensor]:
         """Return the ids of the honest clients, in ascending order, and a matrix of their updates."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
-        # Keep rows of the stack instead of the separate updates, to save memory.
+        # Replace the separate updates by rows of the stack, so that memory holds each update only once.
         self.honest = dict(zip(clients, stack, strict=True))
         return clients, stack
 
@@ -50,7 +50,7 @@ class ByzantineClients(ClientHook):
 
     def __init__(self, attacks: Sequence[Attack] = (), clients: int = 0, seed: int = 0):
         self.attacks, self.clients, self.seed = attacks, clients, seed
-        # Attackers that are the same in all rounds.
+        # Maps attackers to their attacks, for attacks whose attackers are the same in all rounds.
         self.fixed = _assign_clients(attacks, clients, seed)
         self.uses_honest_updates = any(attack.uses_honest_updates for attack in attacks)
         uses_allocation = any(attack.uses_allocation for attack in attacks)
@@ -67,7 +67,9 @@ class ByzantineClients(ClientHook):
             ids = "/".join(map(str, own[:MAX_LISTED]))
             if len(own) > MAX_LISTED:
                 ids += f" and {len(own) - MAX_LISTED} more"
-            descriptions.append(f"{attack.name} {ids or f'{attack.size} on the heaviest rows'}")
+            descriptions.append(
+                f"{attack.name} {ids or f'{attack.size} clients with the most data partitions'}"
+            )
         return ", ".join(descriptions)
 
     @property
@@ -76,14 +78,14 @@ class ByzantineClients(ClientHook):
         return sum(attack.size for attack in self.attacks)
 
     def set_strategy(self, strategy: RoundStrategy, data: Examples) -> None:
-        """Set the strategy and the clients' data. Raises ConfigError if an attack does not support the strategy or the data."""
+        """Set the strategy and the clients' training data. Raises ConfigError if an attack does not support the strategy or the data."""
         self.algorithm, self.strategy = strategy.client_algorithm, strategy
         for attack in self.attacks:
             self._data[attack] = attack.data(data)
             if attack.uses_allocation and not attack.named_clients and strategy.allocation is None:
                 raise ConfigError(
                     f"attack '{attack.name}' needs an allocation matrix, but the strategy has none; use the attack 'inverted', or a "
-                    "strategy that assigns data partitions"
+                    "strategy that assigns data partitions, such as election"
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
@@ -95,7 +97,7 @@ class ByzantineClients(ClientHook):
     def generator(self, a: Assignment) -> np.random.Generator:
         return seeds.generator(self.seed, SEED_PURPOSE, a.round, a.client)
 
-    # Methods of ClientHook. A group of clients is identified by its attack, or None for the group of the honest clients.
+    # Methods of ClientHook. A group of clients is identified by its attack; the group of the honest clients is identified by None.
 
     def on_assignments(self, assignments: Sequence[Assignment]) -> None:
         rounds: dict[int, list[int]] = {}
@@ -113,7 +115,7 @@ class ByzantineClients(ClientHook):
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return the assignments, grouped by attack. The honest clients come first, since attacks may read their updates."""
+        """Return the assignments, grouped by attack. The honest clients come first, since attacks may read the honest updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
@@ -154,7 +156,7 @@ class ByzantineClients(ClientHook):
 
     def _attackers(self, cohort: Sequence[int]) -> dict[int, Attack]:
         attackers = {client: self.fixed[client] for client in cohort if client in self.fixed}
-        allocation = self.strategy.allocation if self.strategy else None  # the matrix of this round
+        allocation = self.strategy.allocation if self.strategy else None  # this round's matrix
         for attack in self.attacks:
             if attack.uses_allocation and not attack.named_clients and allocation is not None:
                 ranked = rank_by_row_weight(cohort, allocation)
@@ -164,7 +166,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return a dict from client to attack. An attack names its clients, or `count` clients are drawn from the seed."""
+    """Return a dict from Byzantine client to attack. The clients of an attack that names no clients are drawn from the seed."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:
@@ -193,6 +195,6 @@ def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[
         if copied is not None and (copied not in range(clients) or copied in attackers):
             raise ConfigError(
                 f"--attack {attack.name} cannot copy client {copied}, which is not an honest client of this run; "
-                "set 'of' to an honest client"
+                "set the option 'of' to the id of an honest client"
             )
     return attackers

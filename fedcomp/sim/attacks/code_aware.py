@@ -1,13 +1,13 @@
 """The code-aware attack: the attackers are the clients that train on the most data partitions in a coded majority vote.
 
-Sohn, Han, Choi, Moon: Election coding for distributed learning. NeurIPS 2020.
+Sohn, Han, Choi, Moon, "Election coding for distributed learning", NeurIPS 2020:
 
     attackers = the cohort members with the heaviest rows of the allocation matrix G;  x ← −s·x, s = `scale`
 
-x is an attacker's update. Row i of the matrix G has ones at the data partitions (or the ballots of other clients) that voter i counts. The
-weight of a row is the number of its ones. Random attackers mostly have rows of small weight; attackers that know G take the heaviest rows.
-Row i of G belongs to the i-th client of the cohort in the order of the client ids. If the cohort has more clients than G has rows, rows
-repeat.
+x is an attacker's update. Row i of G belongs to the i-th client of the cohort in the order of the client ids. The row has a one for each
+data partition on which the client trains (or for each ballot of another client that the client counts). The weight of a row is the number
+of its ones. Attackers drawn at random mostly have rows with few ones; attackers that know G choose the rows with the most ones. If the
+cohort has more clients than G has rows, the rows are assigned cyclically.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class CodeAware(Inverted):
 
 
 def rank_by_row_weight(cohort: Sequence[int], allocation: np.ndarray) -> list[int]:
-    """Return the clients of a cohort, sorted by the weights of their rows of `allocation`, heaviest first.
+    """Return the clients of a cohort, sorted by the weights (numbers of ones) of their rows of `allocation`, heaviest first.
 
     Clients with equal weights are sorted by their ids.
     """

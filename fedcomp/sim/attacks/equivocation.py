@@ -1,7 +1,7 @@
-"""The attack equivocation: send different ballots to different voters.
+"""The attack equivocation: send different ballots (encoded signs of an update) to different voters in an election.
 
-With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The only way to
-deceive some voters is to send them a wrapped (encrypted) key that does not open the ballot. Voters with such a key prove to the server that
+With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The sender can
+only deceive a voter by sending it an encrypted key that does not decrypt the ballot. A voter with an invalid key proves to the server that
 the key is invalid, and the server excludes the sender. Without sealed ballots, all voters receive the same ballot, and the attacker behaves
 honestly.
 """
@@ -45,7 +45,7 @@ def replace_wraps(
     key: ec.EllipticCurvePrivateKey,
     noise: Callable[[int], bytes],
 ) -> bytes:
-    """Return a sealed ballot with noise in place of its wrapped keys at `positions`, and with a valid signature.
+    """Return a copy of the sealed ballot `data` in which random bytes replace the encrypted keys at `positions`, with a valid signature.
 
     The function `noise(n)` returns n random bytes.
     """

@@ -1,11 +1,11 @@
-"""The attack inner product manipulation: the attackers turn the sum of all updates away from the mean of the honest updates.
+"""The attack inner product manipulation: make the inner product of the mean of all updates and the mean of the honest updates negative.
 
-Xie, Koyejo, Gupta: Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation. UAI 2019, section 4.
+Xie, Koyejo, Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation", UAI 2019, section 4:
 
     x = −ε·μ
 
-Every attacker sends x, where μ is the mean of the honest updates. With a small ε, the attack is hard to distinguish from honest updates; a
-large ε reverses the mean of all updates. ε = 1 is also called sign flipping.
+Every attacker sends x, where μ is the mean of the honest updates. With a small ε, the vectors x are hard to distinguish from honest
+updates; a large ε reverses the mean of all updates. With ε = 1, the attack is also called sign flipping.
 """
 
 from dataclasses import dataclass

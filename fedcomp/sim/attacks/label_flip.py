@@ -2,9 +2,9 @@
 
     y ← classes − 1 − y
 
-Fang, Cao, Jia, Gong: Local model poisoning attacks to Byzantine-robust federated learning. USENIX Security 2020, section 4.1. The attack on
-centralized training is from Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0,
-which the loss ignores, do not change.
+The attack is from Fang, Cao, Jia, Gong, "Local model poisoning attacks to Byzantine-robust federated learning", USENIX Security 2020,
+section 4.1. The same attack on centralized training is from Biggio, Nelson, Laskov, "Support vector machines under adversarial label
+noise", ACML 2011. Negative targets, which the loss ignores, stay unchanged.
 """
 
 from dataclasses import dataclass, replace

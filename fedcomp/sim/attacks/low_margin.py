@@ -1,10 +1,10 @@
-"""The low-margin attack: vote against narrow majorities of signs, and honestly in all other coordinates.
+"""The low-margin attack: vote against the majority sign in coordinates where the majority is narrow, and honestly in all other coordinates.
 
     S = Σ_i sign(x_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-x_i is the update of client i, and x is an attacker's update. The option `margin` sets b, by default to the number of attackers in the
-cohort, whose votes can tie or reverse narrow majorities. A rule that excludes voters who often vote against clear majorities does not
-detect this attack.
+x_i is the update of client i, and x is an attacker's update. The option `margin` sets b. By default, b is the number of attackers in the
+cohort, since b attackers can tie or reverse a majority of at most b votes. A rule that excludes clients that often vote against clear
+majorities does not detect this attack.
 """
 
 import math
@@ -20,7 +20,7 @@ from .base import Attack, Generators, UpdateContext
 
 @dataclass(frozen=True)
 class LowMargin(Attack):
-    # Largest majority b to vote against, in votes; None: the number of attackers.
+    # Largest majority, in votes, against which the attackers vote; None: the number of attackers in the cohort.
     margin: int | None = None
 
     name: ClassVar[str] = "low-margin"
@@ -32,6 +32,6 @@ class LowMargin(Attack):
         margin = context.n_byzantine if self.margin is None else self.margin
         narrow = (tally != 0) & (tally.abs() <= margin)
         magnitude = x.abs()
-        # Replace zeros, since a zero is not a vote.
+        # Replace zeros by the mean magnitude, since a zero has no sign and is not a vote.
         magnitude = torch.where(magnitude > 0, magnitude, magnitude.mean(1, keepdim=True))
         return torch.where(narrow, -tally.sign() * magnitude, x)

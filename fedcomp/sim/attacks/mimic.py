@@ -1,12 +1,12 @@
-"""The attack mimic: all attackers copy the update of one honest client, so that the data of this client get too much weight.
+"""The attack mimic: all attackers copy the update of one honest client, so that the data of this client gets too much weight.
 
-Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, section 3.2 and appendix B.
+Karimireddy, He, Jaggi, "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR 2022, section 3.2 and appendix B:
 
     z = argmax_{‖z‖=1} zᵀ (Σ_i (x_i − μ)(x_i − μ)ᵀ) z,  i* = argmax_i |zᵀ x_i|,  x = x_{i*}
 
-The honest updates are x_i and have the mean μ. The attackers copy client i*. The paper learns z over a warm-up of several rounds and then
-fixes i*. This implementation computes the direction z and the copied client i* anew in each round, since cohorts change. The option `of`
-sets i*. If client `of` is not in the cohort or its training failed, the formula chooses i*.
+The honest updates x_i have the mean μ, and the attackers copy the update of client i*. The paper computes z over several warm-up rounds and
+then fixes i*. This implementation computes the direction z and the copied client i* anew in each round, since cohorts change. The option
+`of` sets the copied client i*. If client `of` is not in the cohort or its training failed, the formula chooses i*.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ BLOCK = 1 << 16  # number of coordinates that are converted to float64 at once
 
 @dataclass(frozen=True)
 class Mimic(Attack):
-    of: int | None = None  # id of the client to copy; None: choose the client by the formula
+    of: int | None = None  # id of the client to copy; None: choose the client by the formula above
 
     name: ClassVar[str] = "mimic"
     source: ClassVar[str] = "Karimireddy 2022"
@@ -35,7 +35,7 @@ class Mimic(Attack):
 
 
 def extreme_row(updates: Tensor) -> int:
-    """Return the index of the update (row) with the largest projection on the first principal direction, or 0 if all rows are equal."""
+    """Return the index of the update (row) with the largest projection on the first principal component, or 0 if all rows are equal."""
     rows = len(updates)
     gram = torch.zeros(rows, rows, dtype=torch.float64)  # (x_i − μ)ᵀ (x_j − μ)
     projections = torch.zeros(rows, rows, dtype=torch.float64)  # x_iᵀ (x_j − μ)
@@ -44,5 +44,6 @@ def extreme_row(updates: Tensor) -> int:
         deviations = block - block.mean(0)
         gram += (deviations @ deviations.T).cpu()
         projections += (block @ deviations.T).cpu()
-    _, eigenvectors = torch.linalg.eigh(gram)  # z = Σ_i v_i (x_i − μ), up to its length
+    # The eigenvector v of the largest eigenvalue gives the direction z = Σ_i v_i (x_i − μ).
+    _, eigenvectors = torch.linalg.eigh(gram)
     return int((projections @ eigenvectors[:, -1]).abs().argmax())

@@ -1,8 +1,8 @@
-"""Attacks that change the reports of clients: NaN and infinity, malformed frames, or no answer.
+"""Attacks that change a client's report (its answer to the server): NaN or infinity, malformed frames, or no answer.
 
-A Byzantine client has the same memory (error feedback) as an honest client. The attack replaces the frame that the memory encoded, and
-computes the ticket (a digest) of the new frame. If the server accepts the new frame and confirms its ticket, the memory does not know this
-ticket and treats the update as not received.
+A Byzantine client uses error feedback like an honest client. The attack replaces the client's frame (encoded update), and computes the
+ticket (a digest) of the new frame. Even if the server accepts the new frame and confirms this ticket, error feedback does not know the
+ticket, and treats the update as lost.
 """
 
 import struct
@@ -39,8 +39,8 @@ KINDS = ("garbage", "truncated", "size", "checksum", "body")
 
 @dataclass(frozen=True)
 class Infinity(Attack):
-    """Send frames with NaN, infinity or the largest float32. The value is written into an encoded frame, since codecs refuse to encode
-    it.
+    """Send frames with NaN, infinity or the largest float32. NaN and infinity are written into an encoded frame, since codecs refuse to
+    encode them.
     """
 
     value: Literal["nan", "inf", "largest"] = "nan"
@@ -66,14 +66,14 @@ class Infinity(Attack):
             if self.value == "largest":
                 return encoded(x.sign().mul_(number))
             return replace_floats(encoded(x), encoded(2 * x), codec, context.layout, number)
-        except FedcompError:  # this codec can only encode with a memory
+        except FedcompError:  # this codec cannot encode without error feedback
             return with_checksum(honest[:9] + b"\xff" * (len(honest) - 9), context.numel)
 
 
 @dataclass(frozen=True)
 class Malformed(Attack):
-    """Send malformed frames: noise, a truncated frame, a frame for a vector of another size, a wrong checksum, or noise with a valid
-    checksum.
+    """Send malformed frames: random bytes, a truncated frame, a frame for a vector of another size, a frame with a wrong checksum, or
+    random bytes with a valid checksum.
     """
 
     # kind of malformed frame; "any": draw the kind in each round
@@ -99,7 +99,7 @@ class Malformed(Attack):
 
 @dataclass(frozen=True)
 class Abstention(Attack):
-    """Do not answer in a fraction of the rounds."""
+    """Send no answer in a random fraction of the rounds."""
 
     share: float = 1.0  # fraction of the rounds without an answer
 
@@ -121,14 +121,14 @@ def with_checksum(frame: bytes, numel: int) -> bytes:
 
 
 def constant_frame(frame: bytes, value: float, max_numel: int) -> bytes:
-    """Return a frame of the codec `identity` with as many coordinates as `frame`, all equal to `value`.
+    """Return a frame of the codec `identity` for a vector with as many coordinates as the vector of `frame`, all equal to `value`.
 
     Raises FrameError if `frame` is not a valid frame or has more than `max_numel` coordinates.
     """
     numel, _ = claimed_size(frame)
     if not frame.startswith(MAGIC + bytes([VERSION])) or numel > max_numel:
         raise FrameError(
-            "the bytes are not a frame of this version, or the frame is for a larger vector"
+            "the bytes are not a frame of this version of fedcomp, or the frame is for a larger vector"
         )
     return seal(Identity.id, 0, numel, [Section(numel, struct.pack("<f", value) * numel)])
 
@@ -138,8 +138,8 @@ def replace_floats(
 ) -> bytes:
     """Return `frame`, which `codec` encoded, with `value` in place of every float32.
 
-    `doubled` is the frame of the doubled vector, in which every float32 is twice as large. If the codec writes no float32, the function
-    sets all bits after the header instead, which means NaN in every floating-point format.
+    `doubled` is the frame of twice the vector, so every float32 in `doubled` is twice as large. If the codec writes no float32, the
+    function sets all bits after the header instead, which means NaN in every floating-point format.
     """
     start = header_bytes(codec.id, codec.seeded)
     offsets = doubled_offsets(frame, doubled, start)

@@ -2,9 +2,9 @@
 
 There are three methods to compute the gradients of a stack. Softmax regression has compiled kernels on a CPU (regression.py). For an
 nn.Sequential of Linear, Embedding and layers without weights, batched layers compute the gradients of all clients (gradients.py).
-torch.func.vmap maps all other models over the clients. Models that vmap does not support are trained by another engine.
+torch.func.vmap computes the gradients of all other models. Models that vmap does not support are trained by another engine.
 
-Except for rounding, a client's update equals that of training.engine.SerialEngine and does not depend on the other clients.
+Except for rounding, a client's update equals the update that training.engine.SerialEngine computes, and does not depend on other clients.
 """
 
 from .engine import BatchedEngine, BatchedJobs, NotBatchable

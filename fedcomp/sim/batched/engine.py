@@ -1,4 +1,4 @@
-"""The batched engine, which trains many clients together as a stack."""
+"""The batched engine, which trains many clients together. Each row of a matrix, the stack, holds the weights of one client."""
 
 import itertools
 import math
@@ -21,15 +21,15 @@ from ..processes import unbatched_engine
 from .gradients import LAYERED, MAPPED, Parameters, layered_gradients, mapped_gradients
 from .regression import Regression
 
-# Parts of torch's error messages about models that torch.func cannot map, such as models that change a buffer in the forward pass.
+# Parts of torch's error messages for models that torch.func.vmap cannot run, such as models that change a buffer in the forward pass.
 UNMAPPABLE = ("vmap", "atching rule", "mutate a captured Tensor")
 
-# One batch of every client: positions in the data, [clients, batch size], and the random draws of the augmentation or None.
+# One batch of every client: positions of examples in the data, [clients, batch size], and the augmentation's random numbers or None.
 Batch = tuple[Tensor, Tensor | None]
 
 
 class NotBatchable(ConfigError):
-    """Error for a task whose forward pass or loss cannot be batched. `problem` is the error message without its advice."""
+    """Error for a task whose forward pass or loss cannot be batched. `problem` is the error message without the advice on --engine."""
 
     def __init__(self, task: Task, device: torch.device, message: str):
         self.problem = f"the model of task '{task.name}' cannot be trained by the batched engine: {_shortened(message)}"
@@ -45,11 +45,12 @@ def _shortened(message: str) -> str:
 
 
 class BatchedEngine:
-    """Engine that runs local SGD for a stack of at most `at_once` clients; 0 means no limit.
+    """Engine that runs local SGD for at most `at_once` clients together, or for any number of clients if `at_once` is 0.
 
-    Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. Only
-    the frozen parameters and the buffers of `model` are used, and the memory of large trainable parameters is freed. If the device runs out
-    of memory, the engine trains half as many clients together from then on. `warn` is called when memory runs out for the first time.
+    Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. The
+    engine uses only the frozen parameters and the buffers of `model`, and frees the memory of the model's large trainable parameters. If
+    the device runs out of memory, the engine trains half as many clients together from then on. `warn` is called when memory runs out for
+    the first time.
     """
 
     def __init__(
@@ -88,14 +89,15 @@ class BatchedEngine:
         traces: Sequence[Traces] = (),
         augmentations: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
-        """Run local SGD for each client from the weights `start`, on the client's batches of `data`. All tensors are on the device.
+        """Run local SGD for each client from the weights `start`, on the client's batches of `data`.
 
-        `plans` has the positions of each client's batches in `data`. `traces` has the momentum and similar vectors of each client, or is
-        empty. `augmentations` has the result of plan_augmentation for each client, or is empty.
+        All tensors are on the engine's device. `plans` has the positions of each client's batches in `data`. `traces` has the momentum and
+        other vectors of each client (see `Traces`), or is empty. `augmentations` has the result of plan_augmentation for each client, or is
+        empty.
 
-        Return the updates, float32 [clients, parameters], and the training losses, float32 [clients]. A training loss is the mean over the
-        client's steps of the loss before the step. Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's
-        memory is too small for one client.
+        Return the updates, float32 [clients, parameters], and the training losses, float32 [clients]. A training loss is the batch loss
+        before each step, averaged over the client's steps. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
+        device's memory is too small for one client.
         """
         self.model.train()
         m, n = len(plans), self.layout.numel
@@ -214,7 +216,7 @@ class BatchedEngine:
         return torch.stack(step_losses).mean(0, dtype=torch.float32)
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, has_traces: bool) -> bool:
-        """Return whether the compiled kernels of softmax regression, which need little memory, train these batches."""
+        """Return whether the compiled kernels of softmax regression, which need little memory, can train these batches."""
         return (
             self.regression is not None
             and not has_traces
@@ -252,7 +254,7 @@ class BatchedEngine:
 
 
 class BatchedJobs(Engine):
-    """Engine that trains clients together. If training fails, each client is trained alone, so that only faulty clients fail."""
+    """Engine that trains clients together. If an error occurs, each client is trained alone, so that only clients with an error fail."""
 
     def __init__(self, engine: BatchedEngine):
         self.engine, self.device = engine, engine.device
@@ -298,7 +300,7 @@ def _gather(examples: Tensor, positions: Tensor) -> Tensor:
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Clip the norm of each client's gradients, over all tensors [clients, ...], to `limit`."""
+    """Clip each client's gradient to the L2 norm `limit`. The norm is computed over all tensors [clients, ...] together."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)

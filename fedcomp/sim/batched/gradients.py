@@ -1,8 +1,7 @@
-"""The gradients of a stack of client models: layer by layer for nn.Sequential, by torch.func.vmap for other models.
+"""The gradients of many clients' models at once: layer by layer for nn.Sequential, by torch.func.vmap for other models.
 
 For nn.Sequential, the examples of all clients are concatenated in one dimension, client after client. Most layers process each example
-separately, so only layers with parameters need a version for a stack of clients. In shapes, m is the number of clients and b is the batch
-size.
+separately, so only layers with parameters need a version for many clients. In shapes, m is the number of clients and b is the batch size.
 """
 
 from collections.abc import Callable
@@ -17,11 +16,11 @@ from ...tasks.base import Task
 from ...training.cpu_convolutions import flat_layers, has_hooks
 from ...training.local_sgd import Tensors
 
-# Maps the name of a parameter to its values for all clients, [m, *shape].
+# Maps the name of a parameter to its values for m clients, [m, *shape].
 Parameters = dict[str, Tensor]
 # Function of (parameters, inputs, targets) that returns the gradients and the losses of all clients.
 Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Tensors, Tensor]]
-# Function of (parameters of the layer, number of clients m, inputs [m·b, ...]) that returns the outputs of the layer.
+# Function of (parameters of the layer, number of clients m, inputs [m·b, ...] in batches of b) that returns the outputs of the layer.
 LayerFunction = Callable[[Parameters, int, Tensor], Tensor]
 
 LAYERED, MAPPED = "layered", "mapped"
@@ -30,7 +29,7 @@ RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.Fr
 
 
 def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
-    """Return a function that computes the gradients of a stack with torch.func.vmap."""
+    """Return a function that computes the gradients of many clients' models with torch.func.vmap."""
 
     def loss(parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
         return task.criterion(functional_call(model, parameters, (inputs,)), targets)
@@ -47,7 +46,7 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 
 
 def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
-    """Return a function that computes the gradients of a stack of nn.Sequential models layer by layer.
+    """Return a function that computes the gradients of many clients' nn.Sequential models layer by layer.
 
     Return None for other models, for layers that `batched_layer` does not support, and for parameters that are not float32.
     """
@@ -58,7 +57,7 @@ def layered_gradients(task: Task, model: nn.Module) -> Gradients | None:
     if any(p.dtype != torch.float32 for p in model.parameters()):
         return None
     names = {p: name for name, p in model.named_parameters()}
-    # For each layer: maps a parameter's name in the layer to its name in the model and its values.
+    # For each layer: maps a parameter's name in the layer to the pair (name in the model, parameter).
     own_names = [{key: (names[p], p) for key, p in layer.named_parameters()} for layer in layers]
 
     def gradients(
@@ -107,7 +106,7 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def batched_layer(layer: nn.Module) -> LayerFunction | None:
-    """Return a function that runs a layer for a stack of clients, or None if the layer is not supported."""
+    """Return a function that runs a layer for many clients at once, or None if the layer is not supported."""
     is_torch_layer = type(layer).__module__.startswith("torch.nn.modules.")
     is_stateless = is_torch_layer and not layer.state_dict() and not list(layer.children())
     if is_stateless and not isinstance(layer, RANDOM):
@@ -122,9 +121,9 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
 
 
 def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
-    """Return the outputs of nn.Linear for the inputs `x` [m·b, ...] of m clients, each of which has its own weights."""
+    """Return the outputs of nn.Linear for m clients with their own weights. `x` [m·b, ...] are the inputs, b examples for each client."""
     rows, weight, bias = x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
-    if torch.is_autocast_enabled(x.device.type):  # autocast does not apply to custom functions
+    if torch.is_autocast_enabled(x.device.type):  # autocast ignores custom autograd functions
         dtype = torch.get_autocast_dtype(x.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -133,9 +132,9 @@ def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer of m clients: inputs [m, b, in], weights [m, out, in], biases [m, out], outputs [m, b, out].
+    """A linear layer for batches of b examples of m clients: inputs [m, b, in], weights [m, out, in], biases [m, out], outputs [m, b, out].
 
-    Unlike with autograd, the gradient of the weights is contiguous, which halves the time of a training step.
+    Unlike the gradient that autograd computes, the gradient of the weights is contiguous, which halves the time of a training step.
     """
 
     @staticmethod

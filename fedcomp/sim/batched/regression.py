@@ -66,7 +66,8 @@ class Regression:
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
         """Take an SGD step for each batch and client, and update the clients' parameters (rows of `stack`) in place.
 
-        `positions` has the positions of each batch in `data`, [clients, batch size]. Return each client's mean pre-step loss.
+        `positions` has a tensor [clients, batch size] for each step: the positions of the examples in `data`. Return each client's loss,
+        measured before each step and averaged over the steps.
         """
         losses = regression.descend(
             stack,
