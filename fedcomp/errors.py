@@ -22,7 +22,6 @@ Ctrl-C exits with 130.
 
 import difflib
 from collections.abc import Iterable
-from os.path import commonprefix
 
 
 class FedcompError(Exception):
@@ -132,7 +131,6 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 SIMILAR = 0.7  # minimum similarity (difflib) of a suggested name to the given name
-SIMILAR_SECOND = 0.8  # minimum similarity of a second suggestion
 SIMILAR_SHORT = 0.6  # minimum similarity for given names of up to 4 characters
 MIN_PREFIX = 3  # minimum length of a prefix that is completed to a known name
 SYNONYMS = {  # name in fedcomp → names in other libraries
@@ -171,10 +169,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name, which suggests the closest known names and lists all known names."""
+    """Return the end of an error message about an unknown name, which suggests the closest known name and lists all known names."""
     known = list(known)
     close = closest(name, known)
-    similar = difflib.get_close_matches(name, known, n=2, cutoff=SIMILAR_SECOND)
-    suggested = [close, *(other for other in similar if other != close)] if close else []
-    hint = f"did you mean {' or '.join(map(repr, suggested))}? " if suggested else ""
+    hint = f"did you mean '{close}'? " if close else ""
     return f"{hint}known: {', '.join(sorted(known))}"

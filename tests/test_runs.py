@@ -55,7 +55,7 @@ def test_options_and_metrics_are_those_of_the_run(folder):
 
 def test_an_unknown_metric_is_an_error_that_lists_the_names(folder):
     with pytest.raises(
-        KeyError, match="no metric 'acc'; did you mean 'accepted' or 'accuracy'.*known: "
+        KeyError, match="no metric 'acc'; .*known: "
     ):
         load(folder).metrics["acc"]
 

@@ -71,9 +71,9 @@ class Task:
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
     `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the
-    evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number "examples", this number is the weight of the
-    client's update in an average weighted by examples. Other numbers that either function returns are metrics: at most 64, with names of at
-    most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
+    evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number
+    "examples", this number is the weight of the client's update in an average weighted by examples. Other numbers that either function
+    returns are metrics: at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown here.
