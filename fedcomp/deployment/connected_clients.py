@@ -12,7 +12,7 @@ PAUSE_S = 0.05  # time between two polls of the connected clients
 
 
 class ConnectedClients(Availability):
-    """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients."""
+    """The clients that have joined a run. `waited_s` is the total time for which rounds have waited for clients, in seconds."""
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
         super().__init__()
@@ -25,7 +25,7 @@ class ConnectedClients(Availability):
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
-        """Wait until enough clients are connected. Return the clients from which the round's cohort may be drawn."""
+        """Wait until enough clients are connected. Return the clients from which the round may draw its cohort."""
         began = time.monotonic()
         while True:
             connected, waited_s = self.connected(), time.monotonic() - began
@@ -70,7 +70,7 @@ class ConnectedClients(Availability):
             self._report_waiting(self.quota.wanted)
 
     def _report_waiting(self, wanted: int) -> None:
-        """Report the connected clients while fewer than `wanted` are connected, and once more when enough are connected again."""
+        """Report the connected clients while fewer than `wanted` clients are connected, and once more when enough are connected again."""
         waits, connected = len(self._connected) < wanted, sorted(self._connected)
         reports = waits or self._reported_waiting is not None
         if reports and connected != self._reported_waiting:
@@ -83,7 +83,7 @@ class ConnectedClients(Availability):
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:
             self.callback().on_warning(
-                f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)}: "
-                "disconnected, or without an answer before a deadline; a client takes part again once it reconnects or answers"
+                f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)} "
+                "(disconnected, or no answer before a deadline); a client takes part again once it reconnects or answers"
             )
         self._missing = missing
