@@ -25,7 +25,7 @@ class ClientTraffic:
         return report.total.minus(before)
 
     def port(self) -> PortFigures:
-        """Return the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
+        """Count the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
         report, counts = self.transport.traffic(), self.transport.counts()
         refused = [(name.partition("refused: ")[2], count) for name, count in counts.items()]
         return PortFigures(
@@ -51,7 +51,7 @@ class ClientTraffic:
             downlink_bytes = frames.downlink.get(client, 0)
             silent = rejection and client not in frames.seconds
             if silent and counted and wire.bytes_out < downlink_bytes:
-                downlink_bytes = 0  # fewer bytes were sent, so the frames did not arrive
+                downlink_bytes = 0  # too few bytes were sent to contain the message
             records.append(
                 ClientRecord(
                     client=client,

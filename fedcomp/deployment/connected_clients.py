@@ -25,7 +25,7 @@ class ConnectedClients(Availability):
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
-        """Wait until enough clients are connected. Return the clients from which the round may draw its cohort."""
+        """Wait until enough clients are connected. Return the clients from which the round may draw its participants."""
         began = time.monotonic()
         while True:
             connected, waited_s = self.connected(), time.monotonic() - began

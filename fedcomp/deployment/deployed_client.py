@@ -24,11 +24,11 @@ from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # file in the state folder
-SIGNED = "signed/"  # prefix of names in the signature log; signed/CLIENT has the client's signatures in a run
+SIGNED = "signed/"  # prefix of entry names in the signature log; the entry signed/CLIENT holds a client's signatures
 
 
 class DeployedClient:
-    """A client of a deployment with its state folder, independent of the transport.
+    """A client of a deployment with its state folder. The class does not depend on the transport.
 
     `key`: the private key of the client's enrolment, with which it signs sealed ballots. A client without an enrolment makes its own key
     pair, stores it in the state folder, and sends the server the public key when it joins.
@@ -47,7 +47,7 @@ class DeployedClient:
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
         self._report: Report | None = None  # the report on the last assignment
-        self._inputs = ""  # digest of the last assignment (`_phase_inputs`)
+        self._inputs = ""  # hash of the last assignment (`_phase_inputs`)
         self._saved = True  # whether the folder holds the current state
 
     @property
@@ -207,7 +207,7 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a digest of a phase's inputs other than the model. A client repeats its last report if the digest is the same."""
+    """Return a hash of an assignment's inputs other than the model. If the hash is the same, a client repeats its last report."""
     if not assignment.announced:
         return assignment.accepted
     announced = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)

@@ -131,13 +131,13 @@ def session_for(
     algorithm = make_client_algorithm(config.strategy)
     if setup.sealed and not isinstance(algorithm, SealedElectionClient):
         raise UserError(
-            f"this client accepts sealed ballots only (--sealed), but the server's strategy is '{config.strategy}'; "
+            f"this client accepts only sealed ballots (--sealed), but the server's strategy is '{config.strategy}'; "
             "leave --sealed out if the server may read this client's updates"
         )
     client_id = invitation.client if invitation.client >= 0 else setup.client_id
     if not 0 <= client_id < config.clients:
         raise UserError(
-            f"client {client_id} is not part of this run of {config.clients} clients, 0 to {config.clients - 1}; give another "
+            f"client {client_id} is not part of this run, which has the clients 0 to {config.clients - 1}; give another "
             "--client-id or --partition-id, or start the server with more --clients"
         )
     shared = setup.shared

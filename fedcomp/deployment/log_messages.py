@@ -37,5 +37,5 @@ def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
 
 
 def over(farewell: Farewell, stay: bool) -> LogMessage:
-    sentence = f"the run is over after round {farewell.round}{'; waiting for the next one' * stay}"
+    sentence = f"the run is over after round {farewell.round}{'; waiting for the next run' * stay}"
     return LogMessage(sentence, "over", run=farewell.run, round=farewell.round)

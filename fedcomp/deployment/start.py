@@ -87,7 +87,7 @@ class Endpoint:
     """A server's host, port and keys. `keys`: the folder that `fedcomp keys init` made, or None for no TLS and clients without keys."""
 
     port: int = 8080  # 0 means any free port
-    host: str = ""  # "" means loopback if `keys` is None, else all addresses of this machine
+    host: str = ""  # "": the loopback address if `keys` is None, else all addresses of this machine
     keys: Path | None = None
 
     @property
@@ -223,7 +223,7 @@ class Deployment:
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, save_s)
             started, waited_s = time.perf_counter(), connected_clients.waited_s
-            del result  # frees the round's frames before the next round
+            del result  # frees the round's updates before the next round
 
     # Preparation.
 
@@ -338,11 +338,11 @@ class Deployment:
             new = keys_command(keys, "add", "--count", len(absent))
             self.callback.on_warning(
                 f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key: "
-                f"enrol new clients with {new}, renew revoked or expired ones, or start with fewer --clients"
+                f"enrol new clients with {new}, renew revoked or expired keys, or start with fewer --clients"
             )
 
     def _on_poll(self) -> None:
-        """Report the connected clients if a round waits for more, and disconnect clients whose keys are no longer accepted."""
+        """Report the connected clients if a round waits for more clients, and disconnect clients whose keys are no longer accepted."""
         self.connected_clients.on_poll()
         if self.registry is not None and self.registry.poll(self.callback.on_warning):
             self.transport.recheck_keys()

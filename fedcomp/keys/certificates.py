@@ -87,7 +87,7 @@ def server_certificate(
 ) -> x509.Certificate:
     """Return a certificate, signed by the CA, for a server that clients reach at `hosts`.
 
-    With `relay`, the certificate is also valid for a TLS client, because a relay connects to the server.
+    If `relay` is true, the certificate is also valid for a TLS client, because a relay connects to the server.
     """
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH] + [ExtendedKeyUsageOID.CLIENT_AUTH] * relay
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
@@ -174,7 +174,7 @@ def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
 
 
 def parse_certificate(text: str) -> x509.Certificate:
-    """Parse a PEM text, or raise ValueError unless it has exactly one certificate."""
+    """Parse a PEM text with exactly one certificate. Raises ValueError for other texts."""
     (certificate,) = x509.load_pem_x509_certificates(text.encode())
     return certificate
 

@@ -28,7 +28,7 @@ ALPN = "h2"
 HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest of the time serves to find the cause of a failure
 # The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame
+FRAME_HEAD = 9  # number of bytes in the header of an HTTP/2 frame
 SETTINGS = b"\x04"  # the type of a SETTINGS frame
 
 ERRORS = {  # UnreachableError.cause → message
@@ -232,7 +232,7 @@ class _Probe:
         if self.enrolment is not None:
             if isinstance(error, TimeoutError):
                 raise self.silent()
-            with self._connect():  # raises a connection error if the server has just ended
+            with self._connect():  # raises an error if the server has just ended
                 raise self._refused(self.enrolment, error) from error
         if self._server_certificate():
             raise self._error("tls") from error
@@ -257,8 +257,8 @@ class _Probe:
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
-    Over TLS, this function only reads. Sending bytes to a server that has refused the client's certificate and closed the connection could
-    lose the TLS alert with the reason.
+    Over TLS, this function only reads and sends nothing. Sending bytes to a server that has refused the client's certificate and closed the
+    connection could lose the TLS alert with the reason.
     """
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)

@@ -22,7 +22,7 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-PIN = "key/"  # prefix of pinned keys in the signature log; key/CLIENT has a client's public key
+PIN = "key/"  # prefix of entry names in the signature log; the entry key/CLIENT holds a client's pinned public key
 
 
 class UnknownKey(ProtocolError):

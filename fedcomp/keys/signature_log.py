@@ -1,4 +1,4 @@
-"""The log in which a client stores its signatures and the public keys that it has pinned (accepted first), for each run.
+"""The log in which a client stores, for each run, its signatures and the public keys of other clients that it has accepted (pinned).
 
 When a client joins another run, the state of the previous run is replaced, but the log of that run is kept. If the client has a state
 folder, the log has one small file there for each run, and each change replaces the whole file. Without a state folder, the log is lost when

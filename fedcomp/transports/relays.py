@@ -21,11 +21,11 @@ from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
 STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the updates
-RELAY = "relay"  # `stage` of the failure of a client whose update cannot be added, or is in a sum that the server rejects
+RELAY = "relay"  # value of `stage` in the failure report of a client whose update cannot be added, or is in a sum that the server rejects
 
 
 def can_add(assignment: Assignment, report: Report) -> bool:
-    """Return whether a relay may add the update in a report: it answers the assignment, and the server would accept it."""
+    """Return whether a relay may add a report's update: the report answers its assignment, and the server would accept it."""
     a, r = assignment, report
     try:
         ReportedMetrics.unpack(r.metrics)
@@ -110,7 +110,7 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     elif uplink.seeded and not uplink.shares_seed:
         why = f"a relay can add only updates encoded with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"relays add only tables of equal size, but with {uplink} the size depends on the update; {advice}, or s2:columns=N"
+        why = f"relays add only s2 tables of equal size, but with {uplink} the size depends on the update; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
         why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:

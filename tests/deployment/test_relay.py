@@ -228,7 +228,7 @@ def test_a_relay_with_stay_serves_the_next_run(tmp_path):
         (relay,) = run.relays
         run.config = replace(run.config, out=str(tmp_path / "next"))
         assert run.serve(then=next_clients).client_updates == 4
-        assert relay.has_logged("the run is over after round 2; waiting for the next one")
+        assert relay.has_logged("the run is over after round 2; waiting for the next run")
         assert not relay.ended and relay.port
 
 

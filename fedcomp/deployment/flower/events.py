@@ -22,7 +22,7 @@ ENDED, FAILED = "ended", "failed"  # the file's last event has one of these name
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes the calls of its methods to a file. `forward` writes a further event."""
+    """A callback that writes each call of its methods to a file. `forward` also writes events that are not such calls."""
 
     def __init__(self, file: TextIO):
         self.file = file

@@ -36,14 +36,15 @@ log = logging.getLogger("flwr.fedcomp")  # a logger whose messages Flower's own 
 class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
-    `uplink`, `downlink`: the codecs that compress updates and broadcasts, as specs; the codec `identity` does not compress.
-    `downlink_memory`: spec of the server's error-feedback memory, which keeps the parts of the model's changes that broadcasts left out.
-    `cache`: size of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size. `whole`: name patterns
-    of float arrays to send uncompressed; other arrays are always sent uncompressed. `seed`: seed of the codecs that use random numbers.
+    `uplink`, `downlink`: specs of the codecs that compress clients' updates and the server's broadcasts; the codec `identity` does not
+    compress. `downlink_memory`: spec of the server's error-feedback memory, which keeps the parts of the model's changes that broadcasts
+    left out. `cache`: size of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size. `whole`: name
+    patterns of float arrays to send uncompressed; other arrays are always sent uncompressed. `seed`: seed of the codecs that use random
+    numbers.
 
     The attribute `traffic` maps each pair (round, "train" or "evaluate") to the bytes that each client received and sent. The attribute
-    `rejections` maps each of these pairs to the rejected replies and their reasons. Raises SpecError for an invalid spec, and ConfigError
-    for a memory that does not suit the downlink.
+    `rejections` maps the same pairs as `traffic` to the rejected replies and their reasons. Raises SpecError for an invalid spec, and
+    ConfigError for a memory that does not suit the downlink.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages, each with the broadcasts that its node has missed in place of the model."""
+        """Return the wrapped strategy's messages. In each message, the broadcasts that its node has missed replace the model."""
         messages = self._pack(server_round, TRAIN, arrays, config, grid)
         self._sent += len(self._exchanges[TRAIN].assignments)
         return messages
@@ -142,7 +143,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages, packed as in `configure_train`."""
+        """Return the wrapped strategy's messages, changed as in `configure_train`."""
         return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
@@ -162,7 +163,7 @@ class Compressed(Strategy):
     def _model_of(self, arrays: ArrayRecord) -> Model:
         """Return the model that clients have.
 
-        If `arrays` differs from it, start again from `arrays`; all clients then download the whole model.
+        If `arrays` is a different model, start again from `arrays`; all clients then download the whole model.
         """
         if self.model is not None and self.model.equals(arrays):
             return self.model
@@ -197,7 +198,7 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase, each with the broadcasts that its node has missed in place of the model."""
+        """Return the wrapped strategy's messages of a phase. In each, the broadcasts that its node has missed replace the model."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -210,7 +211,10 @@ class Compressed(Strategy):
         return messages
 
     def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies, with a model in place of each encoded update. Errors and replies to uncompressed messages stay unchanged."""
+        """Return the replies, with a model in place of each encoded update.
+
+        Error replies and replies to uncompressed messages stay unchanged.
+        """
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id

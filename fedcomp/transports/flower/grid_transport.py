@@ -18,7 +18,7 @@ POLL_S = 0.1  # time between two polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the connected nodes as a mapping in which a client's logical id is its node id."""
+    """Return a mapping from each connected node's id to itself, since a client's logical id is its node id by default."""
     return {node: node for node in grid.get_node_ids()}
 
 
@@ -32,7 +32,7 @@ class GridTransport(Transport):
         self.grid, self.roster = grid, roster
         self.clock = Clock()
         self._nodes: dict[int, int] = {}
-        self._open: dict[str, int] = {}  # by message id: client of an open assignment
+        self._open: dict[str, int] = {}  # by message id: client of an unanswered assignment
         self._unsent: list[Delivery] = []
 
     def clients(self) -> list[int]:
@@ -78,7 +78,7 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the fedcomp message in a Flower reply. Raises ProtocolError for another message, and for an error from Flower."""
+    """Return the fedcomp message in a Flower reply. Raises ProtocolError for an error from Flower or another kind of message."""
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

@@ -20,9 +20,9 @@ LEAVE_S = 20.0  # time limit for the clients to answer the server's farewell
 class JoiningTransport(GridTransport):
     """A transport that sends each connected node an invitation, which the node answers with its client id and the version of its model.
 
-    `port`: the port of the SuperLink. `enrolled`: by id of a node that Flower authenticates, its logical client id and its public key (a
-    point of the curve P-384). If `enrolled` is None, nodes choose their client ids. `on_joined` is called for each client that joins or
-    reconnects. `on_late_answer` is called for each answer to an assignment that the server no longer waits for.
+    `port`: the port of the SuperLink. `enrolled` maps the id of each node that Flower authenticates to its logical client id and its public
+    key (a point of the curve P-384). If `enrolled` is None, nodes choose their client ids. `on_joined` is called for each client that joins
+    or reconnects. `on_late_answer` is called for each answer that comes too late.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class ArrayLayout:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return the layout from the result of `pack`. Raises ProtocolError for malformed bytes."""
+        """Decode a layout from JSON, as returned by `pack`. Raises ProtocolError for malformed bytes."""
         try:
             read = json.loads(data)
             arrays = tuple((str(name), tuple(map(int, s)), str(dtype)) for name, s, dtype in read)

@@ -137,7 +137,7 @@ class Model:
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
-        """Return the client's model: the weights that it received plus its update. A report without a frame stands for a zero update."""
+        """Return the client's model: the weights that it received, plus its update if the report has one."""
         weights = self.broadcasts.weights.clone()
         if report.frame:
             self.uplink.accumulate(report.frame, weights, layout=self.layout.vector_layout)

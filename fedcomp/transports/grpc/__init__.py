@@ -1,4 +1,4 @@
-"""Message transport over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies its bytes."""
+"""Message transport over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies the bytes."""
 
 # Import `options` first: it sets environment variables that gRPC reads when it is imported.
 from . import options as _options  # noqa: F401

@@ -20,7 +20,7 @@ EXPELLED = "the key of this client or relay is no longer accepted"
 
 
 class Admission:
-    """The checks of clients and relays that join, in the order of their messages. A failed check raises EndStream with the reason.
+    """The checks that clients and relays must pass to join, in order. A failed check raises EndStream with the reason.
 
     `refused` counts the refused streams by cause. `warn` is called with warnings for the operator of the server.
     """
@@ -31,7 +31,7 @@ class Admission:
         # By identity of a client or relay: the token bucket that limits how often it may join. A bucket is the number of tokens and the
         # `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
-        self._warned: set[int] = set()  # ids that are not part of the run and caused a warning
+        self._warned: set[int] = set()  # client ids outside of the run that caused a warning
         # Hosts that caused a warning by flooding the port over a connection on which no client joined.
         self._flooding: set[str] = set()
 
@@ -56,7 +56,7 @@ class Admission:
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # `reason` becomes "" if the registry was repaired just now
+        if client is None:  # `reason` is "" if the registry has just been repaired
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
@@ -150,7 +150,7 @@ class Admission:
         )
 
     def _take_token(self, identity: object) -> bool:
-        """Take a token from the token bucket of a client or relay. Return False, for too many joins, if the bucket is empty."""
+        """Take a token from the token bucket of a client or relay. Return False (too many joins) if the bucket is empty."""
         now = time.monotonic()
         tokens, then = self._tokens.get(identity, (BURST_JOINS, now))
         tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)

@@ -127,7 +127,7 @@ class GrpcConnection:
         """
         try:
             for message in wire.split(pieces):
-                async with self._write_lock:  # a PONG may be sent between two of the parts
+                async with self._write_lock:  # a PONG may be sent between two parts of a message
                     await self._call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             with contextlib.suppress(TimeoutError):

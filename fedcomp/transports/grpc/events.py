@@ -21,7 +21,7 @@ class Left(NamedTuple):
 
 
 class AnsweredLate(NamedTuple):
-    """A client answered an assignment that the server no longer waits for."""
+    """A client answered an assignment too late: the server no longer waits for the answer."""
 
     client: int
 
@@ -48,7 +48,7 @@ class Answered(NamedTuple):
 class Summed(NamedTuple):
     """Reports from a relay. One of the reports may carry the sum of the updates of all these reports.
 
-    The server then accepts the updates of all these reports or of none.
+    The server then accepts either all updates in these reports or none.
     """
 
     answers: list[Answered]

@@ -57,7 +57,7 @@ def client_options() -> list[tuple[str, int]]:
 
 
 def _allow_connections(wanted: int) -> int:
-    """Raise the limit of open files for `wanted` connections, or as far as the system allows. Return how many connections fit.
+    """Raise the limit of open files to fit `wanted` connections, or as far as the system allows. Return how many connections fit.
 
     Raises ConfigError if the limit is too low for any client.
     """

@@ -31,8 +31,8 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # time limit to send the last message on a stream
-# Seconds between two checks for floods of bytes: NEW_CHECK_S while there are connections on which no client has joined, else CHECK_S. The
-# time between two checks is at least CHECK_SHARE times the processor time of a check.
+# The port checks for floods of bytes every NEW_CHECK_S seconds while there are connections on which no client has joined, else every
+# CHECK_S. The time between two checks is at least CHECK_SHARE times the processor time of a check.
 NEW_CHECK_S, CHECK_S, CHECK_SHARE = 0.02, 0.1, 20
 # After this number of connections has closed, freed memory is returned to the operating system.
 MANY_CONNECTIONS = 256
@@ -297,7 +297,7 @@ class Port:
             raise ProtocolError(f"an unexpected {kind.name} message arrived")
 
     def _largest_message(self, stream: Stream) -> int:
-        """Return the size in bytes of the largest message in parts that a joined client or relay may send now, or 0 if it may send none."""
+        """Return the size in bytes of the largest multi-part message that a client or relay may send now, or 0 if it may send none."""
         answers = stream.relay is not None or stream.last_sent > stream.last_answered
         if not answers or stream.assembly.n_announced >= stream.n_assignments:
             return 0

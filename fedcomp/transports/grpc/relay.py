@@ -302,7 +302,7 @@ class Relay:
 
 
 def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
-    """Return the answers, with the sum of their updates in the first answer that has an update. The other answers carry no update."""
+    """Return the answers, with the sum of all updates in the first answer that had an update, and no update in the other answers."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return list(zip(sequences, summed, assignments, strict=True))

@@ -65,7 +65,7 @@ class FrameCache:
         return number
 
     def forget(self) -> Iterator[int]:
-        """Remove the least recently used frames until at most CACHE_BYTES or a single frame is left.
+        """Remove the least recently used frames until the frames have at most CACHE_BYTES bytes, or only one frame is left.
 
         Yield the numbers of the removed frames.
         """
@@ -207,7 +207,7 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
 
 
 def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[bytes]:
-    """Encode reports as a list of byte strings. An answer is (sequence number, report, assignment). Frames are not copied."""
+    """Encode reports as a list of byte strings. Each answer is a tuple (sequence number, report, assignment). Frames are not copied."""
     pieces = [bytes([Kind.REPORTS])]
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)

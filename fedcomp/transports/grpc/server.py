@@ -36,7 +36,7 @@ class GrpcTransport:
 
     The callbacks run in the thread that calls the methods of `Transport`. `on_poll` is called at the start of each call of `clients` and
     `receive`. `on_joined` is called for each client that joins or reconnects, `on_left` for each client whose connection ended, and
-    `on_late_answer` for each answer to an assignment that the server no longer waits for.
+    `on_late_answer` for each answer that comes too late.
 
     A client that loses its connection before it answers, and reconnects within the grace period of `settings`, receives its assignment
     again.

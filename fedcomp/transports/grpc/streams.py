@@ -52,7 +52,7 @@ class Stream:
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # assignments sent, which limits the number of large reports
+        self.n_assignments = 0  # assignments sent; at most as many large reports are accepted
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False

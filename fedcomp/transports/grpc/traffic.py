@@ -22,8 +22,8 @@ ACKED, RECEIVED, SENT = 120, 128, 200
 SIZE = SENT + 8
 U64 = struct.Struct("=Q")
 # The server cuts a connection on which it receives more than FLOOD_BYTES + 2 × (bytes of received messages) + (bytes sent) / 8 bytes. Until
-# a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. It is low because gRPC needs up to 30 bytes of memory for a byte of HTTP/2
-# headers.
+# a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for a byte
+# of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
 Peer = tuple[str, int]  # address and port
 
@@ -92,7 +92,7 @@ class PortTraffic:
 
     @property
     def connections(self) -> int | None:
-        """The number of open TCP connections, with or without a gRPC stream. It is None on platforms that do not list connections."""
+        """The number of open TCP connections, with or without a gRPC stream, or None on platforms that do not list connections."""
         if self.port is None:
             return None
         self._read_all()
@@ -110,7 +110,8 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if peer not in self._live:  # an ended connection may have had the same file descriptor
+            # `_find` overlooks a connection whose file descriptor belonged to a connection that has ended.
+            if peer not in self._live:
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic

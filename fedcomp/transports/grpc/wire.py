@@ -99,7 +99,7 @@ class Refused:
 
 @dataclass
 class RelayTerms:
-    """The server's answer to a relay's HELLO: the invitation for the relay's clients, size limits, and the codec of frames that it adds."""
+    """The server's answer to a relay's HELLO: the invitation for its clients, size limits, and the codec of updates that the relay adds."""
 
     run: str
     options: str
@@ -161,7 +161,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# By kind of message: a function that returns the base message, whose values need not be sent, for the stream's invitation.
+# By kind of message: a function that returns the base message for the invitation of a stream. Values of the base message need not be sent.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -245,7 +245,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield a message as one gRPC message, or a large message as a BEGIN message and parts. A part of a large frame has no other data."""
+    """Yield a message as one gRPC message, or a large one as a BEGIN message and parts. Parts of a large frame contain no other data."""
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
@@ -261,7 +261,7 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 class Assembly:
     """An assembler of messages that arrive in parts.
 
-    `largest` is the largest size in bytes of a message in parts, which is checked before memory is allocated.
+    `largest`: size limit in bytes of a message in parts, which is checked before memory is allocated.
 
     An assembled message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece of the message. `split` ends a
     large frame (encoded update) with a short part, so that the frame is one piece and is stored only once. Messages that are split in
@@ -276,7 +276,7 @@ class Assembly:
         self._bytes_left = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
-        """Add a gRPC message. Return the kind and a reader of the message that is now complete, or None if parts are missing.
+        """Process a received gRPC message. Return the kind and a reader of the complete message, or None if parts are missing.
 
         Any gRPC message other than PART, PING and PONG discards an unfinished message. Raises ProtocolError for a malformed message.
         """
