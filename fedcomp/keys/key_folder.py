@@ -1,10 +1,10 @@
 """A folder of keys: a certificate authority (CA), the server's certificate, an enrolment file of each client and relay, and a registry.
 
-    ca.crt, ca.key:            EC P-384; ca.key is needed only to sign the certificates of the server, clients and relays;
-    server.crt, server.key:    the server's certificate, for the given hosts, localhost and 127.0.0.1;
-    clients/0.toml ...:        the enrolment file of each client (keys/enrolment.py);
-    relays/0.toml ...:         the enrolment file of each relay, if there are any;
-    registry.toml:             public key, state and end of validity of each client and relay; read by the server
+    ca.crt, ca.key:            The CA's certificate and private key. The server runs without ca.key, which signs new certificates.
+    server.crt, server.key:    The server's certificate, for the given hosts, localhost and 127.0.0.1, and its private key.
+    clients/0.toml ...:        The enrolment file of each client (keys/enrolment.py).
+    relays/0.toml ...:         The enrolment file of each relay, if there are relays.
+    registry.toml:             The public key of each client and relay, its state and the end of its validity. The server reads this file.
 
 A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
 replace registry.toml last. If a command is killed at any moment, registry.toml is complete, with old or new content. If a command was

@@ -108,7 +108,7 @@ class FlowerStrategy(Strategy):
 
 
 def client_app(session: ClientSession) -> ClientApp:
-    """Return the ClientApp for clients of a `FlowerStrategy`. The app answers each train message with a report of `session`."""
+    """Return the ClientApp for clients of a `FlowerStrategy`. The app answers each train message with the report that `session` returns."""
     app = ClientApp()
 
     @app.train()

@@ -207,7 +207,10 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
 
 
 def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[bytes]:
-    """Encode reports as a list of byte strings. Each answer is a tuple (sequence number, report, assignment). Frames are not copied."""
+    """Encode reports as a list of byte strings. Each answer is a tuple (sequence number, report, assignment).
+
+    Encoded updates are not copied.
+    """
     pieces = [bytes([Kind.REPORTS])]
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)

@@ -212,7 +212,7 @@ def decode_assignment(
 
 
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
-    """Encode a report as a list of byte strings. Leave out values that follow from the assignment `answered`. The frame is not copied."""
+    """Encode a report as a list of byte strings. Leave out values that follow from the assignment `answered`. Do not copy the frame."""
     base = _report_base(answered)
     if len(report.frame) <= MAX_DERIVED_BYTES:
         base.ticket = ticket(report.round, report.client, report.frame)
