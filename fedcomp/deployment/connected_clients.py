@@ -83,7 +83,7 @@ class ConnectedClients(Availability):
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:
             self.callback().on_warning(
-                f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)} "
-                "(disconnected, or no answer before a deadline); a client takes part again once it reconnects or answers"
+                f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)}: "
+                "a missing client is disconnected or missed a deadline, and takes part again once it reconnects or answers"
             )
         self._missing = missing
