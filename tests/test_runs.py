@@ -54,9 +54,7 @@ def test_options_and_metrics_are_those_of_the_run(folder):
 
 
 def test_an_unknown_metric_is_an_error_that_lists_the_names(folder):
-    with pytest.raises(
-        KeyError, match="no metric 'acc'; .*known: "
-    ):
+    with pytest.raises(KeyError, match="no metric 'acc'; .*known: "):
         load(folder).metrics["acc"]
 
 

@@ -1,8 +1,8 @@
 """The process of `fedcomp client`, which keeps one or more clients connected to a server and answers the server's messages.
 
 The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
-in the thread that calls `run`. The clients of one process share the data, train together, and share a session unless they sign sealed
-ballots (encrypted votes). If one client fails, the failure is logged, and the other clients continue.
+in the thread that calls `run`. The clients of one process share the data, train together, and share a session (the model and the state of
+its clients) unless they sign sealed ballots (encrypted votes). If one client fails, the failure is logged, and the other clients continue.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from .deployed_client import DeployedClient, handle
 from .handshake import STACK_BYTES
 
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # pauses between attempts to reach the server
-MAX_SAVES = 16  # largest number of client states that are written at the same time
+MAX_SAVES = 16  # largest number of threads that write client states to disk
 MAX_CONNECTS = 64  # largest number of clients that connect at the same time
 LOG_INTERVAL_S = 0.2  # longest time between two prints of queued log messages
 COMBINE_S = 1.0  # time in which equal log messages of several clients are combined
 REFUSAL_S = 5.0  # time for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model's size in float32
 SPARE_BYTES = 64 << 20  # bytes by which a message may exceed MAX_MODELS times the model's size
-JITTER = random.Random()  # for random pauses; not Python's global generator, which users may seed
+JITTER = random.Random()  # generator of random pauses, which no user seeds
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class HostedClient:
     client: DeployedClient
     id: int = -1  # logical id, set by `ClientProcess`
     retries: Retries = field(default_factory=Retries)
-    over: bool = False  # whether the run has ended and the client does not wait for another run
+    over: bool = False  # whether the run has ended and the client waits for no other run
     error: FedcompError | None = None  # the error that ended the client
 
     @property
@@ -148,8 +148,9 @@ class ClientProcess:
     """A process with one or more clients.
 
     `clients`: the clients by logical id. `log_message` is called with each log message, in the thread that calls `run`. Equal messages of
-    several clients are combined into one. `patience_s`: how long a client tries to reach a server, or None for no limit. `stay`: whether to
-    wait for the next run when a run is over. `retry_s`: pauses between attempts to connect; the last pause is repeated.
+    several clients are combined into one. `patience_s`: for how many seconds a client tries to reach a server, or None for no limit.
+    `stay`: whether to wait for the next run when a run is over. `retry_s`: pauses between attempts to connect, in seconds; the last pause
+    is repeated.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class ClientProcess:
         self.stay = stay
         self.retry_s = retry_s
         setup = next(iter(self.clients.values())).client.setup
-        with setup.shared.lock:  # model() draws random numbers from torch's global generator
+        with setup.shared.lock:  # no other thread may use torch's random generator during model()
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
@@ -177,14 +178,14 @@ class ClientProcess:
         self._ended = False
 
     def end(self) -> None:
-        """Make `run` return within LOG_INTERVAL_S after the clients that are training have answered.
+        """Make `run` return within LOG_INTERVAL_S seconds after the clients that are training have answered.
 
         This method may be called from another thread.
         """
         self._ended = True
 
     def run(self) -> None:
-        """Serve until the run is over for every client.
+        """Answer the server's messages until the run is over for every client.
 
         Raises the error of a client that has failed, such as UserError if it cannot take part or cannot reach the server in time.
         """
@@ -282,7 +283,7 @@ class ClientProcess:
             while not hosted.done and not self._ended:
                 try:
                     await self._serve(hosted, connect_limit)
-                    if not hosted.done:  # with --stay, wait until the server has exited
+                    if not hosted.done:  # with --stay, reconnect after the server has exited
                         await asyncio.sleep(self.retry_s[-2])
                 except UnreachableError as error:
                     pause_s, entry = hosted.retries.pause(error, self.retry_s, self.patience_s)
@@ -310,7 +311,7 @@ class ClientProcess:
                 try:
                     await stack.enter_async_context(connection)
                 except UnreachableError:
-                    await asyncio.to_thread(target.check)  # `check` raises a more precise error
+                    await asyncio.to_thread(target.check)  # raises an error that names the cause
                     raise
             async for message in connection.messages():
                 if isinstance(message, Refused):

@@ -13,7 +13,7 @@ class ClientTraffic:
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
         self._taken = NOTHING
-        # By client: the bytes in the client's earlier records.
+        # By client: the sum of the bytes in the client's earlier records.
         self._recorded: dict[int, WireBytes] = {}
 
     def take_total(self) -> WireBytes | None:
@@ -25,7 +25,7 @@ class ClientTraffic:
         return report.total.minus(before)
 
     def port(self) -> PortFigures:
-        """Return the counts of connections, refused streams and bytes at the port for the metrics page. Any thread may call this method."""
+        """Count the connections, refused streams and bytes at the port, for the metrics page. Any thread may call this method."""
         report, counts = self.transport.traffic(), self.transport.counts()
         refused = [(name.partition("refused: ")[2], count) for name, count in counts.items()]
         return PortFigures(
@@ -37,7 +37,7 @@ class ClientTraffic:
         )
 
     def records(self, result: RoundResult) -> tuple[ClientRecord, ...]:
-        """Return a record for each client that is in the round's cohort or was sent an assignment in the round."""
+        """Return a record for each client that was drawn for the round or was sent an assignment in the round."""
         frames = result.traffic
         rejected = {rejection.client: rejection for rejection in result.rejections}
         report = self.transport.traffic()
@@ -51,7 +51,7 @@ class ClientTraffic:
             downlink_bytes = frames.downlink.get(client, 0)
             silent = rejection and client not in frames.seconds
             if silent and counted and wire.bytes_out < downlink_bytes:
-                downlink_bytes = 0  # the port sent fewer bytes than the frames have
+                downlink_bytes = 0  # too few bytes were sent to contain the message
             records.append(
                 ClientRecord(
                     client=client,

@@ -13,7 +13,7 @@ PAUSE_S = 0.05  # time between two polls of the connected clients
 
 
 class ConnectedClients(Availability):
-    """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients.
+    """The clients that have joined a run. `waited_s` is the total time for which rounds have waited for clients, in seconds.
 
     A client that reconnects after a missed deadline takes part again: in the next round after its first miss, and 2, 4, 8, … rounds later
     after 2, 3, 4, … misses without an answer in between. A client that crashes in every round therefore delays few rounds.
@@ -37,7 +37,7 @@ class ConnectedClients(Availability):
         self._reported_waiting: list[int] | None = None
 
     def gather(self) -> Sequence[int]:
-        """Wait until enough clients are connected. Return the clients from which the round's cohort may be drawn."""
+        """Wait until enough clients are connected. Return the clients from which the round may draw its participants."""
         began = time.monotonic()
         while True:
             connected, waited_s = self.connected(), time.monotonic() - began
@@ -109,7 +109,7 @@ class ConnectedClients(Availability):
             self._report_waiting(self.quota.wanted)
 
     def _report_waiting(self, wanted: int) -> None:
-        """Report the connected clients while fewer than `wanted` are connected, and once more when enough are connected again."""
+        """Report the connected clients while fewer than `wanted` clients are connected, and once more when enough are connected again."""
         waits, connected = len(self._connected) < wanted, sorted(self._connected)
         reports = waits or self._reported_waiting is not None
         if reports and connected != self._reported_waiting:
@@ -123,6 +123,6 @@ class ConnectedClients(Availability):
         if missing and missing != self._missing:
             self.callback().on_warning(
                 f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)}: "
-                "disconnected, or without an answer before a deadline; a client takes part again once it reconnects or answers"
+                "a missing client is disconnected or missed a deadline, and takes part again once it reconnects or answers"
             )
         self._missing = missing

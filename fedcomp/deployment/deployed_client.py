@@ -24,11 +24,11 @@ from .handshake import ClientSetup, session_for
 
 HEAD, REPORT = "head", "report"
 KEY_FILE = "key.bin"  # file in the state folder
-SIGNED = "signed/"  # prefix of names in the signature log; signed/CLIENT has the client's signatures in a run
+SIGNED = "signed/"  # prefix of entry names in the signature log; the entry signed/CLIENT holds a client's signatures
 
 
 class DeployedClient:
-    """A client of a deployment with its state folder, independent of the transport.
+    """A client of a deployment with its state folder. The class does not depend on the transport.
 
     `key`: the private key of the client's enrolment, with which it signs sealed ballots. A client without an enrolment makes its own key
     pair, stores it in the state folder, and sends the server the public key when it joins.
@@ -47,7 +47,7 @@ class DeployedClient:
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
         self._report: Report | None = None  # the report on the last assignment
-        self._inputs = ""  # digest of the last assignment's inputs (`_phase_inputs`)
+        self._inputs = ""  # hash of the last assignment (`_phase_inputs`)
         self._saved = True  # whether the folder holds the current state
 
     @property
@@ -97,7 +97,7 @@ class DeployedClient:
         return last if (a.round, a.phase, a.version, _phase_inputs(a)) == inputs else None
 
     def release(self) -> None:
-        """Drop the last report, whose frame may be as large as the model. The state folder still has the report."""
+        """Free the memory of the last report, which may be as large as the model. The state folder still has the report."""
         self._report = None
 
     def record(self, assignment: Assignment, report: Report) -> None:
@@ -110,7 +110,7 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        # Whether the memory's state contains the report's frame, which then is not stored twice.
+        # Whether the state of the error-feedback memory contains the report's frame, which then is not stored again.
         is_pending = pending is not None and report.frame == pending
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}
@@ -126,12 +126,12 @@ class DeployedClient:
         return self.session.rounds.get(self.client_id)
 
     def _remember(self, run: str, client_id: int, state: RoundState | None) -> None:
-        """Store the signatures of a run in the signature log, because the state of another run or algorithm replaces the current state."""
+        """Store the signatures of a run in the signature log before the state of another run or algorithm replaces the current state."""
         if signed := pack_signed(state):
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
     def _recall(self) -> None:
-        """Restore the signatures of this run when the client returns to the run."""
+        """Restore the signatures of this run from the signature log when the client returns to the run."""
         state = self.round_state
         self._remember(self.run, self.client_id, state)
         if isinstance(self.session.algorithm, SealedElectionClient) and not pack_signed(state):
@@ -156,15 +156,15 @@ class DeployedClient:
                 self._report.frame = pending
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
-                f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, and the client joins "
-                "as a new one"
+                f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, so that "
+                "the client joins as a new client"
             ) from error
 
 
 def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Report | None]:
-    """Return the clients' reports on assignments. A report must not be sent before `save` of its client has returned.
+    """Return the clients' reports on assignments. Do not send a report before `save` of its client has returned.
 
-    The report is None for an assignment to another client. Clients of one session train together.
+    The report is None if the assignment names another client. Clients that share a session train together.
     """
     reports: list[Report | None] = [None] * len(assignments)
     by_session: dict[ClientSession, list[int]] = {}  # indices of assignments
@@ -187,7 +187,7 @@ def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Rep
 def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[Report]:
     try:
         return session.handle(assignments)
-    except Exception as error:  # raised by the user's code, or for a malformed assignment
+    except Exception as error:  # an error in the user's code, or a malformed assignment
         why, fingerprint = reason(error), session.replica.fingerprint
         return [
             failure(a, "train", why, session.states.at(a.client).version, fingerprint)
@@ -207,7 +207,7 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a digest of a phase's inputs other than the model. A client repeats its report for an assignment with the same digest."""
+    """Return a hash of an assignment's inputs other than the model. If the hash is the same, a client repeats its last report."""
     if not assignment.announced:
         return assignment.accepted
     announced = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)

@@ -1,7 +1,7 @@
 """The handshake by which a client joins a run: the client checks the options in the server's invitation and makes its session.
 
-An invitation contains names and numbers, but no code. The client executes nothing that it receives: spec strings name code that is
-already installed on its machine.
+An invitation contains names and numbers, but no code. The client executes nothing that it receives: spec strings name code that is already
+installed on the client's machine.
 """
 
 import functools
@@ -47,7 +47,7 @@ CLIENT_OPTIONS = """
 """.split()
 
 SAME = "install the same version of fedcomp on both sides"
-STACK_BYTES = 64 << 20  # size limit for the updates that a process holds at once
+STACK_BYTES = 64 << 20  # size limit in bytes for the updates that a process holds at once
 
 T = TypeVar("T")
 
@@ -98,22 +98,22 @@ class ClientSetup:
     device: torch.device
     client_id: int = -1  # id that a client without an enrolled key claims
     partition_id: int | None = None  # None if the client uses all data
-    partitions: int | None = None  # None means one partition for each client of the run
+    partitions: int | None = None  # None: one partition for each client of the run
     # Public keys of the clients by logical id (keyring.py), or None to accept the keys that the server announces.
     roster: Mapping[int, bytes] | None = None
-    sealed: bool = False  # whether the client takes part only in elections with sealed ballots
+    sealed: bool = False  # whether the client takes part only if ballots are sealed (encrypted)
     # Objects that all clients of a process share.
     shared: SharedObjects = field(default_factory=SharedObjects)
 
 
 @dataclass(frozen=True)
 class HostedSession:
-    """A client session, with the states and the example indices of its clients by logical id."""
+    """A client session, with the states and the examples of its clients."""
 
     session: ClientSession
     states: HostedStates
-    shards: dict[int, np.ndarray]  # indices of the training examples
-    held_out: dict[int, np.ndarray]  # indices of the examples on which a client evaluates
+    shards: dict[int, np.ndarray]  # by client: indices of the training examples
+    held_out: dict[int, np.ndarray]  # by client: indices of the evaluation examples
 
 
 def session_for(
@@ -122,7 +122,7 @@ def session_for(
     key: ec.EllipticCurvePrivateKey | None = None,
     log: SignatureLog | None = None,
 ) -> tuple[int, ClientSession]:
-    """Return the client's logical id and its session. The client starts in the session with the state of a new client.
+    """Return the client's logical id and its session. In the session, the client starts with the state of a new client.
 
     `key`: the private key with which the client signs sealed ballots. `log`: records the signatures made with `key`. Raises UserError or
     ProtocolError if the invitation does not fit the client.
@@ -131,13 +131,13 @@ def session_for(
     algorithm = make_client_algorithm(config.strategy)
     if setup.sealed and not isinstance(algorithm, SealedElectionClient):
         raise UserError(
-            f"this client accepts sealed ballots only (--sealed), but the server's strategy is '{config.strategy}'; "
+            f"this client accepts only sealed ballots (--sealed), but the server's strategy is '{config.strategy}'; "
             "leave --sealed out if the server may read this client's updates"
         )
     client_id = invitation.client if invitation.client >= 0 else setup.client_id
     if not 0 <= client_id < config.clients:
         raise UserError(
-            f"client {client_id} is not part of this run of {config.clients} clients, 0 to {config.clients - 1}; give another "
+            f"client {client_id} is not part of this run, which has the clients 0 to {config.clients - 1}; give another "
             "--client-id or --partition-id, or start the server with more --clients"
         )
     shared = setup.shared
@@ -222,7 +222,7 @@ def _test(config: RunConfig, setup: ClientSetup) -> tuple[Examples, list[np.ndar
 
 
 def _shard(config: RunConfig, setup: ClientSetup) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the client's training examples, and of the examples on which the client evaluates."""
+    """Return the indices of the client's training examples, and of its evaluation examples."""
     index, partitions = setup.partition_id or 0, setup.partitions or config.clients
     if not 0 <= index < partitions:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The log messages of a client about its work, each with the values that the JSON log contains."""
+"""The log messages of a client about runs and rounds. Each message carries the values that the JSON log contains."""
 
 from collections.abc import Sequence
 
@@ -34,11 +34,11 @@ def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
     names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
     sentence = (
         f"round {assignment.round}: the server announces a key of {names} that differs from the key that this client knows from earlier "
-        "in this run or from --roster; this client seals no ballot for the announced key and counts no ballot signed with the key"
+        "in this run or from --roster; this client encrypts no ballot for the announced key and ignores ballots signed with it"
     )
     return LogMessage(sentence, "unknown_key", round=assignment.round, clients=list(clients))
 
 
 def over(farewell: Farewell, stay: bool) -> LogMessage:
-    sentence = f"the run is over after round {farewell.round}{'; waiting for the next one' * stay}"
+    sentence = f"the run is over after round {farewell.round}{'; waiting for the next run' * stay}"
     return LogMessage(sentence, "over", run=farewell.run, round=farewell.round)

@@ -19,9 +19,9 @@ WAIT_S = 0.2  # time between two checks whether `end` was called
 class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
 
-    `patience_s`: how long to try to reach the server, None for no limit. `stay`: wait for the next run when a run is over. `retry_s`:
-    pauses between attempts to connect; the last pause is repeated. When clients can connect, `opened` is called with the port number, in
-    the thread of the gRPC event loop.
+    `patience_s`: for how many seconds to try to reach the server, or None for no limit. `stay`: whether to wait for the next run when a run
+    is over. `retry_s`: pauses between attempts to connect, in seconds; the last pause is repeated. When clients can connect, `opened` is
+    called with the port number, in the thread of the gRPC event loop.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RelayProcess:
             return True
         self._messages.put(log_messages.over(farewell, self.stay))
         if self.stay:
-            await asyncio.sleep(self.retry_s[-2])  # the server is about to exit
+            await asyncio.sleep(self.retry_s[-2])  # reconnect after the server has exited
         return False
 
     async def _cause_of(self, error: UnreachableError) -> UnreachableError:
@@ -110,7 +110,7 @@ class RelayProcess:
     def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries = Retries()
         self.port = port  # clients know this port, so the relay uses it again after a reconnection
-        how = "adds their frames" if terms.codec else "forwards each of their frames"
+        how = "adds their encoded updates" if terms.codec else "forwards their encoded updates"
         server, where = self.target.address, join_address(self.address, port)
         sentence = f"connects clients at {where} with the server {server} in a run of {terms.clients} clients, and {how}"
         values = {"run": terms.run, "server": server, "port": port, "clients": terms.clients}

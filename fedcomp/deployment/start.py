@@ -1,6 +1,6 @@
-"""The server of a deployed run, from the options to the summary.
+"""The server of a deployment: it checks the options, runs the rounds and writes the summary.
 
-The server runs the rounds in this process, by default over the gRPC transport.
+The rounds run in this process. By default, the server and its clients exchange messages over gRPC.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ INSECURE = (
     "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
     "for more than a trial, make keys with: fedcomp keys init"
 )
-# Error messages by simulation option, for deployments that set the option to a value other than its default or its values in ALLOWED.
+# By simulation option: the error message if a deployment sets the option to a value other than its default or its values in ALLOWED.
 SIMULATION_ONLY = {
     "network": "--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     "attack": "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim",
@@ -76,9 +76,9 @@ SIMULATION_ONLY = {
 }
 ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
 LOOPBACK = "127.0.0.1"
-# Size of the largest report: a dense update with room to spare, and a sealed ballot (encrypted vote) for each client of the cohort.
+# Size of the largest report: an uncompressed update with room to spare, and a sealed ballot (encrypted vote) for each client of a round.
 UPDATE_BYTES = 8  # bytes per parameter
-BALLOT_BYTES = 1 / 4  # size of the ballots: bytes per parameter and client of the cohort
+BALLOT_BYTES = 1 / 4  # size of the ballots: bytes per parameter and client of a round
 SPARE_BYTES = 1 << 20
 MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
 
@@ -88,7 +88,7 @@ class Endpoint:
     """A server's host, port and keys. `keys`: the folder that `fedcomp keys init` made, or None for no TLS and clients without keys."""
 
     port: int = 8080  # 0 means any free port
-    host: str = ""  # "" means loopback if `keys` is None, else all addresses of this machine
+    host: str = ""  # "": the loopback address if `keys` is None, else all addresses of this machine
     keys: Path | None = None
 
     @property
@@ -96,7 +96,7 @@ class Endpoint:
         return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
 
     def credentials(self) -> Credentials | None:
-        """Return the server's certificate and key, and the CA certificate for checking clients. Raises KeysError."""
+        """Return the server's certificate and key, and the CA that signs the certificates of clients. Raises KeysError."""
         if self.keys is None:
             return None
         certificate, key = serving_files(self.keys)
@@ -119,7 +119,7 @@ def serve(
 
 
 class Deployment:
-    """A deployed run. The constructor checks the options and reports errors as early as possible.
+    """The server's side of a run. The constructor checks the options, so that it raises errors before the run starts.
 
     `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`.
     `make_transport` returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
@@ -227,7 +227,7 @@ class Deployment:
             self.callback.on_round_end(record)
             self.callback.on_checkpoint(record.round, save_s)
             started, waited_s = time.perf_counter(), connected_clients.waited_s
-            del result  # frees the round's frames before the next round
+            del result  # frees the round's updates before the next round
 
     # Preparation.
 
@@ -342,11 +342,11 @@ class Deployment:
             new = keys_command(keys, "add", "--count", len(absent))
             self.callback.on_warning(
                 f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key: "
-                f"enrol new clients with {new}, renew revoked or expired ones, or start with fewer --clients"
+                f"enrol new clients with {new}, renew revoked or expired keys, or start with fewer --clients"
             )
 
     def _on_poll(self) -> None:
-        """Report the connected clients if a round waits for more, and disconnect clients whose keys are no longer accepted."""
+        """Report the connected clients if a round waits for more clients, and disconnect clients whose keys are no longer accepted."""
         self.connected_clients.on_poll()
         if self.registry is not None and self.registry.poll(self.callback.on_warning):
             self.transport.recheck_keys()
@@ -375,7 +375,7 @@ class Deployment:
             dataclasses.replace(client, metrics=reported.get(client.client, {}))
             for client in self.by_client.records(result)
         ]
-        # Count only the bytes that were sent, because disconnected clients received nothing.
+        # Count only the bytes that were sent: disconnected clients received nothing.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,

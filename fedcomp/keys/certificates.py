@@ -1,4 +1,4 @@
-"""X.509 certificates of the federation's own CA (certificate authority), the server, relays and clients. All keys are EC P-384.
+"""X.509 certificates of the federation's own CA (certificate authority), the server, relays and clients. All keys are on the curve P-384.
 
 The server, the relays and the clients trust only this CA. A client or relay is identified by its public key, not by the name in its
 certificate.
@@ -87,7 +87,7 @@ def server_certificate(
 ) -> x509.Certificate:
     """Return a certificate, signed by the CA, for a server that clients reach at `hosts`.
 
-    With `relay`, the certificate is also valid for a TLS client, because a relay connects to the server.
+    If `relay` is true, the certificate is also valid for a TLS client, because a relay connects to the server.
     """
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH] + [ExtendedKeyUsageOID.CLIENT_AUTH] * relay
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
@@ -108,7 +108,8 @@ def client_certificate(
 ) -> x509.Certificate:
     """Return a certificate, signed by the CA, for a client. The certificate has no client id: the registry (registry.py) maps keys to ids.
 
-    The certificate is as short as TLS allows, since each join sends it to the server and back in two TLS session tickets.
+    The certificate is as short as TLS allows, since each joining client sends it to the server, which returns it in two TLS session
+    tickets.
     """
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)
@@ -155,7 +156,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return "server" or "relay-ID", the argument of `fedcomp keys renew` in an error message about a certificate.
+    """Return the argument of `fedcomp keys renew` that renews a certificate, for error messages: "server" or "relay-ID".
 
     "ID" is a placeholder, because a relay's certificate does not contain its id. Only the registry decides which keys belong to relays.
     """
@@ -173,7 +174,7 @@ def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
 
 
 def parse_certificate(text: str) -> x509.Certificate:
-    """Parse a PEM text, or raise ValueError unless it has exactly one certificate."""
+    """Parse a PEM text with exactly one certificate. Raises ValueError for other texts."""
     (certificate,) = x509.load_pem_x509_certificates(text.encode())
     return certificate
 

@@ -1,8 +1,8 @@
 """Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix in one sentence.
 
-`contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame,
-all within one deadline. gRPC would report every failure of these steps as an unavailable server. If the handshake fails, `contact` connects
-again without checking the certificate, to find the cause: another host name, another CA, no TLS, or a wrong clock.
+`contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame, all
+within one deadline. gRPC itself would report a failure of any of these steps as an unavailable server. If the handshake fails, `contact`
+connects again without checking the certificate, to find the cause: another host name, another CA, no TLS, or a wrong clock.
 """
 
 import os
@@ -25,10 +25,10 @@ OUT_OF_DATE = {9: "not yet valid", 10: "expired"}
 # OpenSSL's error codes for a certificate that is not for the given host name (62) or IP address (64).
 OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest is left to find the cause of a failure
+HANDSHAKE = 0.6  # fraction of `timeout_s` for the TLS handshake; the rest of the time serves to find the cause of a failure
 # The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-FRAME_HEAD = 9  # bytes of the header of an HTTP/2 frame
+FRAME_HEAD = 9  # number of bytes in the header of an HTTP/2 frame
 SETTINGS = b"\x04"  # the type of a SETTINGS frame
 
 ERRORS = {  # UnreachableError.cause → message
@@ -37,7 +37,7 @@ ERRORS = {  # UnreachableError.cause → message
     "--port {port}{insecure}), or correct --server",
     "network": "{where} cannot be reached ({why}); check this machine's network, or correct --server",
     "silent": "{where} does not answer within {timeout_s:g} s ({why}); check that the server runs and that no firewall blocks port {port}",
-    "host name": "the certificate of {where} is {names}; correct --server, or on the server: fedcomp keys renew {holder} --host {host}",
+    "host name": "the certificate of {where} is {names}; correct --server, or run on the server: fedcomp keys renew {holder} --host {host}",
     "ca": "the certificate of {where} is not signed by the CA that this client trusts; give the enrolment file that was made with this "
     "server's keys, or correct --server",
     "no tls": "{where} answers without TLS; start the server with --keys, or correct --server",
@@ -45,7 +45,7 @@ ERRORS = {  # UnreachableError.cause → message
     "starting": "{where} closes the connection during the TLS handshake; try again and check the server's output, or correct --server",
     "other tls": "{where} does not speak TLS 1.3 ({why}); correct --server, or install the same version of fedcomp on both sides",
     "tls": "{where} requires TLS; leave --insecure out and give the enrolment file",
-    "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, else on the server: "
+    "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, else run on the server: "
     "fedcomp keys renew {id}",
     "not fedcomp": "{where} is not a fedcomp server: it does not speak HTTP/2; correct --server",
 }
@@ -232,7 +232,7 @@ class _Probe:
         if self.enrolment is not None:
             if isinstance(error, TimeoutError):
                 raise self.silent()
-            with self._connect():  # raises a connection error if the server has just ended
+            with self._connect():  # raises an error if the server has just ended
                 raise self._refused(self.enrolment, error) from error
         if self._server_certificate():
             raise self._error("tls") from error
@@ -243,7 +243,7 @@ class _Probe:
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
         """Return the error for a server that closed the connection after it received the client's certificate.
 
-        A gRPC server gives no reason for the closing. Other servers send a TLS alert with the reason.
+        A gRPC server closes the connection without a reason. Other servers send a TLS alert with the reason.
         """
         try:
             enrolment.refuse_expired()
@@ -257,8 +257,8 @@ class _Probe:
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
-    Over TLS, this function only reads. Sending bytes to a server that has refused the client's certificate and closed the connection could
-    lose the TLS alert with the reason.
+    Over TLS, this function only reads and sends nothing. Sending bytes to a server that has refused the client's certificate and closed the
+    connection could lose the TLS alert with the reason.
     """
     if not isinstance(connection, ssl.SSLSocket):
         connection.sendall(PREFACE)

@@ -1,4 +1,4 @@
-"""The enrolment file: one TOML file with everything that a client or a relay needs to join.
+"""The enrolment file: one TOML file with everything that a client or a relay needs to join a run.
 
     id = 3  # Logical id; a client and a relay may have the same id.
     certificate = "-----BEGIN CERTIFICATE..."  # Signed by the CA; its public key identifies the client to the server.
@@ -58,17 +58,17 @@ def format_time(time: datetime) -> str:
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
     """Return the start of an error message that says when a certificate ended or begins, or "" if it is valid at the time `now`.
 
-    The caller appends what to do if this machine's clock is right.
+    The caller appends the command that helps if this machine's clock is right.
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
         return ""
     when = f"begins on {format_time(begins)}" if now < begins else f"ended on {format_time(ends)}"
-    return f"{when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is wrong, else"
+    return f"{when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is wrong, else run"
 
 
 def parse_time(text: Any) -> datetime:
-    """Parse the output of `format_time`, or any ISO 8601 time with an offset from UTC, or raise ValueError."""
+    """Parse an ISO 8601 time with an offset from UTC, such as the output of `format_time`, or raise ValueError."""
     time = text if isinstance(text, datetime) else datetime.fromisoformat(ascii_text(text))
     if time.tzinfo is None:
         raise ValueError("no offset from UTC")
@@ -104,7 +104,7 @@ def default_enrolment() -> Path:
     """
     if path := os.environ.get(VARIABLE):
         return expand_home(path, VARIABLE)
-    # For a user without a home folder, `~` is not expanded.
+    # If the user has no home folder, `expanduser` leaves `~` in the path.
     return Path(os.path.expanduser(DEFAULT_PATH))
 
 
@@ -222,7 +222,7 @@ class Enrolment:
         return self.leaf.not_valid_after_utc
 
     def refuse_expired(self, now: datetime | None = None) -> None:
-        """Raise KeysError if, by this machine's clock, the certificate has ended or is not valid yet."""
+        """Raise KeysError if the certificate has expired or is not valid yet, by this machine's clock."""
         if when := out_of_date(self.leaf, now or utc_now()):
             holder = f"relay-{self.id}" if self.relay else self.id
             raise KeysError(

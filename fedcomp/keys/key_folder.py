@@ -1,14 +1,14 @@
 """A folder of keys: a certificate authority (CA), the server's certificate, an enrolment file of each client and relay, and a registry.
 
-    ca.crt, ca.key:            EC P-384; ca.key is needed only to sign the certificates of the server, clients and relays;
-    server.crt, server.key:    the server's certificate, for the given hosts, localhost and 127.0.0.1;
-    clients/0.toml ...:        the enrolment file of each client (keys/enrolment.py);
-    relays/0.toml ...:         the enrolment file of each relay, if there are any;
-    registry.toml:             public key, state and end of validity of each client and relay; read by the server
+    ca.crt, ca.key:            The CA's certificate and private key. The server runs without ca.key, which signs new certificates.
+    server.crt, server.key:    The server's certificate, for the given hosts, localhost and 127.0.0.1, and its private key.
+    clients/0.toml ...:        The enrolment file of each client (keys/enrolment.py).
+    relays/0.toml ...:         The enrolment file of each relay, if there are relays.
+    registry.toml:             The public key of each client and relay, its state and the end of its validity. The server reads this file.
 
 A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
-replace registry.toml last. If a command is killed at any moment, registry.toml is complete, with old or new content. A command that was
-killed before it replaced registry.toml can be run again. Private files are created with mode 0600 and folders with mode 0700.
+replace registry.toml last. If a command is killed at any moment, registry.toml is complete, with old or new content. If a command was
+killed before it replaced registry.toml, run it again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -180,7 +180,7 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 @dataclass(frozen=True)
 class _Issuer:
-    """The CA of a folder of keys.
+    """The certificate authority (CA) of a folder of keys.
 
     Certificates that the CA signs are valid for `days` days, but not longer than the CA's own certificate.
     """
@@ -242,7 +242,7 @@ class _State:
         """Read the CA's certificate and key. Raises KeysError if ca.key is missing or the CA's certificate has expired."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = certificates.read_private_key(
-            self.folder / CA_KEY, "restore it for this command, which signs a certificate with it"
+            self.folder / CA_KEY, "restore it, because this command signs a certificate with it"
         )
         if key.public_key() != certificate.public_key():
             raise KeysError(
@@ -270,7 +270,7 @@ class _State:
         )
 
     def next_id(self, relay: bool) -> int:
-        """Return the highest id of all relays, or of all clients if `relay` is False, plus 1."""
+        """Return the id for the next new relay, or for the next new client if `relay` is False: the highest id plus 1."""
         return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
     def write(self, entries: Sequence[RegistryEntry]) -> None:
@@ -324,7 +324,7 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
     key = certificates.read_private_key(folder / SERVER_KEY, f"make a new one: {renew}")
     if key.public_key() != certificate.public_key():
         raise KeysError(
-            f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make new ones: {renew}"
+            f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make a new key and certificate: {renew}"
         )
     return certificate
 

@@ -1,4 +1,4 @@
-"""The keys with which clients sign their ballots in elections with sealed (encrypted) ballots, and verify each other's signatures.
+"""The keys with which clients sign sealed ballots (encrypted votes on the update), and verify each other's signatures.
 
 The server announces the public keys of the clients. A client *pins* the first key that the server announces for another client in a run:
 during this run, it accepts no other key for that client. Pins are stored on the client's disk (signature_log.py). Therefore, a server that
@@ -22,7 +22,7 @@ from .enrolment import parse_public_key
 from .registry import read_file
 from .signature_log import SignatureLog
 
-PIN = "key/"  # prefix of pinned keys in the signature log; key/CLIENT has a client's public key
+PIN = "key/"  # prefix of entry names in the signature log; the entry key/CLIENT holds a client's pinned public key
 
 
 class UnknownKey(ProtocolError):
@@ -44,7 +44,7 @@ class Keyring(Protocol):
         """Return a client's public key as a point of the elliptic curve P-384 in compressed form [49 bytes].
 
         `announced`: the key that the server announces for this client, or b"" for none. Raises UnknownKey if the announced key differs from
-        the known one.
+        the key that is known for the client.
         """
 
 
@@ -64,7 +64,7 @@ def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
 
 
 class DerivedKeys:
-    """The keys of the virtual clients of a simulation. They are derived from a seed and not secret."""
+    """The keys of the virtual clients of a simulation. The keys are derived from a seed, and are not secret."""
 
     def __init__(self, seed: int):
         self.seed, self.run = seed, f"simulation {seed}"
@@ -106,7 +106,7 @@ class ServerKeys:
 
 @dataclass
 class PinnedKeys:
-    """The keys that client `client_id` knows: its own key pair, and the pinned or listed public keys of the other clients."""
+    """The keys that client `client_id` knows: its own key pair, and the public keys of other clients, pinned or from --roster."""
 
     run: str
     client_id: int
@@ -143,7 +143,7 @@ class PinnedKeys:
                 "the key of this client",
             )
         elif self.roster is not None:
-            known, source = self.roster.get(client), "the one in --roster"
+            known, source = self.roster.get(client), "the key in --roster"
             if known is None:
                 raise UnknownKey(
                     f"client {client} is not in --roster; give this client a newer --roster to accept client {client}"
@@ -154,7 +154,7 @@ class PinnedKeys:
                     raise ProtocolError(f"the server did not announce a key of client {client}")
                 verifier(announced)
             known = self._pins.get(client) or self._pin(client, announced)
-            source = "the one from earlier in this run"
+            source = "the key from earlier in this run"
         if announced and announced != known:
             kind = ProtocolError if client == self.client_id else UnknownKey
             raise kind(f"the server announces a key of client {client} that differs from {source}")

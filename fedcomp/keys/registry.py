@@ -40,7 +40,7 @@ from .enrolment import (
 
 ENROLLED, REVOKED = "enrolled", "revoked"
 REMEDY = "correct it, or restore the file from a copy"
-HEAD = "# The public key of each client and relay. Written by `fedcomp keys`; the server rereads it when it changes.\n"
+HEAD = "# The public key of each client and relay. Written by `fedcomp keys`; the server reads this file again when it changes.\n"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RegistryEntry:
     public_key: str  # OpenSSH, one line
     state: str  # ENROLLED or REVOKED
     not_after: datetime  # UTC
-    replaced: tuple[str, ...] = ()  # earlier keys, which renewals replaced; they are refused
+    replaced: tuple[str, ...] = ()  # keys that were replaced by renewals; they are refused
     relay: bool = False
 
     @property
@@ -87,7 +87,7 @@ class _Content:
 
     @cached_property
     def holders(self) -> dict[bytes, tuple[RegistryEntry, bool]]:
-        """By key hash: the entry of the client or relay with this key, and whether a renewal has replaced the key."""
+        """By key hash: the entry of the client or relay that has or had this key, and whether a renewal has replaced the key."""
         return {
             _parsed(key)[1]: (entry, key != entry.public_key)
             for entry in (*self.clients, *self.relays)
@@ -148,7 +148,7 @@ class Registry:
         return {_parsed(key)[1]: id for id, key in self.enrolled().items()}
 
     def poll(self, log: Callable[[str], None]) -> bool:
-        """Return whether registry.toml has changed since the last call and is valid.
+        """Return whether registry.toml has changed since the last call and is valid now.
 
         After a change, the caller must check connected clients again. Calls `log` once when the file becomes malformed, and once when it is
         repaired. Keys that expire are not reported, because the file does not change.
@@ -158,7 +158,9 @@ class Registry:
         if content is before:
             return False
         if content.problem and content.problem != before.problem:
-            log(f"{content.problem}; until then no client is accepted, and clients retry")
+            log(
+                f"{content.problem}; until the file is valid, no client is accepted, and clients try again"
+            )
         elif before.problem and not content.problem:
             accepted = len(self.enrolled())
             log(f"{self.path} is valid again: {accepted} of its clients may join")
@@ -184,7 +186,7 @@ class Registry:
         return entry, entry.refusal(self.now(), folder)
 
     def _stamp(self) -> tuple[int, ...]:
-        """Return inode, size and modification time of the file, or () if the file does not exist."""
+        """Return the file's inode, size and modification time, which show whether it has changed, or () if it does not exist."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -208,7 +210,7 @@ class Registry:
         return _Content(clients, relays)
 
 
-@lru_cache(1 << 17)  # when the file has changed, most of its keys are unchanged
+@lru_cache(1 << 17)  # cached, because most keys stay the same when the file changes
 def _parsed(key: str) -> tuple[str, bytes]:
     """Return a public key as one OpenSSH line, and the hash of the key. Raises ValueError."""
     parsed = parse_public_key(key)

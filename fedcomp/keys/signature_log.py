@@ -1,4 +1,4 @@
-"""The log in which a client stores its signatures and the public keys that it has pinned (keyring.py), for each run.
+"""The log in which a client stores, for each run, its signatures and the public keys of other clients that it has accepted (pinned).
 
 When a client joins another run, the state of the previous run is replaced, but the log of that run is kept. If the client has a state
 folder, the log has one small file there for each run, and each change replaces the whole file. Without a state folder, the log is lost when
@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UserError
 from ..state_folder import StateFolder
 
-MAX_RUNS = 4096  # largest number of runs in the log, from which no run is ever removed
+MAX_RUNS = 4096  # largest number of runs in the log; no run is ever removed
 PREFIX = "sealed-"  # prefix of the files' names
 
 

@@ -1,4 +1,4 @@
-"""The transport of a simulation, which passes assignments to virtual clients in this process, one batch at a time."""
+"""The transport of a simulation, which passes assignments (requests to clients) to virtual clients in this process, in batches."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ class Population(Protocol):
 
     @property
     def at_once(self) -> int:
-        """The largest number of assignments that one call of `handle` should get."""
+        """The largest number of assignments to pass to one call of `handle`."""
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]: ...
 

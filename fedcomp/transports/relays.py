@@ -1,8 +1,9 @@
-"""Addition of frames (encoded updates) at relays: a relay sends the server one frame, which is the sum of its clients' frames.
+"""Addition of frames (encoded updates) at relays, which are processes that forward messages between the server and groups of clients.
 
-A relay adds frames of a linear codec without decoding them to vectors. The server still receives a report from each client, so that each
-client can later commit its update or roll it back. The first report with an update carries the sum, and the other updates carry no frame.
-The strategy takes the mean over all updates, so every client has the same weight.
+A relay sends the server one frame, which is the sum of its clients' frames. If the codec is linear, a relay adds frames without decoding
+them to vectors. The server still receives a report from each client, so that each client can later commit its update or roll it back. The
+first report with an update carries the sum, and the other reports carry no frame. The server divides the sum by the number of updates, so
+every client has the same weight.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +20,12 @@ from ..messages import MAX_EXAMPLES, UPDATE, Assignment, Report, ReportedMetrics
 from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
 
-STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the frames
-RELAY = "relay"  # stage of a failure if a frame cannot be added, or if the server rejects the sum that contains the frame
+STRATEGIES = "average", "fetchsgd"  # strategies that need only the sum of the updates
+RELAY = "relay"  # value of `stage` in the failure report of a client whose update cannot be added, or is in a sum that the server rejects
 
 
 def can_add(assignment: Assignment, report: Report) -> bool:
-    """Return whether a report has a frame, answers its assignment, and would be accepted by the server."""
+    """Return whether a relay may add a report's update: the report answers its assignment, and the server would accept it."""
     a, r = assignment, report
     try:
         ReportedMetrics.unpack(r.metrics)
@@ -33,7 +34,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
     return (
         r.kind == UPDATE
         and bool(r.frame)
-        and not r.reason  # a message with many reports has no space for their reasons
+        and not r.reason  # reasons could exceed the size limit of a message with many reports
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MAX_EXAMPLES
@@ -45,8 +46,8 @@ def add_frames(
 ) -> list[Report]:
     """Return the reports that a relay sends to the server, in the order of its clients' reports.
 
-    The first update carries the sum of all frames. Updates whose frames cannot be added to the largest sum are replaced by failure reports
-    with the stage "relay". Reports for which `can_add` returns False are unchanged.
+    The first report with an update carries the sum of all frames (encoded updates). If an update cannot be added to the largest sum, a
+    failure report with the stage "relay" replaces it. A report for which `can_add` returns False is unchanged.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
@@ -71,8 +72,8 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return a sum of as many frames as possible, and the reasons why the other frames are left out, by position in `frames`."""
-    sums: list[tuple[bytes, list[int]]] = []  # each sum with the positions of its frames
+    """Return a sum of as many frames (encoded updates) as possible, and why each other frame is left out, by index in `frames`."""
+    sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):
         for j, (total, added) in enumerate([*sums, (b"", [])]):
@@ -87,7 +88,7 @@ def _largest_sum(
     return largest, {
         i: refused.get(
             i,
-            "this client's frame cannot be added to the frames of most other clients of the relay",
+            "this client's update cannot be added to the updates of most other clients of the relay",
         )
         for i in range(len(frames))
         if i not in added
@@ -95,34 +96,34 @@ def _largest_sum(
 
 
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
-    """Raise ConfigError if relays cannot add the frames of this run."""
+    """Raise ConfigError if relays cannot add the encoded updates of this run."""
     uplink = strategy.uplink
     clients = cohort_size(config.participation, config.clients)
-    per_relay = -(-config.clients // config.relays)  # a cohort may contain all clients of a relay
+    per_relay = -(-config.clients // config.relays)  # a round may use all clients of a relay
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
-    only_sum = "a relay sends only the sum of its clients' frames"
+    only_sum = "a relay sends only the sum of its clients' encoded updates"
     inner = uplink.unscoped
     if strategy.name not in STRATEGIES:
-        why = f"{only_sum}, but --strategy {strategy.name} needs each frame; use --strategy {' or '.join(STRATEGIES)}"
+        why = f"{only_sum}, but --strategy {strategy.name} needs each update; use --strategy {' or '.join(STRATEGIES)}"
     elif not uplink.linear:
-        why = f"a relay adds its clients' frames, but frames of --uplink {uplink} cannot be added; {advice}, or identity"
+        why = f"a relay adds encoded updates without decoding them, which --uplink {uplink} does not support; {advice}, or identity"
     elif uplink.seeded and not uplink.shares_seed:
-        why = f"a relay can add only frames with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
+        why = f"a relay can add only updates encoded with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"relays add only tables of one size, but with {uplink} the size depends on an update's nonzeros; {advice}, or s2:columns=N"
+        why = f"relays add only s2 tables of equal size, but with {uplink} the size depends on the update; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
-        why = f"a relay adds its clients' frames with equal weights, but --weights is {config.weights}; use --weights uniform"
+        why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:
         why = f"{only_sum}, so the server cannot clip each update; leave --clip-update out"
     elif memory.counterpart is not None:
-        why = f"{only_sum}, but --memory {memory.name} needs each frame; use --memory residual"
+        why = f"{only_sum}, but --memory {memory.name} needs each update; use --memory residual"
     else:
         return
     raise ConfigError(f"--relays {config.relays}: {why}")
 
 
 def inexact(updates: Iterable[Update | None]) -> int:
-    """Return the number of coordinates of summed frames that could not be decoded exactly."""
+    """Return how many coordinates in sums of encoded updates could not be decoded exactly."""
     coordinates = 0
     for update in updates:
         if isinstance(update, Sections):

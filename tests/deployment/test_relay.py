@@ -60,7 +60,7 @@ def test_clients_behind_a_relay_give_the_same_model_as_without(tmp_path, keys):
         assert relay.has_logged(
             f"connects clients at 127.0.0.1:{relay.port} with the server localhost:{run.port} in a run of 4 clients"
         )
-        assert relay.has_logged("and forwards each of their frames")
+        assert relay.has_logged("and forwards their encoded updates")
         assert relay.has_logged("the run is over after round 3")
         assert not run.warnings
     assert model(tmp_path / "relay") == model(tmp_path / "direct")
@@ -111,7 +111,7 @@ def test_a_relay_that_adds_gives_the_same_model_as_a_simulation(tmp_path, direct
     expected = simulated(tmp_path / "simulated", relays=1, rounds=4, **ADDED)
     with deployed(tmp_path, relays=1, rounds=4, **ADDED) as run:
         run.serve(*[[3]] * direct, behind=[[0, 1, 2] if direct else [0, 1, 2, 3]])
-        assert run.relays[0].has_logged("and adds their frames")
+        assert run.relays[0].has_logged("and adds their encoded updates")
         assert len(run.warnings) == 1 and "--insecure" in run.warnings[0]
     assert close(load_file(tmp_path / "run" / "model.safetensors"), expected)
     for line in lines(tmp_path):
@@ -228,7 +228,7 @@ def test_a_relay_with_stay_serves_the_next_run(tmp_path):
         (relay,) = run.relays
         run.config = replace(run.config, out=str(tmp_path / "next"))
         assert run.serve(then=next_clients).client_updates == 4
-        assert relay.has_logged("the run is over after round 2; waiting for the next one")
+        assert relay.has_logged("the run is over after round 2; waiting for the next run")
         assert not relay.ended and relay.port
 
 

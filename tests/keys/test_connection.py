@@ -68,7 +68,7 @@ def test_a_grpc_server_that_refuses_the_client(folder):
     assert (error.cause, str(error)) == (
         "refused",
         f"localhost:{port} refuses the certificate of client 3 (it closes the connection); check the clocks of both "
-        "machines, else on the server: fedcomp keys renew 3",
+        "machines, else run on the server: fedcomp keys renew 3",
     )
 
 
@@ -108,7 +108,7 @@ def test_the_error_for_an_expired_client_certificate_names_times(begins, ends, v
     assert error.cause == "refused"
     assert re.fullmatch(
         rf"the certificate of client 3 {verb} on \S+Z, and it is \S+Z by this machine's clock; correct the clock if it is "
-        "wrong, else on the server: fedcomp keys renew 3",
+        "wrong, else run on the server: fedcomp keys renew 3",
         str(error),
     )
 
@@ -129,7 +129,7 @@ def test_another_host_name(ca, mine, tmp_path):
     assert error.cause == by_number.cause == "host name"
     assert str(error) == (
         f"the certificate of localhost:{port} is for server.example, 10.0.0.5 and not for localhost; correct --server, "
-        "or on the server: fedcomp keys renew server --host localhost"
+        "or run on the server: fedcomp keys renew server --host localhost"
     )
 
 
@@ -183,7 +183,7 @@ def test_a_ca_that_has_ended(tmp_path):
     assert error.cause == "expired"
     assert re.fullmatch(
         rf"the CA of localhost:{port} ended on \S+Z, and it is \S+ by this machine's clock; correct the clock if it is wrong, "
-        "else on the server: fedcomp keys init",
+        "else run on the server: fedcomp keys init",
         str(error),
     )
 

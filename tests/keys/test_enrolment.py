@@ -214,7 +214,7 @@ def test_the_error_for_an_expired_certificate_names_the_clock(enrolment, key, tm
             enrolment.refuse_expired(now)
         assert str(raised.value) == (
             f"the certificate of client 3 {when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is "
-            "wrong, else on the server: fedcomp keys renew 3"
+            "wrong, else run on the server: fedcomp keys renew 3"
         )
     ended = client(key, utc_now() - timedelta(days=1))
     (tmp_path / "3.toml").write_text(ended.text())

@@ -35,7 +35,7 @@ def test_the_first_announced_key_is_pinned_over_restarts_of_a_run(tmp_path):
     )
     for again in (ring, PinnedKeys("run", 0, KEYS[0], log=SignatureLog(folder))):
         with pytest.raises(
-            ProtocolError, match="a key of client 1 that differs from the one from earlier"
+            ProtocolError, match="a key of client 1 that differs from the key from earlier"
         ):
             again.key(1, POINTS[2])
     folder.close()
@@ -68,7 +68,7 @@ def test_a_client_with_a_roster_accepts_only_its_keys(tmp_path):
     path.write_text('server = "here:1"\n' + "".join(lines))
     ring = PinnedKeys("run", 0, KEYS[0], roster=read_roster(path))
     assert ring.key(1) == ring.key(1, POINTS[1]) == POINTS[1]
-    with pytest.raises(ProtocolError, match="differs from the one in --roster"):
+    with pytest.raises(ProtocolError, match="differs from the key in --roster"):
         ring.key(1, POINTS[2])
     with pytest.raises(ProtocolError, match="client 2 is not in --roster"):
         ring.key(2, POINTS[2])

@@ -503,8 +503,8 @@ def test_new_certificates_need_the_key_of_the_ca(folder):
     )
     for act in acts:
         assert refused(act) == (
-            f"{folder}/ca.key cannot be read (No such file or directory); restore it for "
-            "this command, which signs a certificate with it"
+            f"{folder}/ca.key cannot be read (No such file or directory); restore it, "
+            "because this command signs a certificate with it"
         )
     other = ec.generate_private_key(ec.SECP384R1())
     (folder / "ca.key").write_bytes(certificates.private_key_pem(other))
@@ -552,7 +552,7 @@ def test_a_server_does_not_start_with_a_certificate_that_is_not_valid_now(days, 
         rf"{folder}/server.crt {when} on \S+Z, and it is {format_time(now)} by this machine's clock; correct the clock",
         output,
     )
-    assert output.endswith(f", else: fedcomp keys renew server --keys {folder}")
+    assert output.endswith(f", else run: fedcomp keys renew server --keys {folder}")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
     [
         (
             {"uplink": "stc"},
-            "frames of --uplink stc.* cannot be added; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
+            "which --uplink stc.* does not support; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
         ),
         (
             {"uplink": "randomk"},
@@ -114,15 +114,15 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
         ),
         (
             {"uplink": "topk", "strategy": "gtopk"},
-            "--strategy gtopk needs each frame; use --strategy average or fetchsgd",
+            "--strategy gtopk needs each update; use --strategy average or fetchsgd",
         ),
         (
             {"uplink": "s2"},
-            "depends on an update's nonzeros; use --uplink topk:density=1%.s2:union=[0-9]+, or s2:columns=N",
+            "depends on the update; use --uplink topk:density=1%.s2:union=[0-9]+, or s2:columns=N",
         ),
-        ({"uplink": "s2@layer"}, "depends on an update's nonzeros"),
+        ({"uplink": "s2@layer"}, "depends on the update"),
         ({"weights": "examples"}, "use --weights uniform"),
-        ({"strategy": "asynchronous"}, "needs each frame; use --strategy average or fetchsgd"),
+        ({"strategy": "asynchronous"}, "needs each update; use --strategy average or fetchsgd"),
         ({"memory": "ef21"}, "use --memory residual"),
         ({"relays": -1}, "give at least 0"),
     ],

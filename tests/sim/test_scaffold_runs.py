@@ -166,7 +166,7 @@ def test_drift_is_smaller_than_that_of_averaging(tmp_path):
             "would alter this change; leave --server-optimizer out",
         ),
         ({"clip_update": 1.0}, "leave --clip-update out"),
-        ({"relays": 2, "uplink": "identity"}, "needs each frame"),
+        ({"relays": 2, "uplink": "identity"}, "needs each update"),
     ],
 )
 def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, change, says):

@@ -1,4 +1,4 @@
-"""A file of JSON lines that passes callback calls from the process that runs the rounds to the process that shows the run."""
+"""A file of JSON lines that passes callback calls from the process that runs the rounds to the process that displays them."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ENDED, FAILED = "ended", "failed"  # the file's last event has one of these name
 
 
 class EventWriter(ForwardingCallback):
-    """A callback that writes each call of its hooks to a file. `forward` also writes other events."""
+    """A callback that writes each call of its methods to a file. `forward` also writes other events, such as ENDED."""
 
     def __init__(self, file: TextIO):
         self.file = file
@@ -39,7 +39,7 @@ class EventWriter(ForwardingCallback):
 
 
 class EventReader:
-    """A reader of an event file that repeats the recorded calls on `callback`. `summary` is None until the run has finished."""
+    """A reader of an event file, which repeats the recorded calls on `callback`. `summary` is None until the run has finished."""
 
     def __init__(self, path: Path, callback: Callback):
         self.path, self.callback = path, callback

@@ -116,9 +116,9 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, and kill it after 5 s. Then kill its process group and, on Linux after 5 s, its remaining descendants.
+    """Terminate a process, and kill it if it still runs after 5 s. Then kill its process group.
 
-    Flower's SuperLink starts its child processes in another process group.
+    On Linux, also kill descendants that still run 5 s later, because Flower's SuperLink starts them in another process group.
     """
     family = _descendants(process.pid)
     try:
@@ -160,7 +160,7 @@ def _start_of(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on: state, parent, …; an empty list if there is no such file."""
+    """Return the fields of /proc/PID/stat from the third on (state, parent, …), or an empty list without such a file."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -34,7 +34,7 @@ CONNECTION = "fedcomp"  # name of the SuperLink connection in Flower's configura
 PROJECT = {
     "name": "fedcomp-run",
     "version": "0.1.0",
-    "description": "Names installed modules of fedcomp",
+    "description": "An App of installed fedcomp modules",
     "license": "Apache-2.0",
     "dependencies": [],
 }
@@ -56,8 +56,8 @@ def serve(
 ) -> Summary:
     """Run a federation of real clients through Flower, as `fedcomp.deployment.start.serve` does over gRPC.
 
-    The port is on loopback unless the endpoint names a host. Raises UserError for invalid options. If Flower's processes fail, raises
-    FedcompError and keeps their log.
+    The port is on the loopback address unless the endpoint names a host. Raises UserError for invalid options. If Flower's processes fail,
+    raises FedcompError and keeps their log.
     """
     refuse_simulation_options(config)
     if config.relays:
@@ -80,7 +80,7 @@ def serve(
         callback.on_warning(TRUST_WARNING.format(port=endpoint.port, host=endpoint.host))
         link.submit()
         while not events.ended:
-            # Check the processes first: once a process has ended, the file has all its events.
+            # Check the processes before the events: once a process has ended, the file has all its events.
             running = link.running()
             events.read()
             if not running and not events.ended:
@@ -92,7 +92,7 @@ def serve(
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp. The settings turn off outputs that only this process writes, such as the JSON log."""
+    """Return the settings of the ServerApp. The settings turn off outputs that this process itself writes, such as the JSON log."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}

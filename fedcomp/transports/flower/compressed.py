@@ -2,10 +2,10 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-Each client's ClientApp needs `compression_mod`. The wrapped strategy still makes and aggregates whole ArrayRecords, but messages carry
-frames (encoded vectors) instead of ArrayRecords. A client receives the broadcasts that it has missed. The server receives the client's
-update with error feedback, as in Sattler et al. 2019, algorithm 2, but with the strategy's own aggregation instead of the mean. A malformed
-reply is rejected with a reason.
+Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy still makes and aggregates whole models (ArrayRecords),
+but the messages carry compressed vectors (frames). The server sends a client only the compressed model changes (broadcasts) that the client
+has missed. A client compresses its update with error feedback, as in Sattler et al. 2019, algorithm 2. The wrapped strategy aggregates the
+updates; algorithm 2 takes their mean. The server rejects a malformed reply and logs the reason.
 """
 
 import logging
@@ -36,13 +36,15 @@ log = logging.getLogger("flwr.fedcomp")  # a logger whose messages Flower's own 
 class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
-    `uplink`, `downlink`: specs of codecs; the codec `identity` does not compress. `downlink_memory`: spec of the server's memory, which
-    keeps the parts of the model's changes that broadcasts left out. `cache`: bytes of old broadcasts to keep for clients that missed
-    rounds, as a multiple of the model's size. `whole`: name patterns of arrays that are sent uncompressed, in addition to arrays that do
-    not hold floats. `seed`: the seed of the random choices of codecs.
+    `uplink`, `downlink`: specs of the codecs that compress clients' updates and the server's broadcasts; the codec `identity` does not
+    compress. `downlink_memory`: spec of the server's error-feedback memory, which keeps the parts of the model's changes that broadcasts
+    left out. `cache`: size of the cache of old broadcasts for clients that missed rounds, as a multiple of the model's size. `whole`: name
+    patterns of float arrays to send uncompressed; other arrays are always sent uncompressed. `seed`: seed of the codecs that use random
+    numbers.
 
-    `traffic` maps (round, "train" or "evaluate") to the bytes of frames by client. `rejections` maps the same keys as `traffic` to the
-    rejected replies with reasons. Raises SpecError for an invalid spec, and ConfigError for options that exclude each other.
+    The attribute `traffic` maps each pair (round, "train" or "evaluate") to the bytes that each client received and sent. The attribute
+    `rejections` maps the same pairs as `traffic` to the rejected replies and their reasons. Raises SpecError for an invalid spec, and
+    ConfigError for a memory that does not suit the downlink.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Compressed(Strategy):
         self.model: Model | None = None
         self._training = secrets.token_hex(8)
         self._exchanges: dict[str, PhaseExchange] = {}  # by phase
-        self._sent, self._accepted = 0, 0  # numbers of training messages and accepted updates
+        self._sent, self._accepted = 0, 0  # numbers of sent training messages and accepted updates
         self._last_rejection = ""  # reason of the last rejection of an update
         self._hooks = {name: getattr(strategy, name) for name in HOOKS}  # the strategy's methods
         self._downlink_memory(Layout.flat(1))
@@ -83,7 +85,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the wrapped strategy's `start` with its configure, aggregate and summary methods replaced by those of this wrapper.
+        """Run the wrapped strategy's `start`, but with the configure, aggregate and summary methods of this wrapper.
 
         Raises FedcompError at the end of a run in which training messages were sent but no update was accepted.
         """
@@ -110,7 +112,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
+        """Return the wrapped strategy's messages. In each message, the broadcasts that its node has missed replace the model."""
         messages = self._pack(server_round, TRAIN, arrays, config, grid)
         self._sent += len(self._exchanges[TRAIN].assignments)
         return messages
@@ -118,7 +120,7 @@ class Compressed(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Have the wrapped strategy aggregate the clients' whole models.
+        """Decode the clients' models, and let the wrapped strategy aggregate them.
 
         Return the model that clients will have after the next broadcast.
         """
@@ -141,7 +143,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages, packed as in `configure_train`."""
+        """Return the wrapped strategy's messages, changed as in `configure_train`."""
         return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
@@ -159,7 +161,10 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the model that clients have. If `arrays` is another model, restart from it; all clients then download the whole model."""
+        """Return the model that clients have.
+
+        If `arrays` is a different model, start again from `arrays`; all clients then download the whole model.
+        """
         if self.model is not None and self.model.equals(arrays):
             return self.model
         layout = ArrayLayout.of(arrays, self.whole)
@@ -186,14 +191,14 @@ class Compressed(Strategy):
             raise
         if m.counterpart is not None or m.required_strategy or m.needs_moments:
             raise ConfigError(
-                f"downlink_memory '{m.name}' needs local steps or state on clients, which broadcasts do not have; use 'residual'"
+                f"downlink_memory '{m.name}' supports only clients' updates, not the server's broadcasts; use downlink_memory='residual'"
             )
         return m
 
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase, with the model replaced by the broadcasts that each node has missed."""
+        """Return the wrapped strategy's messages of a phase. In each, the broadcasts that its node has missed replace the model."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -206,7 +211,10 @@ class Compressed(Strategy):
         return messages
 
     def _open(self, exchange: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies with frames replaced by whole models. Errors and replies to uncompressed messages stay unchanged."""
+        """Return the replies, with a model in place of each encoded update.
+
+        Error replies and replies to uncompressed messages stay unchanged.
+        """
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -238,7 +246,7 @@ class Compressed(Strategy):
                 self._last_rejection = f"client {node}: {reason}"
 
     def _log_traffic(self, exchange: PhaseExchange) -> None:
-        """Log the bytes of a phase, and the bytes that the same messages would have without compression."""
+        """Log how many bytes a phase sent, and how many it would have sent without compression."""
         dense = 4 * self.model.layout.vector_layout.numel if self.model else 0
         traffic, phase = exchange.traffic, exchange.phase
         directions = [("down to", traffic.downlink, len(exchange.assignments))]
@@ -251,7 +259,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy, or a strategy that it wraps, weighs replies, or "" if there is none."""
+    """Return the name of the metric by which a strategy, or a strategy that it wraps, weights replies, or "" if there is none."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

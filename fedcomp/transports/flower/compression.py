@@ -2,14 +2,14 @@
 
     app = ClientApp(mods=[compression_mod()])
 
-On the server, `fedcomp.transports.flower.Compressed` wraps the strategy. The mod turns the server's message into the ArrayRecord that the
-app expects. The mod encodes the difference between the arrays that the app returns and those that it received, with error feedback.
-Messages of strategies without `Compressed` pass unchanged. The server chooses the codecs and names them in each message. The client
-chooses the error-feedback memory.
+On the server, wrap the strategy in `fedcomp.transports.flower.Compressed`. The mod decodes the server's message into the ArrayRecord that
+the app expects. The mod computes the update, which is the difference between the arrays that the app returns and the arrays that it
+received, and compresses the update with error feedback. If the server's strategy is not wrapped, its messages pass through the mod
+unchanged. The server chooses the codecs and names them in each message. The client chooses the error-feedback memory.
 
-A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The mod therefore stores a client's
-state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, a client keeps its state in its
-Context.
+A SuperNode (Flower's client program) starts a process for each message, and loses the app's Context when the SuperNode ends. The mod
+therefore stores a client's state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, the
+mod keeps a client's state in the client's Context.
 """
 
 import json
@@ -43,20 +43,20 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # number of newest runs whose client states are kept
 TICKET_BYTES = 16
-# Names of the values in the server's messages that identify a run. A client ignores a stored state in which one of them differs.
+# Names of the values in the server's messages that identify a run. A client ignores a stored state in which one of these values differs.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
-HEAD = "head"  # entry of a stored state with the run's values and the layout, as JSON
+HEAD = "head"  # name of the entry of a stored state that holds the run's values and the layout, as JSON
 CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
     """Return a Flower mod that compresses the updates of a ClientApp. List the mod first, so that the other mods see whole arrays.
 
-    `memory`: spec string of the memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients' states.
-    On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a client's
-    state in its Context until the run ends. Each client has a folder in `state_dir`, named after the `partition-id` in its node config, or
-    after its node id if there is none. A SuperNode keeps its node id across restarts only if it has a key of its own. Raises ConfigError
-    for a memory that a mod cannot support.
+    `memory`: spec of the error-feedback memory, which keeps the parts of updates that were not sent. `state_dir`: folder for the clients'
+    states. On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a
+    client's state in its Context until the run ends. Each client has a folder in `state_dir`, named after the `partition-id` in its node
+    config, or after its node id if there is no `partition-id`. Without a key of its own, a SuperNode gets a new node id, and therefore a
+    new folder, when it restarts. Raises ConfigError for a memory that a mod cannot support.
     """
     check_memory(memory)
 
@@ -73,14 +73,14 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
 
 
 def check_memory(memory: str) -> None:
-    """Raise ConfigError for a memory that needs support from the server or from the local steps."""
+    """Raise ConfigError for a memory that needs support from the server or from the client's training loop."""
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
     if cls and (cls.counterpart is not None or cls.required_strategy or cls.needs_moments):
         raise ConfigError(
             f"memory '{name}' needs state that a Flower mod cannot access; use memory='residual', or run fedcomp client instead"
         )
-    # Check the memory's spec only: a memory that does not suit the codec stc may suit the server's codec.
+    # Report only an invalid spec: a memory that does not suit the codec stc may suit the codec that the server will choose.
     with suppress(ConfigError):
         memory_of(memory, codec("stc"), 1)
 
@@ -107,7 +107,7 @@ def folder_name(context: Context) -> str:
 def _answer(
     storage: "Storage", memory: str, message: Message, call_app: Callable[[], Message]
 ) -> Message:
-    """Unpack a message, call the app, and return the app's reply with the update packed into a frame."""
+    """Decode a message, call the app, and return the app's reply with the update encoded."""
     parcel = Parcel.take(message.content)
     a, stage = Assignment.unpack(parcel.message), "download"
     try:
@@ -116,7 +116,7 @@ def _answer(
         message.content = parcel.unpacked(message.content, arrays)
         if a.phase != TRAIN:
             client.save(storage)
-    except FedcompError as error:  # answer a failed download without calling the app
+    except FedcompError as error:  # the model could not be decoded: answer without calling the app
         kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
         report = failure(a, stage, str(error), kind=kind)
         return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=message)
@@ -136,7 +136,7 @@ def _answer(
         frame = client.encode(a, client.layout.vector(trained).sub_(start))
         client.save(storage)
     except FedcompError as error:
-        records = reply.content.items()  # the failure report omits the arrays of the app
+        records = reply.content.items()  # do not send the app's arrays with a failure report
         others = RecordDict({k: r for k, r in records if not isinstance(r, ArrayRecord)})
         reply.content = Parcel.of(failure(a, stage, str(error), *version)).put(others, "")
         return reply
@@ -156,9 +156,9 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
 
 
 def _download(storage: "Storage", memory: str, assignment: Assignment) -> "AppClient":
-    """Load the client, commit or roll back its last sent update, and bring its model to the assignment's version.
+    """Load the client, commit its last update if the server accepted it (else roll it back), and bring its model up to date.
 
-    Raises NeedDense, with the saved state unchanged, if the client needs the whole model.
+    Raises NeedDense if the client needs the whole model; the saved state is then unchanged.
     """
     announced = assignment.announcements
     try:
@@ -200,11 +200,14 @@ def _load(storage: "Storage", id: int, run: dict[str, str], seed: int) -> "AppCl
 
 
 class AppClient:
-    """The session of one client in a run, and the layout of the model's arrays. The model is zero before the first download."""
+    """The state of one client in a run, and the layout (names and shapes) of the model's arrays.
+
+    The client's copy of the model is zero before the first download.
+    """
 
     def __init__(self, id: int, run: dict[str, str], layout: ArrayLayout, seed: int):
         self.id, self.layout = id, layout
-        self.run = run  # the values that identify the run (ANNOUNCED), and the memory's spec
+        self.run = run  # the values that identify the run (ANNOUNCED), and the spec of the memory
         vector = layout.vector_layout
         self.replica = Replica(torch.zeros(vector.numel), vector, codec(run["downlink"]))
         self.replica.restore(self.replica.weights, "")
@@ -215,9 +218,9 @@ class AppClient:
         self.session = EncodingSession(self.replica, states, ClientAlgorithm(), seed)
 
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """Return the update encoded as a frame, or b"" if the memory sends no frame.
+        """Return the encoded update, or b"" if the error-feedback memory sends nothing.
 
-        Raises NonFiniteError for NaN or infinity; the memory is then unchanged.
+        Raises NonFiniteError for an update with NaN or infinity; the memory is then unchanged.
         """
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):

@@ -1,4 +1,4 @@
-"""A transport that sends the messages of the round loop over Flower's `Grid`."""
+"""A transport that carries messages between the server and the clients over Flower's `Grid`."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,21 +18,21 @@ POLL_S = 0.1  # time between two polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
-    """Return the connected nodes, with each node id as the client's logical id."""
+    """Return a mapping from each connected node's id to itself, since a client's logical id is its node id by default."""
     return {node: node for node in grid.get_node_ids()}
 
 
 class GridTransport(Transport):
-    """A transport whose assignments are Flower messages of type "train".
+    """A transport whose assignments (requests to clients) are Flower messages of type "train".
 
-    `roster` returns the clients that can be reached: Flower node ids by logical client id.
+    `roster` returns a mapping from the logical ids of the clients that can be reached to their Flower node ids.
     """
 
     def __init__(self, grid: Grid, roster: Roster = by_node):
         self.grid, self.roster = grid, roster
         self.clock = Clock()
         self._nodes: dict[int, int] = {}
-        self._open: dict[str, int] = {}  # clients of open assignments, by message id
+        self._open: dict[str, int] = {}  # by message id: client of an unanswered assignment
         self._unsent: list[Delivery] = []
 
     def clients(self) -> list[int]:
@@ -78,7 +78,7 @@ class GridTransport(Transport):
 
 
 def message_in(reply: Message, kind: type[M]) -> M:
-    """Return the fedcomp message in a Flower reply. Raises ProtocolError for a message of another kind, and for an error from Flower."""
+    """Return the fedcomp message in a Flower reply. Raises ProtocolError for an error from Flower or another kind of message."""
     if reply.has_error():
         raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
     return from_records(reply.content, kind)

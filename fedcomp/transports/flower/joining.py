@@ -18,11 +18,11 @@ LEAVE_S = 20.0  # time limit for the clients to answer the server's farewell
 
 
 class JoiningTransport(GridTransport):
-    """A transport that invites each node that connects. The node answers with its client id and the version of its weights.
+    """A transport that sends each connected node an invitation, which the node answers with its client id and the version of its model.
 
-    `port`: the port of the SuperLink. `enrolled` maps the id of each node that Flower authenticates to a logical client id and a public key
-    (P-384 point). If `enrolled` is None, nodes choose their client ids. `on_joined` is called for each client that joins or reconnects,
-    `on_late_answer` for each answer to an assignment that is no longer open.
+    `port`: the port of the SuperLink. `enrolled` maps the id of each node that Flower authenticates to its logical client id and its public
+    key (a point of the curve P-384). If `enrolled` is None, nodes choose their client ids. `on_joined` is called for each client that joins
+    or reconnects. `on_late_answer` is called for each answer that comes too late.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class JoiningTransport(GridTransport):
         self.invitation, self.n_clients = invitation, clients
         self.on_joined, self.on_late_answer, self.warn = on_joined, on_late_answer, warn
         self._joined: dict[int, int] = {}  # node → client
-        self._invited: dict[str, int] = {}  # message id → node
-        self._late: dict[int, str] = {}  # client → message id of a cancelled assignment
+        self._invited: dict[str, int] = {}  # by id of an invitation: the invited node
+        self._late: dict[int, str] = {}  # by client: message id of a cancelled assignment
         self._public_keys = dict(enrolled.values()) if enrolled else {}
         self._warned: set[str] = set()
         self._refreshed_s = float("-inf")
 
     def open(self) -> None:
-        """Do nothing: the SuperLink serves the port."""
+        """Do nothing, because Flower's SuperLink has opened the port."""
 
     def receive(self, timeout_s: float) -> list[Delivery]:
         self._read_late_answers()
@@ -63,20 +63,20 @@ class JoiningTransport(GridTransport):
     # Methods of GrpcTransport that the Transport protocol does not have.
 
     def public_key(self, client: int) -> bytes:
-        """Return the public key with which a client joined, a compressed P-384 point. Raises KeyError if the client gave no key."""
+        """Return the public key with which a client joined (compressed P-384 point). Raises KeyError if the client gave no key."""
         return self._public_keys[client]
 
     def recheck_keys(self) -> None:
         """Do nothing, because Flower authenticates the nodes."""
 
     def traffic(self) -> None:
-        """Return None: the bytes at a SuperLink's port are not counted."""
+        """Return None, because the bytes at a SuperLink's port are not counted."""
 
     def counts(self) -> dict[str, int]:
         return {"connections": len(self._joined)}
 
     def send_farewell(self, round: int) -> None:
-        """Send a farewell to all clients, and wait up to 20 s for their answers."""
+        """Tell all clients that the run is over (farewell), and wait up to 20 s for their answers."""
         farewell = Farewell(self.invitation.run, round)
         messages = [self._message(farewell, LEAVE, node) for node in self._joined]
         waiting = {name for name in self.grid.push_messages(messages) if name}
@@ -130,7 +130,7 @@ class JoiningTransport(GridTransport):
             raise ProtocolError(f"client {client}: {reason}")
         if not 0 <= client < self.n_clients or (self.enrolled and self.enrolled[node][0] != client):
             raise ProtocolError(
-                f"the node claims client id {client}, which is outside of 0 to {self.n_clients - 1} or not the id in its "
+                f"the node claims client id {client}, but the id must be from 0 to {self.n_clients - 1} and equal to the id in its "
                 "enrolment; correct the id"
             )
         self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}

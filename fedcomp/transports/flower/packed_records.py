@@ -1,8 +1,8 @@
 """The split of a model (a Flower ArrayRecord) into a vector to compress and arrays that are sent whole (uncompressed).
 
-The arrays of floats, in the order of the record, make up the vector. Arrays of integers, arrays in another serialisation than NumPy's, and
-arrays whose names match a pattern are sent uncompressed. The default patterns match the running statistics of batch normalisation,
-because an approximate variance could be negative.
+The vector consists of the float arrays, in the order of the record. Arrays of integers, arrays in another serialisation than NumPy's, and
+arrays whose names match a pattern are sent uncompressed. The default patterns match the running statistics of batch normalisation, because
+an approximate variance could be negative.
 """
 
 import json
@@ -30,7 +30,7 @@ BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"
 
 @dataclass
 class Parcel(WireMessage):
-    """A record that replaces a model's arrays in a Flower message: an Assignment or a Report, and the uncompressed arrays."""
+    """A record that replaces the model in a Flower message: an encoded Assignment or Report, and the model's uncompressed arrays."""
 
     message: bytes
     record: str  # key of the replaced record, or "" if no record is replaced
@@ -51,14 +51,14 @@ class Parcel(WireMessage):
         return from_records(content, cls)
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
-        """Return a message's records with this parcel in place of the record `key`, or at the end if there is no such record."""
+        """Return a message's records, with this record in place of the record `key`, or at the end if no record has this key."""
         packed = to_records(self)[MESSAGE]
         others = [(name, record) for name, record in content.items() if name != MESSAGE]
         put = [(MESSAGE, packed) if name == key else (name, record) for name, record in others]
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records with `arrays`, if any, in place of this parcel.
+        """Return a message's records, with `arrays`, if any, in place of this record.
 
         Raises ProtocolError if the message already has a record with the key `record`.
         """
@@ -92,7 +92,7 @@ class ArrayLayout:
 
     @classmethod
     def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """Return the layout of a record. `whole`: name patterns of arrays to send uncompressed, besides those that do not hold floats."""
+        """Return the layout of a record. `whole`: name patterns of arrays to send uncompressed, besides arrays without floats."""
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
@@ -108,7 +108,7 @@ class ArrayLayout:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return the layout from the result of `pack`. Raises ProtocolError for malformed bytes."""
+        """Decode a layout from JSON, as returned by `pack`. Raises ProtocolError for malformed bytes."""
         try:
             read = json.loads(data)
             arrays = tuple((str(name), tuple(map(int, s)), str(dtype)) for name, s, dtype in read)
@@ -134,7 +134,7 @@ class ArrayLayout:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return the vector that the receiver of `record` sees, in which the values of float16 arrays are rounded."""
+        """Return the vector as the receiver of `record` sees it, with the values of float16 arrays rounded."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 
@@ -145,7 +145,7 @@ class ArrayLayout:
     def vector(self, record: ArrayRecord) -> Tensor:
         """Return the float arrays of a record as a new float32 vector [numel].
 
-        Raises ProtocolError for a malformed array or another shape.
+        Raises ProtocolError for a malformed array, or an array of another shape.
         """
         vector = torch.empty(self.vector_layout.numel)
         for entry in self.vector_layout:
@@ -164,7 +164,7 @@ class ArrayLayout:
         return {name: array for name, array in record.items() if name in self._whole}
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raise ProtocolError unless `whole` has the layout's uncompressed arrays and no others, with finite values of the right shapes."""
+        """Raise ProtocolError unless `whole` has exactly the layout's uncompressed arrays, with the right shapes and finite values."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
             raise ProtocolError(f"arrays {others} are missing, or not part of the model")
         for name, array in whole.items():

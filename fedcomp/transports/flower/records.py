@@ -1,7 +1,7 @@
 """fedcomp's messages as Flower records.
 
-A message of up to 1 MiB is one value of bytes in a ConfigRecord. A larger message is one Array, which Flower sends in chunks. The Array has
-a special `stype`, so that no strategy averages it by accident.
+A message of up to 1 MiB is stored as a value of type bytes in a ConfigRecord. A larger message is stored as an Array, which Flower sends in
+chunks. The Array has a special `stype`, so that no strategy averages it by accident.
 """
 
 from typing import TypeVar
@@ -12,7 +12,7 @@ from ...errors import ProtocolError
 from ...messages import WireMessage
 
 MESSAGE, METRICS = "fedcomp", "metrics"  # names of records
-MAX_CONFIG_BYTES = 1 << 20  # largest value in a ConfigRecord; Flower sends larger Arrays in chunks
+MAX_CONFIG_BYTES = 1 << 20  # largest message that is sent as a ConfigRecord
 STYPE = "fedcomp.v1"
 
 M = TypeVar("M", bound=WireMessage)

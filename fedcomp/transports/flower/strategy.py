@@ -3,8 +3,8 @@
     strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
     strategy.start(grid, initial_arrays, num_rounds=10)
 
-Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply. `start` runs fedcomp's loop instead,
-which checks every reply as it arrives and continues without the malformed replies.
+Flower's own round loop starts at round 1, has no checkpoint and ends a run at the first malformed reply. `start` therefore runs fedcomp's
+round loop, which checks every reply as it arrives and continues without malformed replies.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from .records import from_records, to_records
 class FlowerStrategy(Strategy):
     """A strategy of fedcomp, given by its spec string, in a Flower ServerApp.
 
-    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds; `loop` is None before `start`.
+    A client's logical id is its node id unless `roster` gives another id. The attribute `loop` is the round loop, or None before `start`.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class FlowerStrategy(Strategy):
     ) -> Result:
         """Run `num_rounds` rounds from `initial_arrays`.
 
-        Each phase ends after `timeout` seconds unless the config sets `timeout_s`. The server evaluates the model with `evaluate_fn`.
-        `train_config` and `evaluate_config` have no effect.
+        Each phase of a round ends after `timeout` seconds unless the config sets `timeout_s`. The server evaluates the model with
+        `evaluate_fn`. `train_config` and `evaluate_config` have no effect.
         """
         loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
         for round_result in loop.rounds(range(1, num_rounds + 1)):
@@ -101,14 +101,14 @@ class FlowerStrategy(Strategy):
         )
 
     def _only_start(self, *args: Any, **options: Any) -> Any:
-        """Raise ConfigError, because fedcomp's loop runs the rounds and Flower's loop cannot."""
+        """Raise ConfigError, because Flower's own round loop cannot run this strategy."""
         raise ConfigError("fedcomp's loop runs the rounds of this strategy; call start()")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start
 
 
 def client_app(session: ClientSession) -> ClientApp:
-    """Return the ClientApp for clients of a `FlowerStrategy`. The app answers each train message with a report of `session`."""
+    """Return the ClientApp for clients of a `FlowerStrategy`. The app answers each train message with the report that `session` returns."""
     app = ClientApp()
 
     @app.train()
@@ -120,7 +120,7 @@ def client_app(session: ClientSession) -> ClientApp:
 
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """Return the layout and the vector [numel] of Flower arrays. Raises ConfigError for an array that does not hold floats."""
+    """Return the layout of Flower arrays and their values as a vector [numel]. Raises ConfigError for an array without floats."""
     layout = ArrayLayout.of(arrays, whole=())
     if others := layout.whole(arrays):
         name, array = next(iter(others.items()))

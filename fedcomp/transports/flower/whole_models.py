@@ -1,11 +1,13 @@
 """The server's side of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
 
+In each round, the server decodes the model x_i of each client i and updates the weights W that the clients have:
+
     x_i = W + C(a_i)
     W ← W + C'(e + (y − W))
 
-W are the weights that the clients received. a_i is the update of client i plus the client's memory (the parts of updates that were not
-sent), and x_i is the client's model. y is the wrapped strategy's aggregate of the x_i, and e is the memory of the downlink. C encodes and
-decodes with the uplink codec, C' with the downlink codec.
+The vector a_i is the update of client i plus the client's memory (the parts of updates that were not sent). The vector y is the wrapped
+strategy's aggregate of the x_i. The vector e is the error-feedback memory of the downlink. C encodes and decodes a vector with the uplink
+codec, C' with the downlink codec.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +33,7 @@ IDS = 1 << 63
 
 @dataclass
 class PhaseExchange:
-    """One phase of a round: the assignment of each node, and the replies so far."""
+    """One phase of a round: the assignment (request) sent to each node, and the replies so far."""
 
     round: int
     phase: str
@@ -50,7 +52,7 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Values in each message that identify the run. The value "training" is unique to a run. Clients discard a state of another run.
+    # Values in each message that identify the run. The value "training" is unique to a run. Clients discard stored states of other runs.
     announced: dict[str, str]
     tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update
     # By client: the last model version that the client reported.
@@ -77,7 +79,7 @@ class Model:
         node = message.metadata.dst_node_id
         if node in exchange.assignments:
             raise ConfigError(
-                f"the strategy sends node {node} two messages in one round; compressed updates need one per node and round"
+                f"the strategy sends node {node} two messages in one round; Compressed supports only one message per node and round"
             )
         b, client = self.broadcasts, node % IDS
         is_known = client in self.versions
@@ -98,7 +100,7 @@ class Model:
         message.content = parcel.put(message.content, key)
 
     def open(self, reply: Message, exchange: PhaseExchange) -> None:
-        """Replace the frame in a reply by the client's whole model. Raises FedcompError for a reply that cannot be used."""
+        """Replace the encoded update in a reply by the client's model. Raises FedcompError for a reply that cannot be used."""
         node = reply.metadata.src_node_id
         if node in exchange.answered:
             raise ProtocolError(
@@ -125,9 +127,9 @@ class Model:
             exchange.tickets[report.client] = report.ticket
 
     def check_error(self, reply: Message) -> None:
-        """Raise ProtocolError if a client that has never sent a compressed update reports an error.
+        """Raise ProtocolError for an error from a client that has never sent a compressed update, since it may lack `compression_mod`.
 
-        The client's app may lack `compression_mod`. Flower handles the errors of clients that have sent an update.
+        Flower itself handles the errors of clients that have sent a compressed update.
         """
         if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
@@ -135,7 +137,7 @@ class Model:
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
-        """Return the client's model: the weights that it received plus its update. Without a frame, the update is zero."""
+        """Return the client's model: the weights that it received, plus its update if the report has one."""
         weights = self.broadcasts.weights.clone()
         if report.frame:
             self.uplink.accumulate(report.frame, weights, layout=self.layout.vector_layout)
@@ -145,14 +147,17 @@ class Model:
         return self.layout.record(weights, parcel.whole)
 
     def accept(self, exchange: PhaseExchange, clients: Iterable[int]) -> None:
-        """Record the clients whose updates the strategy accepted. The next message to such a client contains the ticket of its update."""
+        """Record the clients whose updates the strategy accepted.
+
+        The next message to each of these clients contains the ticket (hash) of its update.
+        """
         tickets = exchange.tickets
         self.tickets |= {client: tickets[client] for client in clients if tickets.get(client)}
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
         """Move the model towards the strategy's result and publish the step as a broadcast.
 
-        Raises NonFiniteError, with nothing changed, for NaN or infinity, and ProtocolError for arrays of another model.
+        Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays of another model; the model is then unchanged.
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
@@ -166,10 +171,10 @@ class Model:
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return the replies that cannot be averaged with the others, as a mapping from the index of a reply to the reason.
+    """Return the replies that cannot be averaged with most replies, as a mapping from the index of a reply to the reason.
 
-    Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord, with a positive
-    metric `weight`, and, if `trained`, one ArrayRecord. The keys in a reply must be the same as in most replies.
+    Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord with a positive
+    metric `weight`. If `trained` is true, the reply also needs one ArrayRecord. The names in a reply must be the same as in most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}

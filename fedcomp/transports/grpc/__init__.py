@@ -1,6 +1,6 @@
 """Message transport over gRPC: one bidirectional stream per client, with mutual TLS. docs/reference/wire-format.md specifies the bytes."""
 
-# The import of `options` sets environment variables that gRPC reads when it is imported.
+# Import `options` first: it sets environment variables that gRPC reads when it is imported.
 from . import options as _options  # noqa: F401
 from .client import GrpcConnection
 from .io_loop import io_tasks

@@ -1,4 +1,4 @@
-"""The checks that a client or relay must pass to join a port: its key, its HELLO and PRESENCE messages, and how often it joins."""
+"""The checks that a client or relay must pass to join a run: its key, its messages HELLO and PRESENCE, and how often it joins."""
 
 import time
 from collections import Counter
@@ -13,14 +13,14 @@ from .wire import Hello, Refused
 
 # Limits on how often one client or relay may join: the number of joins in a burst, and the sustained rate.
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5
-# A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S.
+# A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S seconds.
 FLOOD_PAUSE_S = 60.0
-MAX_WARNED = 4096  # limit for the number of client ids, and of hosts, that cause a warning
+MAX_WARNED = 4096  # largest number of client ids, and of hosts, for which a warning is given
 EXPELLED = "the key of this client or relay is no longer accepted"
 
 
 class Admission:
-    """The checks of clients and relays, in the order of the handshake. A failed check raises EndStream with the reason for the client.
+    """The checks that clients and relays must pass to join, in order. A failed check raises EndStream with the reason.
 
     `refused` counts the refused streams by cause. `warn` is called with warnings for the operator of the server.
     """
@@ -28,11 +28,11 @@ class Admission:
     def __init__(self, settings: PortSettings, warn: Callable[[str], None]):
         self.settings, self.warn = settings, warn
         self.refused: Counter[str] = Counter()
-        # A token bucket for each client or relay, by identity, limits how often it may join. A bucket is the number of
-        # tokens and the `time.monotonic()` at which they were counted.
+        # By identity of a client or relay: the token bucket that limits how often it may join. A bucket is the number of tokens and the
+        # `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
         self._warned: set[int] = set()  # client ids outside of the run that caused a warning
-        # Hosts whose connections without a client caused a warning.
+        # Hosts that caused a warning by flooding the port over a connection on which no client joined.
         self._flooding: set[str] = set()
 
     def refusal(self, cause: str, reason: str, retry: bool = True) -> EndStream:
@@ -41,7 +41,7 @@ class Admission:
         return EndStream(Refused(reason, retry))
 
     def check_key(self, stream: Stream) -> None:
-        """Identify a client or relay by its TLS key. Raises EndStream for a key that is not accepted."""
+        """Identify a client or relay by the key of its TLS certificate. Raises EndStream for a key that is not accepted."""
         keys = self.settings.keys
         if self.settings.credentials is None or keys is None:
             return
@@ -49,20 +49,20 @@ class Admission:
         if not certificates:
             raise self.refusal(
                 "no certificate",
-                "this client shows no TLS certificate; give its file with --enrolment",
+                "this client shows no TLS certificate; give its enrolment file with --enrolment",
             )
         stream.key = peer_key(certificates[0])
         stream.relay_id = keys.relay_of_hash(stream.key.hash)
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # `reason` is empty if the registry was repaired in the meantime
+        if client is None:  # `reason` is "" if the registry has just been repaired
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
 
     def check_hello(self, stream: Stream, hello: Hello) -> None:
-        """Check the HELLO of a client or relay. Raises EndStream if the client or relay is refused."""
+        """Check the first message of a client or relay (HELLO). Raises EndStream if the client or relay is refused."""
         if hello.protocol != wire.PROTOCOL:
             reason = (
                 f"this client uses version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}), but the server uses "
@@ -74,7 +74,7 @@ class Admission:
             return
         if stream.relay_id is not None:
             reason = (
-                f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and give each client "
+                f"the key of this client is the key of relay {stream.relay_id}; start the relay with fedcomp relay, and give each client "
                 "its own enrolment"
             )
             raise self.refusal("key", reason, retry=False)
@@ -108,7 +108,7 @@ class Admission:
         if run_differs:
             reason = "the client answered the invitation of another run"
         elif not 0 <= client.client < settings.clients:
-            reason = f"client {client.client} is not part of this run of {settings.clients} clients, 0 to {settings.clients - 1}"
+            reason = f"client {client.client} is not part of this run, which has the clients 0 to {settings.clients - 1}"
         elif settings.keys is not None:
             key_hash = client.key.hash if client.key else b""
             if settings.keys.id_of_hash(key_hash) != client.client:
@@ -123,7 +123,7 @@ class Admission:
         return None
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
-        """Return why the key of a connection is no longer accepted, or "" if it is accepted or there is no key to check."""
+        """Return why the key of a connection is no longer accepted, or "" if it is accepted or the connection has no key."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""
@@ -134,9 +134,9 @@ class Admission:
         return "" if accepted else keys.reason_of_hash(key.hash) or EXPELLED
 
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
-        """Count and report a connection from `host` that floods the port. Refuse its client or relay for FLOOD_PAUSE_S seconds."""
+        """Count and report a connection from `host` that sends too much. Refuse its client or relay for FLOOD_PAUSE_S seconds."""
         self.refused["flood"] += 1
-        name = f"a connection from {host} without a client"
+        name = f"a connection from {host} on which no client has joined"
         if stream is not None and (stream.relay or stream.identity is not None):
             identity = stream.relay_identity if stream.relay else stream.identity
             self._tokens[identity] = -FLOOD_PAUSE_S * JOINS_PER_S, time.monotonic()
@@ -150,7 +150,7 @@ class Admission:
         )
 
     def _take_token(self, identity: object) -> bool:
-        """Take a token from the bucket of a client or relay. Return False if the bucket is empty."""
+        """Take a token from the token bucket of a client or relay. Return False (too many joins) if the bucket is empty."""
         now = time.monotonic()
         tokens, then = self._tokens.get(identity, (BURST_JOINS, now))
         tokens = min(BURST_JOINS, tokens + (now - then) * JOINS_PER_S)
@@ -165,7 +165,7 @@ class Admission:
             raise self.refusal("relay", reason, retry=False)
         if stream.key is not None and stream.relay_id is None:
             reason = (
-                f"the key of this relay is that of client {stream.client}; make a key for the relay with: fedcomp keys add --relay "
+                f"the key of this relay is the key of client {stream.client}; make a key for the relay with: fedcomp keys add --relay "
                 "--host HOST"
             )
             raise self.refusal("relay", reason, retry=False)
@@ -177,7 +177,7 @@ class Admission:
         clients = self.settings.clients
         if not 0 <= client < clients:
             reason = (
-                f"client {client} is not part of this run of {clients} clients, 0 to {clients - 1}"
+                f"client {client} is not part of this run, which has the clients 0 to {clients - 1}"
             )
             if client not in self._warned and len(self._warned) < MAX_WARNED:
                 self._warned.add(client)

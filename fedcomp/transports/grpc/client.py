@@ -25,11 +25,11 @@ Message = Invitation | Assignment | Farewell | Refused
 class GrpcConnection:
     """One stream to a server, from the first message (HELLO) to the end of the stream. `target`: host:port.
 
-    Without credentials the connection has no TLS, and the client may choose its id. With credentials the certificate identifies the
-    client. `largest` is the size in bytes of the largest message that the server may send.
+    Without credentials the connection has no TLS, and the client may choose its id. With credentials the certificate identifies the client.
+    `largest` is the size in bytes of the largest message that the server may send.
 
-    A new assignment from the server replaces one that `messages` has not yielded yet. Pings are answered in the background while the event
-    loop runs. Raises UnreachableError if the connection fails, and ProtocolError for a malformed message.
+    A new assignment from the server replaces an older assignment that `messages` has not yielded yet. Pings are answered in the background
+    while the event loop runs. Raises UnreachableError if the connection fails, and ProtocolError for a malformed message.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GrpcConnection:
         self._write_lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        """Connect and send HELLO. Return when the server's first message has arrived."""
+        """Connect and send HELLO. Return after the server's first message has arrived."""
         if (c := self.credentials) is None:
             self._channel = grpc.aio.insecure_channel(self.target, options=client_options())
         else:
@@ -153,7 +153,7 @@ class GrpcConnection:
             self._changed.set()
 
     async def _handle(self, kind: Kind, reader: Reader) -> None:
-        """Answer a PING, or queue a message for `messages`."""
+        """Answer a PING of the server, or queue the server's message for `messages`."""
         if kind is Kind.PING:
             async with self._write_lock:
                 await self._call.write(wire.PONG)

@@ -21,7 +21,7 @@ class Left(NamedTuple):
 
 
 class AnsweredLate(NamedTuple):
-    """A client answered an assignment that is no longer open."""
+    """A client answered an assignment too late: the server no longer waits for the answer."""
 
     client: int
 
@@ -33,7 +33,7 @@ class Warned(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """An open assignment was answered or counts as lost."""
+    """A client answered its open assignment, or the assignment counts as lost."""
 
     sequence: int
     assignment: Assignment
@@ -46,10 +46,13 @@ class Answered(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """Reports from a relay. One of the reports may carry the sum of all frames. The server accepts the updates of all reports or none."""
+    """Reports from a relay. One of the reports may carry the sum of the updates of all these reports.
+
+    The server then accepts either all updates in these reports or none.
+    """
 
     answers: list[Answered]
-    # Further clients whose frames are in the sum, but whose assignments are no longer open.
+    # Other clients whose updates are in the sum, although the server no longer waits for their answers.
     closed: list[int]
 
 

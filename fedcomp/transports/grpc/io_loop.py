@@ -1,6 +1,7 @@
 """The event loop that all gRPC streams of a process share. The loop runs in a daemon thread, so that the main thread can compute.
 
-There is one event loop per process, because gRPC's asyncio API does not support several: a loop that stops disturbs the others.
+There is one event loop per process, because gRPC's asyncio API does not support several loops: when one loop stops, it disturbs the other
+loops.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ STOP_S = 5.0  # time limit for connections to close
 
 @functools.cache
 def io_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all gRPC streams, which the first call starts."""
+    """Return the event loop of all gRPC streams. The first call starts the loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fedcomp-io", daemon=True).start()
     return loop

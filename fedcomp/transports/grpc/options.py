@@ -1,4 +1,4 @@
-"""gRPC options of servers and clients. gRPC ignores unknown options."""
+"""gRPC options of servers and clients. A version of gRPC ignores options that it does not know."""
 
 import os
 import resource
@@ -6,14 +6,15 @@ import resource
 from ...errors import ConfigError
 from .wire import MAX_GRPC_BYTES
 
-# gRPC reads these variables when it is first imported, and its Python API has no other way to set them. fedcomp's certificates have EC
-# keys, so a cipher suite that requires RSA keys disables TLS 1.2 and leaves TLS 1.3. GRPC_VERBOSITY keeps failed handshakes out of the log.
+# gRPC reads these variables when it is first imported, and its Python API has no other way to set them. The only cipher suite allowed for
+# TLS 1.2 requires RSA keys. fedcomp's certificates have EC keys, so all connections use TLS 1.3. GRPC_VERBOSITY keeps failed handshakes out
+# of the log.
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 KEEPALIVE_S = 100  # silence after which a keepalive ping is sent
 ANSWER_S = 20  # time to answer a keepalive ping before the connection is closed
-SPARE_CONNECTIONS = 4096  # connections in addition to one per client, for half-open connections
+SPARE_CONNECTIONS = 4096  # connections that are allowed in addition to one per client
 SPARE_FILES = 256  # file descriptors that the process needs in addition to its connections
 
 _BOTH = {
@@ -24,7 +25,7 @@ _BOTH = {
     "grpc.http2.ping_timeout_ms": ANSWER_S * 1000,
     "grpc.http2.max_pings_without_data": 0,  # no limit on keepalive pings while no messages are sent
     "grpc.http2.bdp_probe": 0,  # no bandwidth probes, which cost about 90 bytes per exchange of messages
-    "grpc.http2.lookahead_bytes": 1 << 20,  # flow-control window for a long round trip
+    "grpc.http2.lookahead_bytes": 1 << 20,  # flow-control window that suits long round-trip times
     "grpc.compression_enabled_algorithms_bitset": 1,  # uncompressed messages only
     "grpc.enable_retries": 0,
 }
@@ -56,7 +57,7 @@ def client_options() -> list[tuple[str, int]]:
 
 
 def _allow_connections(wanted: int) -> int:
-    """Raise the limit of open files so that up to `wanted` connections fit, as far as the system allows. Return how many connections fit.
+    """Raise the limit of open files to fit `wanted` connections, or as far as the system allows. Return how many connections fit.
 
     Raises ConfigError if the limit is too low for any client.
     """

@@ -1,4 +1,7 @@
-"""The open assignments of a port's clients. An assignment is open until it is answered, is withdrawn, or counts as lost."""
+"""The open assignments of a port's clients.
+
+An assignment (a request to a client, for example to train) is open until it is answered, is withdrawn, or counts as lost.
+"""
 
 import asyncio
 import math
@@ -22,14 +25,16 @@ class PendingAssignment:
 
     sequence: int
     assignment: Assignment
-    # The `time.monotonic()` after which a relay adds the other clients' frames without waiting for the answer to this assignment.
+    # The `time.monotonic()` after which a relay adds the updates of its other clients without waiting for the answer to this assignment.
     due_s: float | None = None
-    sent: bool = False  # whether the last part of the assignment was passed to gRPC
+    sent: bool = False  # whether gRPC has accepted the last part of the assignment
     relay: "ConnectedRelay | None" = None  # the relay to which the assignment was sent
-    timer: asyncio.TimerHandle | None = None  # limits how long the client may be disconnected
+    timer: asyncio.TimerHandle | None = (
+        None  # counts the assignment as lost if the client does not reconnect in time
+    )
 
     def messages(self, pieces: Sequence[bytes]) -> Iterator[bytes]:
-        """Yield the gRPC messages that send the assignment to its client. `pieces` is the encoded assignment."""
+        """Yield the gRPC messages that carry the assignment to its client. `pieces` is the encoded assignment."""
         yield from wire.split(pieces)
         self.sent = True
 
@@ -40,9 +45,9 @@ class PendingAssignment:
 
 
 class PendingAssignments(dict[int, PendingAssignment]):
-    """The open assignments by client.
+    """A dictionary from clients to their open assignments.
 
-    `emit` is called with the event of each answer or loss. Use this class only in the gRPC event loop.
+    `emit` is called with an `Answered` event for each answer or loss. Use this class only in the gRPC event loop.
     """
 
     def __init__(self, emit: Callable[[Event], None]):
@@ -75,11 +80,11 @@ class PendingAssignments(dict[int, PendingAssignment]):
         return Answered(pending.sequence, pending.assignment, answer, time.monotonic())
 
     def answer(self, client: int, answer: Report | Lost) -> None:
-        """Close the assignment of a client with a report or a loss, and emit the event."""
+        """Close the assignment of a client, and emit an `Answered` event with the client's report or with the loss."""
         self._emit(self.close(client, answer))
 
     def lose(self, client: int, reason: str) -> None:
-        """Count the assignment of a client as lost, in the stage "reply" if it was sent and "send" if it was not."""
+        """Count a client's assignment as lost. The stage of the loss is "reply" if the assignment was sent, else "send"."""
         self.answer(client, Lost(reason, "reply" if self[client].sent else "send"))
 
     def start_grace(self, client: int, grace_s: float) -> None:

@@ -31,18 +31,18 @@ from .values import Reader
 from .wire import Kind, Refused
 
 CLOSE_S = 5.0  # time limit to send the last message on a stream
-# Seconds between checks for floods of bytes, if there are connections on which no client has joined, and if there are none. The time
-# between two checks is at least CHECK_SHARE times the processor time of a check.
+# The port checks for floods of bytes every NEW_CHECK_S seconds while there are connections on which no client has joined, else every
+# CHECK_S. The time between two checks is at least CHECK_SHARE times the processor time of a check.
 NEW_CHECK_S, CHECK_S, CHECK_SHARE = 0.01, 0.1, 10
-# Number of closed connections after which freed memory is returned to the operating system.
+# After this number of connections has closed, freed memory is returned to the operating system.
 MANY_CONNECTIONS = 256
-ENDED_S = 1.0  # time limit to send the end of a stream before its connection is cut
+ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
-PING_TICKS = 8  # ticks without a message after which a client is pinged
-SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
-HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its frame
-# Size of the largest report, without its frame, in a relay's message with several reports.
+PING_TICKS = 8  # number of ticks without a message after which a client is pinged
+SILENT_TICKS = 16  # number of ticks without a message after which a client counts as lost
+HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its encoded update
+# Size of the largest report, without its encoded update, in a relay's message with several reports.
 REPORT_BYTES = 1024 + MAX_METRICS_BYTES
 MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message
 # Shortest time that clients of a lost relay have to reconnect, because the relay may have to be started again.
@@ -64,7 +64,7 @@ class Port:
         self.traffic = PortTraffic()
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
-        self._flooded = False  # whether a flood was cut since the last tick
+        self._flooded = False  # whether a flooding connection was cut since the last `_tick`
         self._used: set[Peer] = set()  # peers of connections whose stream has ended
         self._joined: dict[int, Connection] = {}
         self._relays: dict[object, ConnectedRelay] = {}  # by `relay_identity`
@@ -122,7 +122,7 @@ class Port:
         self._stop.set()
 
     async def _tick(self) -> None:
-        """Ping silent clients and relays that have an assignment, and disconnect those that stay silent."""
+        """Ping clients and relays that have an assignment but send nothing, and disconnect them if they stay silent."""
         most_connections = 0
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
@@ -147,7 +147,10 @@ class Port:
                     stream.put([wire.PING])
 
     async def _cut_floods(self) -> None:
-        """Cut connections that flood the port with bytes. Checks often, because gRPC stores the headers of a stream before it starts."""
+        """Cut connections that flood the port with bytes.
+
+        Check often, because gRPC keeps all headers of a stream in memory before the stream starts.
+        """
         while True:
             began = time.thread_time()
             for peer, stream, received_bytes in self.traffic.floods(self._streams, self._used):
@@ -294,7 +297,7 @@ class Port:
             raise ProtocolError(f"an unexpected {kind.name} message arrived")
 
     def _largest_message(self, stream: Stream) -> int:
-        """Return the largest size in bytes of a multi-part message that a joined client or relay may send now, or 0 if it may send none."""
+        """Return the size in bytes of the largest multi-part message that a client or relay may send now, or 0 if it may send none."""
         answers = stream.relay is not None or stream.last_sent > stream.last_answered
         if not answers or stream.assembly.n_announced >= stream.n_assignments:
             return 0
@@ -335,10 +338,10 @@ class Port:
     # Joins.
 
     def _join(self, connection: Connection, presence: Presence) -> None:
-        """Register the connection of a client. Send the client its open assignment, or the farewell if the run is over."""
+        """Register the connection of a client. Send the client its open assignment, or a farewell if the run is over."""
         client = connection.client
         older = self._joined.pop(client, None)
-        # If the older and the new connection belong to the same relay, the relay itself has closed the older one.
+        # If both connections of the client go through the same relay, the relay itself has closed the older connection.
         if older is not None and (older.relay is None or older.relay is not connection.relay):
             reason = (
                 f"a newer connection has joined as client {client}, and the server keeps only the newest; give each device or process its "
@@ -384,10 +387,10 @@ class Port:
         ids = keys.ids_by_hash().items() if keys is not None else ()
         relay.send(relay_wire.encode_entries(Kind.KEYS, ids))
 
-    # Requests from the owner.
+    # Requests from the port's owner.
 
     def assign(self, assignments: Iterable[PendingAssignment]) -> None:
-        """Send assignments. A disconnected client receives its assignment if it joins within the grace period."""
+        """Send assignments. A disconnected client receives its assignment if it reconnects within the grace period."""
         for pending in assignments:
             client = pending.assignment.client
             self.pending.withdraw(client)
@@ -427,7 +430,7 @@ class Port:
             self._refuse(connection, "server", refused.reason, refused.retry)
 
     def recheck_keys(self) -> None:
-        """Close connections whose keys are no longer accepted, count their assignments as lost, and send relays the new table of keys."""
+        """Close connections whose keys are no longer accepted, and count their assignments as lost. Send relays the new table of keys."""
         keys = self.settings.keys
         if keys is None or keys.problem:
             return
@@ -478,7 +481,7 @@ class Port:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the operating system, which the C library keeps otherwise."""
+    """Return freed memory, which the C library would keep, to the operating system."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc
         libc.malloc_trim(0)

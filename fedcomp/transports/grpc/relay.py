@@ -47,7 +47,7 @@ class RelayConnection(GrpcConnection):
 
     def __init__(self, target: str, credentials: Credentials | None):
         super().__init__(target, largest=TERMS_BYTES, credentials=credentials, client=wire.RELAY)
-        self._frames: dict[int, bytes] = {}  # cached frames by number
+        self._frames: dict[int, bytes] = {}  # by number: cached frame (encoded update)
 
     def fail(self, error: Exception) -> None:
         """Make `messages` raise `error`."""
@@ -76,7 +76,7 @@ class RelayConnection(GrpcConnection):
 class Reports:
     """Clients' reports that a relay sends in one message.
 
-    If `add` is true, the relay sends the sum of the reports' frames, and the server accepts all of their updates or none.
+    If `add` is true, the relay sends the sum of the reports' updates, and the server accepts all of these updates or none.
     """
 
     answers: list[Answer]
@@ -84,7 +84,7 @@ class Reports:
 
     @property
     def size(self) -> int:
-        """The number of bytes in the frames and the reasons of the reports."""
+        """The number of bytes in the encoded updates and the reasons of the reports."""
         return sum(len(r.frame) + len(r.reason.encode()) for _, r, _ in self.answers)
 
 
@@ -97,9 +97,9 @@ class Relay:
 
     connection: RelayConnection
     port: Port
-    # The codec and the layout with which the relay adds frames, or None if the relay forwards frames unchanged.
+    # The codec and the model's layout, which the relay needs to add encoded updates, or None if the relay forwards updates unchanged.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # required by settings.Keys; empty, because a relay can always check keys
+    problem = ""  # part of the interface settings.Keys; "" because a relay can always check keys
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class Relay:
         self.numbers = itertools.count(1)  # counter that numbers the clients' connections
         self.connections: dict[int, int] = {}  # by client: number of the client's newest connection
         self.ids: dict[bytes, int] = {}  # key hash → logical id
-        self.to_add: dict[int, Answer] = {}  # by client: the report whose frame the relay will add
+        self.to_add: dict[int, Answer] = {}  # by client: the report whose update the relay will add
         self.sum_timer: asyncio.TimerHandle | None = None
-        self.waiting = True  # whether to add frames only when all reports have arrived
+        self.waiting = True  # whether to wait for all reports before adding updates
         self.outgoing: deque[list[bytes] | Reports] = deque()
         self.queued = asyncio.Event()
 
@@ -172,7 +172,7 @@ class Relay:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(serving, return_exceptions=True)
 
-    # The methods of settings.Keys.
+    # Methods of the interface settings.Keys.
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
         return self.ids.get(key_hash)
@@ -193,7 +193,7 @@ class Relay:
             case Bundle():
                 self._assign(message)
             case Disconnect(client, connection, refused):
-                # An older connection of the client has already ended.
+                # If the message is about an older connection of the client, that connection has already ended.
                 if self.connections.get(client) == connection:
                     self.port.disconnect(client, refused)
             case Refused():
@@ -257,7 +257,7 @@ class Relay:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
-        """Queue the reports whose frames the relay adds, in the order of their client ids."""
+        """Queue the reports whose updates the relay adds, in the order of their client ids."""
         if self.to_add:
             self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
@@ -272,7 +272,7 @@ class Relay:
         self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. Consecutive reports are sent in one message, with up to wire.PART_BYTES bytes of frames and reasons."""
+        """Queue a report. Consecutive reports are sent in one message of up to wire.PART_BYTES bytes."""
         last = self.outgoing[-1] if self.outgoing else None
         if (
             isinstance(last, Reports)
@@ -302,7 +302,7 @@ class Relay:
 
 
 def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
-    """Return the answers with the sum of their frames in the first update. The other updates carry no frame."""
+    """Return the answers, with the sum of all updates in the first answer that had an update, and no update in the other answers."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return list(zip(sequences, summed, assignments, strict=True))

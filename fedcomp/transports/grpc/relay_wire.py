@@ -1,8 +1,8 @@
 """The messages between a server and a relay, as docs/reference/wire-format.md specifies them.
 
-A relay has one stream for all of its clients. A frame (an encoded update) that is in several assignments is sent to the relay once: the
-server numbers frames, the relay caches them, and assignments refer to frames by number. The server decides which frames the relay removes
-from its cache.
+A relay has one stream for all of its clients. A frame (an encoded update) that is part of several assignments is sent to the relay once.
+The server numbers frames, the relay caches them, and assignments refer to frames by number. The server decides which frames the relay
+removes from its cache.
 """
 
 import itertools
@@ -29,7 +29,7 @@ AssignmentId = tuple[int, int]  # logical client id and sequence number of an as
 class Bundle:
     """Assignments to clients of a relay, with their sequence numbers."""
 
-    wait_s: float  # time after which the relay adds the frames received so far, or UNTIL_ALL to wait for all
+    wait_s: float  # time after which the relay adds the updates received so far, or UNTIL_ALL to wait for all updates
     assignments: list[tuple[int, Assignment]]
 
 
@@ -38,13 +38,13 @@ class Disconnect:
     """A server's message to a relay that tells it to disconnect a client, with the reason."""
 
     client: int
-    connection: int  # number of the connection in the JOINED message
+    connection: int  # number that the relay gave the connection in its JOINED message
     refused: Refused
 
 
 @dataclass
 class FrameCache:
-    """The server's record of which frames a relay has cached."""
+    """The server's record of which frames (encoded updates) a relay has cached."""
 
     # Numbers of the cached frames, with the least recently used frame first.
     numbers: "OrderedDict[bytes, int]" = field(default_factory=OrderedDict)
@@ -65,7 +65,7 @@ class FrameCache:
         return number
 
     def forget(self) -> Iterator[int]:
-        """Remove the least recently used frames until at most CACHE_BYTES or a single frame is left.
+        """Remove the least recently used frames until the frames have at most CACHE_BYTES bytes, or only one frame is left.
 
         Yield the numbers of the removed frames.
         """
@@ -75,7 +75,7 @@ class FrameCache:
             yield number
 
 
-# Messages that are lists of entries. KEYS and WITHDRAW messages have any number of entries, messages of other kinds have one entry.
+# Messages that are lists of entries. KEYS and WITHDRAW messages have any number of entries, messages of the other kinds have one entry.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
@@ -107,7 +107,7 @@ ENTRY_FIELDS = {
     Kind.JOINED: (VARINT, PRESENCE),  # number of the connection, client's answer to the invitation
     Kind.LEFT: (VARINT,),  # client
     Kind.ANSWERED_LATE: (VARINT,),  # client
-    Kind.LOST: (VARINT, VARINT, TEXT, TEXT),  # client, sequence number, stage and reason of loss
+    Kind.LOST: (VARINT, VARINT, TEXT, TEXT),  # client, sequence number, stage of the loss, reason
 }
 
 
@@ -141,7 +141,7 @@ def encode_bundle(
 ) -> list[bytes]:
     """Encode a message with assignments, their sequence numbers, and the frames that the relay does not have yet.
 
-    Takes assignments from the iterator until the message has BUNDLE_BYTES bytes. The result is empty if there are no assignments.
+    Take assignments from the iterator until the message has BUNDLE_BYTES bytes. Return an empty list if there are no assignments.
     """
     new: list[list[bytes]] = []  # for each new frame: its number, length and bytes
     if not (entries := list(_encode_assignments(assignments, cache, new))):
@@ -207,7 +207,10 @@ def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:
 
 
 def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[bytes]:
-    """Encode reports, each given with its sequence number and its assignment. Frames are not copied."""
+    """Encode reports as a list of byte strings. Each answer is a tuple (sequence number, report, assignment).
+
+    Encoded updates are not copied.
+    """
     pieces = [bytes([Kind.REPORTS])]
     for sequence, report, assignment in answers:
         entry = wire.encode_report(sequence, report, assignment)

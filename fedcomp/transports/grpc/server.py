@@ -22,7 +22,7 @@ WAIT_S = 60.0  # longest wait for one event, because a queue accepts no infinite
 # If more than GATHER_ABOVE assignments are open, `receive` waits GATHER_S seconds for more reports, which are decoded faster together.
 GATHER_ABOVE = 16
 GATHER_S = 0.002
-# Fraction of a phase's time limit after which relays add the frames received so far.
+# Relays wait for this fraction of a phase's time limit, and then add the updates received so far.
 RELAY_FRACTION = 0.8
 STOP_S = 10.0  # time limit for the gRPC thread to answer or to end
 T = TypeVar("T")
@@ -35,8 +35,8 @@ class GrpcTransport:
     """A `Transport` that serves the clients of a run on a port.
 
     The callbacks run in the thread that calls the methods of `Transport`. `on_poll` is called at the start of each call of `clients` and
-    `receive`, `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_late_answer`
-    for each answer to an assignment that is no longer open.
+    `receive`. `on_joined` is called for each client that joins or reconnects, `on_left` for each client whose connection ended, and
+    `on_late_answer` for each answer that comes too late.
 
     A client that loses its connection before it answers, and reconnects within the grace period of `settings`, receives its assignment
     again.
@@ -124,13 +124,13 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark updates as lost if a relay may have added them to an update whose assignment was withdrawn. Clients send lost updates again.
+        """Mark updates as lost if a relay may have added them to an update that was withdrawn. Clients send lost updates again.
 
-        `withdrawn` are the clients whose assignments were withdrawn. Only deliveries from the index `first` on are checked.
+        `withdrawn` are the clients whose assignments were withdrawn. Only `_deliveries[first:]` are checked.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
-                reason = f"a relay has added this client's update to that of client {min(summed)}, which was withdrawn"
+                reason = f"a relay has added this client's update to the update of client {min(summed)}, which was withdrawn"
                 self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
     # Methods that the Transport protocol does not have.
@@ -154,7 +154,7 @@ class GrpcTransport:
         return self._await(lambda: self._port.read_traffic())
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams, relays, connections and refused streams (by reason)."""
+        """Return the numbers of joined clients, streams, relays, connections and refused streams (by cause)."""
         return self._await(lambda: self._port.counts()) if self._serving else {}
 
     # Threads.
@@ -208,7 +208,7 @@ class GrpcTransport:
                 raise error
 
     def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
-        """Queue an answer for `receive` if its assignment is still open. `summed`: clients whose updates the answer may include."""
+        """Queue an answer for `receive` if the server still waits for it. `summed`: clients whose updates the answer may include."""
         if self._pending.get(answered.client) == answered.sequence:
             del self._pending[answered.client]
             delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)
@@ -217,9 +217,9 @@ class GrpcTransport:
             self.on_late_answer(answered.client)
 
     def _handle_sum(self, answers: Sequence[Answered], closed: Sequence[int]) -> None:
-        """Deliver a relay's reports, whose frames may be one sum.
+        """Deliver a relay's reports. The update in one report may be the sum of several updates.
 
-        If the sum contains an unexpected update, all updates in the sum are lost.
+        If the sum contains an update that the server does not wait for, all updates in the sum are lost.
         """
         late = {a.client for a in answers if self._pending.get(a.client) != a.sequence}
         updates = [a.client for a in answers if getattr(a.answer, "kind", "") == UPDATE]

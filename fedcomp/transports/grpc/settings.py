@@ -38,12 +38,12 @@ def peer_key(certificate_pem: bytes) -> PeerKey:
 
 
 def point_key(point: bytes) -> PeerKey:
-    """Return the public key of a compressed P-384 point [49 bytes]. Raises ProtocolError for bytes that encode no point."""
+    """Return the public key that a compressed P-384 point [49 bytes] encodes. Raises ProtocolError for invalid bytes."""
     return PeerKey(point, key_hash(verifier(point)))
 
 
 class Keys(Protocol):
-    """Interface to the public keys that a port accepts, such as `fedcomp.keys.registry.Registry`.
+    """The interface through which a port checks public keys. `fedcomp.keys.registry.Registry` implements it.
 
     The methods of `Keys` are called in the thread of the gRPC event loop.
     """
@@ -68,19 +68,19 @@ class PortSettings:
     Without `credentials` the port serves HTTP/2 without TLS, and clients choose their ids. With `credentials`, `keys` maps the SHA-256 of a
     client's public key (DER SubjectPublicKeyInfo) to the client's logical id.
 
-    The stream of a client with an assignment is closed after `silence_s` seconds without a message. If a client does not reconnect within
-    `grace_s` seconds, its assignment counts as lost. An infinite `grace_s` means no limit. A stream is closed if its client does not join
-    within `join_s` seconds.
+    The stream of a client with an assignment is closed if the client sends nothing for `silence_s` seconds. If a client does not reconnect
+    within `grace_s` seconds, its assignment counts as lost. If `grace_s` is inf, the client has unlimited time. A stream is closed if its
+    client does not join within `join_s` seconds.
     """
 
     address: str
-    port: int  # 0 selects any free port
+    port: int  # 0: choose any free port
     invitation: Invitation
     clients: int
     largest_report: int  # bytes
     credentials: Credentials | None = None
     keys: Keys | None = None
-    relay_terms: RelayTerms | None = None  # None refuses all relays
+    relay_terms: RelayTerms | None = None  # None: refuse all relays
     silence_s: float = 16.0
     join_s: float = 20.0
     grace_s: float = GRACE_S

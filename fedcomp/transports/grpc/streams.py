@@ -1,4 +1,4 @@
-"""The gRPC streams that a listening port serves: one for each directly connected client, and one for each relay with its clients."""
+"""The gRPC streams that a listening port serves: one for each directly connected client, and one for each relay (for all its clients)."""
 
 import asyncio
 import time
@@ -52,15 +52,15 @@ class Stream:
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # number of assignments sent, the limit of multi-part reports
+        self.n_assignments = 0  # assignments sent; at most as many large reports are accepted
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
-        self.searched = False  # whether `PortTraffic` has looked for this stream's connection
+        self.searched = False  # whether `PortTraffic` has searched for this stream's TCP connection
         self.traffic = WireBytes()  # bytes of the stream's TCP connection
         # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.
         self.received_bytes = 0
-        self.queue: deque[bytes] = deque()  # messages to send before those of the assignment
+        self.queue: deque[bytes] = deque()  # messages to send before the messages of the assignment
         self._assignment: Iterator[bytes] = iter(())  # unsent messages of the newest assignment
         self._writer: asyncio.Task[None] | None = None
 
@@ -88,11 +88,11 @@ class Stream:
         self._start()
 
     def withdraw(self) -> None:
-        """Drop the unsent messages of an assignment."""
+        """Drop the unsent messages of the current assignment."""
         self._assignment = iter(())
 
     def close(self, refused: Refused | None = None) -> None:
-        """End the stream when the queued messages are sent. The last message is `refused`, unless `refused` is None."""
+        """End the stream after the queued messages have been sent. The last message is `refused`, unless `refused` is None."""
         if self.closing:
             return
         self.closing = True
@@ -116,7 +116,7 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    self.silent_ticks = 0  # gRPC accepts large messages only while the client reads
+                    self.silent_ticks = 0  # gRPC accepts large messages only if the client reads
         except Exception:  # the stream has ended; the task that reads it handles the end
             self.queue.clear()
             self.withdraw()
@@ -141,7 +141,7 @@ class ConnectedRelay:
         self._unanswered: Counter[int] = Counter()
 
     def assign(self, pending: "PendingAssignment") -> None:
-        """Queue an assignment. When the relay can receive more, all queued assignments are sent together."""
+        """Queue an assignment. As soon as the relay can receive more, all queued assignments are sent together."""
         self._queued[pending.sequence] = pending
         self.stream.put(())
 
@@ -201,10 +201,10 @@ class ConnectedRelay:
     def _handle_reports(self, reader: Reader) -> None:
         """Handle a message with clients' reports.
 
-        All reports are decoded before any is delivered, because one frame may be the sum of all frames.
+        All reports are decoded before any report is delivered, because one report may carry the sum of all updates.
         """
         reports: dict[int, Report] = {}
-        closed: dict[int, None] = {}  # ordered set of clients whose assignments are no longer open
+        closed: dict[int, None] = {}  # clients whose answers are too late, in order
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
             if report is None:
                 closed[client] = None
@@ -262,7 +262,7 @@ class RelayedClient:
         return self.key.hash if self.key else self.client
 
     def close(self, refused: Refused) -> None:
-        """Tell the relay to disconnect this client. `refused` gives the client the reason."""
+        """Tell the relay to disconnect this client and to send it `refused`, which contains the reason."""
         if not self.closing:
             self.closing = True
             entry = self.client, self.connection, refused

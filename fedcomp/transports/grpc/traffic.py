@@ -21,8 +21,9 @@ DESCRIPTORS = "/dev/fd"
 ACKED, RECEIVED, SENT = 120, 128, 200
 SIZE = SENT + 8
 U64 = struct.Struct("=Q")
-# The server cuts a connection on which it receives more than this limit + 2 × (bytes of messages received) + (bytes sent) / 8. The limit
-# of a connection on which no client has joined is low, because gRPC needs up to 30 bytes of memory for a byte of HTTP/2 headers.
+# The server cuts a connection on which it receives more than FLOOD_BYTES + 2 × (bytes of received messages) + (bytes sent) / 8 bytes. Until
+# a client has joined, NEW_FLOOD_BYTES replaces FLOOD_BYTES. NEW_FLOOD_BYTES is low, because gRPC needs up to 30 bytes of memory for a byte
+# of HTTP/2 headers.
 FLOOD_BYTES, NEW_FLOOD_BYTES = 4 << 20, 16 << 10
 Peer = tuple[str, int]  # address and port
 
@@ -74,8 +75,8 @@ def _normalized(host: str) -> str:
 class PortTraffic:
     """Counts, by stream and by client, of the bytes of all open and ended TCP connections to a listening port of this process.
 
-    An ended connection counts with the last reading of its kernel counters. `port`, the number of the port, is None until the port is open,
-    and always None on a platform that does not count bytes. Not thread-safe.
+    For an ended connection, the last reading of its kernel counters is used. `port`, the number of the port, is None until the port is
+    open, and always None on a platform that does not count bytes. Not thread-safe.
     """
 
     port: int | None = None
@@ -91,7 +92,7 @@ class PortTraffic:
 
     @property
     def connections(self) -> int | None:
-        """The number of open TCP connections, whether or not they carry a gRPC stream. None on platforms that do not report connections."""
+        """The number of open TCP connections, with or without a gRPC stream, or None on platforms that do not list connections."""
         if self.port is None:
             return None
         self._read_all()
@@ -100,7 +101,7 @@ class PortTraffic:
     def read(self, stream: "Stream") -> None:
         """Read the byte counters of a stream's connection.
 
-        The bytes between the last reading and the end of a connection are not counted.
+        Bytes that are sent after the last reading, just before a connection ends, are not counted.
         """
         peer = stream.peer
         if self.port is None or peer is None:
@@ -109,7 +110,8 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            if peer not in self._live:  # an ended connection may have had its file descriptor
+            # `_find` overlooks a connection whose file descriptor belonged to a connection that has ended.
+            if peer not in self._live:
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
@@ -130,7 +132,7 @@ class PortTraffic:
     def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
         """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes.
 
-        Connections without a stream count with their last reading, so that idle connections do not slow down the rounds of a run.
+        For connections without a stream, the last reading is used, so that many idle connections do not slow down the rounds of a run.
         """
         if self.port is None:
             return None
@@ -145,9 +147,9 @@ class PortTraffic:
     ) -> list[tuple[Peer, "Stream | None", int]]:
         """Return the connections on which the server receives far more bytes than messages need, such as a flood of HTTP/2 pings.
 
-        Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. Connections that no client uses are
-        read first. Connections that were cut are not returned again. `ended`: the peers of connections whose streams have ended, which are
-        not checked.
+        Each connection is a tuple: the peer, the stream (or None), and the number of bytes received. For connections on which no client has
+        joined, the byte counters are read anew; for other connections, the last reading is used. Connections that were cut are not returned
+        again. `ended`: peers of connections that are not checked, because their streams have ended.
         """
         if self.port is None:
             return []
@@ -192,7 +194,7 @@ class PortTraffic:
     def _read(self, peer: Peer) -> WireBytes | None:
         """Read the byte counters of a connection.
 
-        Return the last reading if the connection has just ended, or None if `peer` is unknown.
+        If the connection has just ended, return the last reading. Return None if `peer` is unknown.
         """
         if peer not in self._live:
             return None
@@ -205,7 +207,7 @@ class PortTraffic:
         return self._forget(peer)
 
     def _forget(self, peer: Peer) -> WireBytes:
-        """Count a connection as ended, and return its last reading."""
+        """Count a connection as ended, and return the last reading of its byte counters."""
         _, last = self._live.pop(peer)
         self._cut.discard(peer)
         self._ended = self._ended.plus(last)

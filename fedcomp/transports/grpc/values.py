@@ -1,4 +1,4 @@
-"""The encoding of values in gRPC messages. Only the fields of a message that differ from a base message known to both sides are sent."""
+"""The encoding of values in gRPC messages. A message is sent as the fields that differ from a base message, which both sides know."""
 
 import itertools
 import re
@@ -82,7 +82,7 @@ class Reader:
             (byte,) = self.take(1)
             value |= (byte & 0x7F) << shift
             if value >= 1 << 64 or (byte == 0 and shift):
-                raise ProtocolError("a number has more than 64 bits or is not in its shortest form")
+                raise ProtocolError("a number has more than 64 bits or more bytes than it needs")
             if byte < 0x80:
                 return value
             shift += 7
@@ -115,7 +115,7 @@ class Reader:
         return self.take(self.varint())
 
     def count(self) -> int:
-        """Read the number of entries of a list. Raises ProtocolError if the list claims more entries than bytes remain."""
+        """Read the number of entries of a list. Raises ProtocolError if the list claims more entries than there are bytes left."""
         count = self.varint()
         if count > self.remaining:
             raise ProtocolError(

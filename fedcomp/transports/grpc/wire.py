@@ -79,7 +79,7 @@ PING, PONG = bytes([Kind.PING]), bytes([Kind.PONG])
 class Hello:
     """The first message of a client or relay to the server."""
 
-    client: int  # claimed id (ignored with TLS), or -1 for none, or RELAY for a relay
+    client: int  # id that the client claims (ignored with TLS), -1 for no id, or RELAY for a relay
     version: str  # of fedcomp
     protocol: int = PROTOCOL
 
@@ -99,7 +99,7 @@ class Refused:
 
 @dataclass
 class RelayTerms:
-    """The server's answer to a relay's HELLO: the invitation for the relay's clients, size limits, and the codec of the frames to add."""
+    """The server's answer to a relay's HELLO: the invitation for its clients, size limits, and the codec of updates that the relay adds."""
 
     run: str
     options: str
@@ -108,8 +108,8 @@ class RelayTerms:
     clients: int  # number of clients of the run
     largest_report: int  # bytes
     largest_assignment: int  # bytes
-    codec: str = ""  # spec of the uplink codec, or "" if the relay does not add frames
-    # JSON object with the shape of each tensor by name, or "" if the relay does not add frames.
+    codec: str = ""  # spec of the uplink codec, or "" if the relay does not add updates
+    # JSON object with the shape of each tensor by name, or "" if the relay does not add updates.
     shapes: str = ""
     grace_s: float = GRACE_S  # time that a client has to reconnect; inf means no limit
 
@@ -161,7 +161,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# By kind of message: a function that makes the base message, whose values need not be sent, from the stream's invitation.
+# By kind of message: a function that returns the base message for the invitation of a stream. Values of the base message need not be sent.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -183,9 +183,10 @@ def decode(kind: Kind, reader: Reader, invitation: Invitation = NO_INVITATION) -
 def encode_assignment(
     sequence: int, assignment: Assignment, refer: Callable[[bytes], bytes] | None = None
 ) -> list[bytes]:
-    """Encode an assignment as a list of byte strings, without copying frames. The client id is not encoded, because both sides know it.
+    """Encode an assignment as a list of byte strings, without copying its large byte strings.
 
-    `refer` returns the reference that is sent instead of a frame in `frames` or `announced`.
+    The client id is not encoded, because both sides know it. `refer` returns the reference that is sent instead of a byte string in
+    `frames` or `announced`.
     """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= MAX_DERIVED_BYTES:
@@ -211,7 +212,7 @@ def decode_assignment(
 
 
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
-    """Encode a report relative to the assignment that it answers, as a list of byte strings. The frame is not copied."""
+    """Encode a report as a list of byte strings. Leave out values that follow from the assignment `answered`. Do not copy the frame."""
     base = _report_base(answered)
     if len(report.frame) <= MAX_DERIVED_BYTES:
         base.ticket = ticket(report.round, report.client, report.frame)
@@ -219,7 +220,7 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
-    """Decode a report whose sequence number has already been read."""
+    """Decode a report after its sequence number has been read."""
     report, omitted = decode_fields(_report_base(answered), reader)
     if "ticket" in omitted and len(report.frame) <= MAX_DERIVED_BYTES:
         report.ticket = ticket(report.round, report.client, report.frame)
@@ -227,7 +228,7 @@ def decode_report(reader: Reader, answered: Assignment) -> Report:
 
 
 def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
-    """Truncate `reason` of a message to MAX_REASON_CHARS characters.
+    """Return a message with its `reason` truncated to MAX_REASON_CHARS characters.
 
     Raises ProtocolError if another text of the message exceeds MAX_NAME_BYTES.
     """
@@ -244,10 +245,7 @@ def limit_texts(message: PresenceOrReport) -> PresenceOrReport:
 
 
 def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield a message as one gRPC message, or as a BEGIN message and parts.
-
-    A part of a large frame contains no other data.
-    """
+    """Yield a message as one gRPC message, or a large one as a BEGIN message and parts. Parts of a large frame contain no other data."""
     total = sum(map(len, pieces))
     if total <= PART_BYTES:
         yield b"".join(pieces)
@@ -263,10 +261,11 @@ def split(pieces: Sequence[bytes]) -> Iterator[bytes]:
 class Assembly:
     """An assembler of messages that arrive in parts.
 
-    `largest` is the largest size in bytes of a message in parts, which is checked before memory is allocated.
+    `largest`: size limit in bytes of a message in parts, which is checked before memory is allocated.
 
-    The message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece of the message. `split` ends a large frame
-    with a short part, so that the frame is one piece and is stored once. Messages that are split in another way are also accepted.
+    An assembled message is a list of byte strings (pieces). A part shorter than PART_BYTES ends a piece of the message. `split` ends a
+    large frame (encoded update) with a short part, so that the frame is one piece and is stored only once. Messages that are split in
+    another way are also accepted.
     """
 
     def __init__(self, largest: int):
@@ -277,7 +276,7 @@ class Assembly:
         self._bytes_left = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
-        """Take a gRPC message. Return the kind and a reader of the message if it is complete, or None if parts are missing.
+        """Process a received gRPC message. Return the kind and a reader of the complete message, or None if parts are missing.
 
         Any gRPC message other than PART, PING and PONG discards an unfinished message. Raises ProtocolError for a malformed message.
         """

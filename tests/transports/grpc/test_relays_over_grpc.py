@@ -358,11 +358,11 @@ def test_a_relay_with_a_clients_key_and_a_client_with_a_relays_key_are_refused(
         with pytest.raises(UserError) as caught:
             RelayEnd(loop, server.target, enrolled.credentials[2])
         assert str(caught.value) == (
-            "the key of this relay is that of client 2; make a key for the relay with: fedcomp keys add --relay --host HOST"
+            "the key of this relay is the key of client 2; make a key for the relay with: fedcomp keys add --relay --host HOST"
         )
         end = loop.start(attend(connect(server, credentials=enrolled.relay), 0))
         assert refused(end) == (
-            "the key of this client is that of relay 0; start the relay with fedcomp relay, and give each client its own enrolment"
+            "the key of this client is the key of relay 0; start the relay with fedcomp relay, and give each client its own enrolment"
         )
         relay = RelayEnd(loop, server.target, enrolled.relay)
         end = loop.start(attend(connect(relay, credentials=enrolled.relay), 0))
@@ -671,7 +671,7 @@ def test_the_server_checks_the_keys_of_a_relays_clients(loop, enrolled, server_c
             (1, 7, "this client showed the key of another client"),
             (2, 8, "client 2 is revoked"),
             (0, 9, "its key is not in the registry"),
-            (3, 10, "client 3 is not part of this run of 3 clients, 0 to 2"),
+            (3, 10, "client 3 is not part of this run, which has the clients 0 to 2"),
             (0, 11, "the client answered the invitation of another run"),
         ]
         assert not any(order.refused.retry for order in disconnects)
