@@ -94,7 +94,7 @@ class Port:
             if s.credentials is not None and not _can_serve_tls(s.credentials):
                 raise ConfigError(
                     f"TLS cannot use {s.credentials.source}: the certificate, its private key or the CA is damaged; restore the "
-                    "files from a copy, or make new ones: fedcomp keys renew"
+                    "files from a copy, or make new ones: fedcomp keys renew server (for a relay: fedcomp keys renew relay-0)"
                 ) from error
             raise ConfigError(
                 f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
