@@ -37,6 +37,7 @@ ENVIRONMENT = os.environ | {
 }
 # largest number of clients in a process; each client has a connection and an open state file
 MAX_HOSTED = 5000
+PORT_BYTES = ("fedcomp_wire_received_bytes_total", "fedcomp_wire_sent_bytes_total")
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 WIDE_TASK = """\
 import torch
@@ -294,18 +295,26 @@ def exchanges(args: argparse.Namespace) -> None:
             step_s = step_seconds(on.task)
             while on.check():
                 time.sleep(0.2)
-            first, *records = on.records()  # the first round waits for clients to join
+            records = on.records()[1:]  # the first round waits for clients to join
         seconds = sorted(record["seconds"] for record in records)
         median_s, training_s = statistics.median(seconds), clients * step_s
         count = clients * len(records)
         frames = sum(map(frame_bytes, records)) / count
         beyond = sum(map(wire_bytes, records)) / count - frames
-        joining = (wire_bytes(first) - frame_bytes(first)) / clients - beyond
+        joining = joining_bytes(args, clients)
         print(
             f"{clients:8} {len(records):7} {median_s:9.3f} {seconds[-1]:10.3f} {training_s:11.3f} {median_s - training_s:9.3f} "
             f"{frames:12,.0f} {beyond:9,.0f} {joining:10,.0f} {sum(record['rejected'] for record in records):9}",
             flush=True,
         )
+
+
+def joining_bytes(args: argparse.Namespace, clients: int) -> float:
+    """Return the bytes at the server's port for each client that joins, before the first assignment."""
+    # The server waits for one client more than there are, so it sends no assignment.
+    with federation(args, clients + 1, 1, started_clients=clients) as on:
+        await_clients(on, clients)
+        return sum(map(on.metric, PORT_BYTES)) / clients
 
 
 def frame_bytes(record: dict) -> int:
@@ -330,10 +339,9 @@ def idle(args: argparse.Namespace) -> None:
     clients = (args.clients or [10])[0]
     with federation(args, clients + 1, 1, started_clients=clients) as on:
         await_clients(on, clients)
-        names = ("fedcomp_wire_received_bytes_total", "fedcomp_wire_sent_bytes_total")
-        before, began = [on.metric(name) for name in names], time.monotonic()
+        before, began = [on.metric(name) for name in PORT_BYTES], time.monotonic()
         time.sleep(args.idle)
-        after, passed = [on.metric(name) for name in names], time.monotonic() - began
+        after, passed = [on.metric(name) for name in PORT_BYTES], time.monotonic() - began
     received, sent = ((b - a) / passed / clients for a, b in zip(before, after, strict=True))
     print(
         f"{clients} waiting clients, over {passed:.0f} s: {received:,.0f} B/s up, {sent:,.0f} B/s down, {received + sent:,.0f} B/s "

@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = re.compile(
     r"\]\(\.\./\.\./(deploy/[\w.-]+)\)"
 )  # a link of a page in a folder of docs/ that leads out of docs/
+# Note for readers of the Markdown files, which lack the generated parts. It is left out of the site.
+CHECKOUT_NOTE = re.compile(r"^> This text file lacks .*\n(?:> .*\n)*\n", re.MULTILINE)
 BEHIND = re.compile(r"\s{2}# (.+)$")
 ABOVE = re.compile(r"\s*# (.+)$")
 WITH_OPTIONS_OF_RUNS = (
@@ -40,7 +42,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    markdown = DEPLOY.sub(r"](../\1)", markdown)
+    markdown = CHECKOUT_NOTE.sub("", DEPLOY.sub(r"](../\1)", markdown))
     for make in (options, commands, codecs, memories, strategies, attacks, messages, records):
         if (place := f"<!-- {make.__name__} -->") in markdown:
             markdown = markdown.replace(place, make())

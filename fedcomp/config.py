@@ -65,7 +65,8 @@ class RunConfig:
     partition: str = option(
         "iid",
         "How the data is partitioned among the clients: iid, classes:N (N classes per client), shards:N (N shards of the data sorted by "
-        "label), dirichlet:A (class proportions from Dir(A)), natural or natural:column=NAME (as the data set defines its clients).",
+        "label), dirichlet:A (random class proportions from Dir(A); the smaller A, the more clients differ), natural or "
+        "natural:column=NAME (as the data set defines its clients).",
     )
     clients: int = count(10, "Number of clients.")
     rounds: int = count(50, "Number of rounds; a resumed run may increase the number.", local=True)
@@ -79,7 +80,8 @@ class RunConfig:
     )
     deadline: float = zero_or_more(
         0.0,
-        "Time limit for each phase of a round (most strategies have one phase), in seconds; later answers are left out; 0 = no limit.",
+        "Time limit of a round in seconds; if a strategy exchanges several messages per round, the limit applies to each exchange; later "
+        "answers are left out; 0 = no limit.",
         local=True,
     )
     network: str | None = option(
@@ -150,7 +152,8 @@ class RunConfig:
     clip: float = non_negative(0.0, "Clip local gradients to this L2 norm; 0 = no clipping.")
     strategy: str = option(
         "average",
-        "Algorithm that aggregates the updates; it also sets --uplink, --memory and --downlink if these are not given.",
+        "Algorithm that aggregates the updates, such as average, median:f=2 or vote; it also sets --uplink, --memory and --downlink if "
+        "these are not given.",
     )
     weights: str = option(
         "uniform",
@@ -170,7 +173,7 @@ class RunConfig:
     memory: str = option(
         StrategyDefault("auto"),
         "Error-feedback memory, in which each client keeps the part of its update that the uplink codec did not send; auto = the memory "
-        "that the strategy requires, else residual for a lossy codec that is a contraction, else none.",
+        "that the strategy requires, else residual if the codec loses values and contracts (see fedcomp codecs), else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
@@ -183,7 +186,7 @@ class RunConfig:
         "configured density.",
     )
     lr_warmup: int = zero_or_more(
-        0, "Number of rounds at the start in which the learning rate increases to --lr."
+        0, "Number of rounds, from the first on, in which the learning rate increases to --lr."
     )
     lr_schedule: str | None = option(
         None,
@@ -193,8 +196,8 @@ class RunConfig:
     )
     local_steps_schedule: str | None = option(
         None,
-        "Number of local steps by round, in the form of --lr-schedule: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is --local-steps in "
-        "rounds 1 to 20, then 8.",
+        "Number of local steps by round, in the form of --lr-schedule: 1,8@21 = one step in rounds 1 to 20, then 8 steps; 8@21 = the "
+        "number of --local-steps in rounds 1 to 20, then 8.",
         parse=schedules.COUNT.read,
     )
     batch_size_schedule: str | None = option(
@@ -210,20 +213,20 @@ class RunConfig:
     )
     horizon: int = zero_or_more(
         0,
-        "Round in which schedules with a curve, such as cosine, end; 0 = the number of --rounds when the run was started, even if the run "
-        "is resumed with more --rounds.",
+        "Round in which schedules such as cosine end; 0 = the last round, as given by --rounds when the run was first started.",
         local=True,
     )
     budget: str | None = option(
         None,
-        "Total bytes that the clients of a round may send, such as 200kB, or time that each client may take to send, such as 30s; the "
-        "budget determines the uplink density.",
+        "Limit from which the uplink density (fraction of coordinates that clients send) is computed: 200kB = bytes that all clients of a "
+        "round together may send; 30s = time that each client may take to send.",
         parse=spec.parse_budget,
         example="200kB, or a time, such as 30s",
     )
     bandwidths: str | None = option(
         None,
-        "Uplink bandwidths in bytes per second, assigned to the clients in turn, such as 10kB,1MB; --budget is divided proportionally.",
+        "Uplink bandwidths of the clients in bytes per second, for --budget: 10kB,1MB = 10 kB/s for clients 0, 2, 4, … and 1 MB/s for the "
+        "others.",
         parse=spec.parse_byte_list,
         example="10kB,1MB",
     )
@@ -246,13 +249,14 @@ class RunConfig:
     )
     cache: float = option(
         1.0,
-        "Size of the server's cache of broadcasts for clients that missed rounds, as a multiple of the size of the float32 model.",
+        "Size of the server's cache of recent broadcasts (encoded changes of the model), as a multiple of the size of the float32 model.",
         low=0.0,
         high=1e6,
     )
     attack: str | None = option(
         None,
-        "Attacks of simulated Byzantine clients: name:count with options, joined by +, such as alie:clients=3/7,z=1.5+inverted:2.",
+        "Attacks by clients of the simulation: inverted:2 = 2 clients send inverted updates; alie:clients=3/7,z=1.5 = clients 3 and 7, "
+        "with an option; + joins attacks.",
     )
     engine: str = option(
         AUTO,

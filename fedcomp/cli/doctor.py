@@ -125,6 +125,8 @@ def _checks(
             renew = keys_command(keys or KEYS, "renew", enrolment.id)
             remedy = f"on the server: {renew}, then copy the new file"
             yield validity("client certificate", enrolment.leaf, remedy)
+    elif not keys:
+        yield no_enrolment()
     if keys:
         yield from keys_folder(keys, enrolment)
     if not where and enrolment and enrolment.server:
@@ -133,6 +135,15 @@ def _checks(
         yield from reachable(where, enrolment, keys)
     if data:
         yield from data_folder(data)
+
+
+def no_enrolment() -> Check:
+    """Return a skipped check that says where a client's enrolment file is expected and how to make one."""
+    from ..keys.enrolment import VARIABLE, default_enrolment
+
+    found = f"no enrolment file at {default_enrolment()}, and {VARIABLE} is not set"
+    fix = "only a client in a deployment needs one; make it on the server: fedcomp keys init --clients N --host HOST"
+    return Check("client", SKIPPED, found, fix)
 
 
 def packages() -> Iterator[Check]:

@@ -1,6 +1,7 @@
 """How commands end: one-line error messages on standard error, exit statuses, and signals."""
 
 import errno
+import inspect
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 
 from ..config import suggestion
 from ..errors import INTERRUPTED, FedcompError
@@ -51,6 +52,16 @@ def output_lost(error: BaseException | None = None) -> str | None:
 
 class CommandGroup(TyperGroup):
     """A group of commands. An error of fedcomp ends a command with one line of text and an exit status. Other errors show a traceback."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command. Restore the help texts of its arguments, which typer 0.20 loses with click 8.5."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.callback is not None:
+            parameters = inspect.signature(command.callback).parameters
+            for argument in command.params:
+                if isinstance(argument, TyperArgument) and argument.help is None:
+                    argument.help = getattr(parameters[argument.name or ""].default, "help", None)
+        return command
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:

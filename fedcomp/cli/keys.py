@@ -156,7 +156,10 @@ def renew(
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Create a new key and certificate for a client, a relay or the server. The file ca.key is needed to sign the new certificate."""
+    """Create a new key and certificate for a client, a relay or the server, or for all that expire soon.
+
+    The file ca.key is needed to sign the new certificates.
+    """
     from ..keys import key_folder as keys
 
     if holder is None:

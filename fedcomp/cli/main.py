@@ -58,7 +58,7 @@ def simulation(
     ),
     side_by_side: str | None = option(
         "[auto|N]",
-        "Number of compared runs to execute at the same time; auto = one run per CPU core if each run uses one core, otherwise one run.",
+        "Number of compared runs that run at the same time; auto = as many as CPU cores if each run uses one core, otherwise one.",
         panel=COMPARISON_PANEL,
     ),
     baseline: bool | None = option(

@@ -59,8 +59,9 @@ class Target:
     def credentials(self) -> Credentials | None:
         if self.enrolment is None:
             return None
-        texts = self.enrolment.certificate, self.enrolment.private_key, self.enrolment.ca
-        return Credentials(*(text.encode() for text in texts))
+        e = self.enrolment
+        texts = e.certificate.encode(), e.private_key.encode(), e.ca.encode()
+        return Credentials(*texts, source="the enrolment file")
 
     def check(self) -> None:
         """Raise UnreachableError with the cause if the server cannot be reached."""

@@ -100,8 +100,9 @@ class Endpoint:
         if self.keys is None:
             return None
         certificate, key = serving_files(self.keys)
-        ca = (self.keys / CA_CRT).read_bytes()
-        return Credentials(certificate.read_bytes(), key.read_bytes(), ca)
+        ca = self.keys / CA_CRT
+        read = certificate.read_bytes(), key.read_bytes(), ca.read_bytes()
+        return Credentials(*read, f"{certificate}, {key} and {ca}")
 
 
 def serve(

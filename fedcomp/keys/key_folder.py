@@ -17,6 +17,7 @@ import fcntl
 import os
 import shlex
 import shutil
+import ssl
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -311,7 +312,7 @@ def keys_folder(folder: str | Path) -> Path:
 def check_server_files(folder: str | Path) -> x509.Certificate:
     """Check the server's certificate and key. Return the certificate, even if it has expired.
 
-    Raises KeysError if the CA did not sign the certificate, or if server.key is not the key of the certificate.
+    Raises KeysError if the CA did not sign the certificate, if server.key is not the key of the certificate, or if TLS cannot use a file.
     """
     folder = Path(folder)
     renew = keys_command(folder, "renew", "server")
@@ -326,6 +327,20 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
         raise KeysError(
             f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make a new key and certificate: {renew}"
         )
+    # TLS libraries reject some files that can be parsed, such as indented PEM.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(folder / SERVER_CRT, folder / SERVER_KEY)
+    except ssl.SSLError as error:
+        raise KeysError(
+            f"TLS cannot use {folder / SERVER_CRT} with {folder / SERVER_KEY} (damaged PEM); make new ones: {renew}"
+        ) from error
+    try:
+        context.load_verify_locations(folder / CA_CRT)
+    except ssl.SSLError as error:
+        raise KeysError(
+            f"TLS cannot use {folder / CA_CRT} (damaged PEM); restore it from a copy"
+        ) from error
     return certificate
 
 

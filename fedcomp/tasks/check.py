@@ -28,7 +28,7 @@ from .data import (
     tensors,
 )
 from .running_statistics import recalibrated_layers
-from .user_errors import SEE_TRACEBACK, describe, out_of_memory
+from .user_errors import GIVE_FOLDER, SEE_TRACEBACK, describe, out_of_memory
 
 T = TypeVar("T")
 # Part of torch's warning if the arguments of a loss have different shapes.
@@ -351,6 +351,8 @@ def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct 
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        lacks_folder = task._lacks_folder and call in ("train()", "test()")
+        fix = GIVE_FOLDER if lacks_folder else "correct the task"
         raise out_of_memory(error) or TaskError(
             f"task '{task.name}': {call} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
         ) from error

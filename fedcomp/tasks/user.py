@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import FedcompError, TaskError, nearest
 from .base import Task, accepts, seeded_globals
-from .user_errors import SEE_TRACEBACK, describe, out_of_memory
+from .user_errors import GIVE_FOLDER, SEE_TRACEBACK, describe, out_of_memory
 
 IMPORT_SEED = 0  # seed of the global random generators while a task file is imported
 
@@ -108,9 +108,11 @@ def _add_to_path(path: Path, text: str) -> None:
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
 
 
-def _user_error(text: str, action: str, error: BaseException) -> FedcompError:
+def _user_error(
+    text: str, action: str, error: BaseException, fix: str = "correct it"
+) -> FedcompError:
     return out_of_memory(error) or TaskError(
-        f"--task {text}: {action} failed: {describe(error)}; correct it, or {SEE_TRACEBACK}"
+        f"--task {text}: {action} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
     )
 
 
@@ -139,13 +141,18 @@ def _call(function: Any, data: Path | None, text: str) -> Any:
     if not callable(function):
         return function
     takes_folder = accepts(function, 1)
+    lacks_folder = takes_folder and data is None
     if not takes_folder and not accepts(function, 0):
         raise TaskError(
             f"--task {text} cannot be called with the data folder or without arguments; define it with one parameter or none"
         )
     try:
-        return function(data) if takes_folder else function()
+        result = function(data) if takes_folder else function()
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise _user_error(text, "the call", error) from error
+        fix = GIVE_FOLDER if lacks_folder else "correct it"
+        raise _user_error(text, "the call", error, fix) from error
+    if lacks_folder and isinstance(result, Task):
+        object.__setattr__(result, "_lacks_folder", True)
+    return result

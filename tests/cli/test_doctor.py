@@ -76,7 +76,7 @@ def folder(tmp_path) -> Path:
 
 def test_the_checks_of_this_machine_succeed():
     status, output = examine()
-    assert list(output) == MACHINE
+    assert list(output) == [*MACHINE, "client"]
     assert status == 0 and {output[name][0] for name in MACHINE[:4]} == {"ok"}
     import flwr
     import torch
@@ -230,6 +230,13 @@ def test_the_enrolment_at_its_default_path_is_found(folder, tmp_path, monkeypatc
         assert found("--server", f"localhost:{port}")["client"][1].endswith("client 0")
     monkeypatch.setenv("FEDCOMP_ENROLMENT", "absent.toml")
     assert found()["client"][1] == "absent.toml cannot be read (No such file or directory)"
+
+
+def test_a_machine_without_an_enrolment_says_how_to_make_one(folder):
+    state, says, fix = found()["client"]
+    assert state == "skipped" and "/enrolment.toml, and FEDCOMP_ENROLMENT is not set" in says
+    assert "fedcomp keys init" in fix
+    assert "client" not in found("--keys", folder)
 
 
 def test_a_client_of_other_keys_is_refused_by_the_server(folder, tmp_path):

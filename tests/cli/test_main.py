@@ -136,6 +136,11 @@ def test_a_fraction_may_be_written_as_a_percentage_or_quotient(text, runs):
     assert runs[0].participation == 0.125
 
 
+def test_help_describes_arguments():
+    for command, text in {"report": "Folders of runs", "keys renew": "Id of a client"}.items():
+        assert text in fedcomp(*command.split(), "--help").stdout, command
+
+
 def test_help_shows_flags_defaults_and_descriptions():
     help = " ".join(fedcomp("sim", "--help").stdout.replace("│", " ").split())
     for f in FIELDS:

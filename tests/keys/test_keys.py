@@ -588,6 +588,16 @@ def test_damaged_or_mismatched_server_files_are_refused(damage, output, folder):
         assert re.match(rf"{folder}/{output}", refused(lambda check=check: check(folder)))
 
 
+@for_each("name", ["server.crt", "server.key", "ca.crt"])
+def test_a_pem_file_that_only_tls_refuses_is_named(name, folder):
+    text = (folder / name).read_text()
+    (folder / name).write_text(text.replace("\n", "\n "))  # indented PEM
+    output = refused(lambda: keys.check_server_files(folder))
+    (folder / name).write_text(text)
+    assert output.startswith("TLS cannot use ") and f"{folder / name} " in output
+    assert "restore it" in output if name == "ca.crt" else "fedcomp keys renew server" in output
+
+
 def test_the_keys_package_imports_no_large_library():
     program = "import fedcomp.keys.key_folder, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr') if m in sys.modules])"
     assert (

@@ -3,6 +3,7 @@ from cases import for_each
 
 from fedcomp.errors import ConfigError, TaskError
 from fedcomp.tasks import load
+from fedcomp.tasks.check import data_of
 
 TASK = """
 from dataclasses import dataclass
@@ -123,6 +124,21 @@ def test_the_error_for_a_broken_file_names_the_file_and_the_line(write_task, con
     with pytest.raises(TaskError, match=f"--task .*mine.py:task.*{says}") as caught:
         load(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", ["    x = folder / 'a'\n", ""])
+def test_the_error_of_a_task_without_its_data_folder_names_the_flag(write_task, tmp_path, lines):
+    content = (
+        "from torch import nn\nfrom fedcomp import Task\n"
+        f"def task(folder):\n{lines}    return Task('mine', lambda: nn.Linear(2, 2), train=lambda: open(folder / 'absent'))\n"
+    )
+    text = write_task(content)
+    with pytest.raises(
+        TaskError, match="TypeError: .*; if the task reads a data folder, give it with --data DIR"
+    ):
+        data_of(load(text), "train")
+    with pytest.raises(TaskError, match="FileNotFoundError: .*; correct the task, or set"):
+        data_of(load(text, tmp_path), "train")
 
 
 def test_a_file_that_is_not_python_is_refused(write_task):

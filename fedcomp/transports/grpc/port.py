@@ -24,7 +24,7 @@ from .admission import EXPELLED, Admission
 from .events import AnsweredLate, Event, Joined, Left, Warned
 from .options import server_options
 from .pending_assignments import PendingAssignment, PendingAssignments
-from .settings import PeerKey, PortSettings
+from .settings import Credentials, PeerKey, PortSettings
 from .streams import ConnectedRelay, EndStream, RelayedClient, Stream
 from .traffic import Peer, PortTraffic, TrafficReport, counts_bytes
 from .values import Reader
@@ -89,17 +89,13 @@ class Port:
         )
         where = join_address(s.address, s.port)
         try:
-            if s.credentials is None:
-                port = server.add_insecure_port(where)
-            else:
-                c = s.credentials
-                secure = grpc.ssl_server_credentials(
-                    [(c.key, c.certificate)], c.ca, require_client_auth=True
-                )
-                port = server.add_secure_port(where, secure)
-            if port == 0:
-                raise RuntimeError("the TLS certificate or its private key cannot be used")
+            port = _add_port(server, where, s.credentials)
         except RuntimeError as error:
+            if s.credentials is not None and not _can_serve_tls(s.credentials):
+                raise ConfigError(
+                    f"TLS cannot use {s.credentials.source}: the certificate, its private key or the CA is damaged; restore the "
+                    "files from a copy, or make new ones: fedcomp keys renew server (for a relay: fedcomp keys renew relay-0)"
+                ) from error
             raise ConfigError(
                 f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
                 "program that listens there"
@@ -478,6 +474,28 @@ class Port:
             counts["connections"] = connections
         refused = self.admission.refused
         return counts | {f"refused: {cause}": count for cause, count in refused.items()}
+
+
+def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | None) -> int:
+    """Let a gRPC server listen at an address. Return the port's number. Raises RuntimeError if gRPC cannot open the port."""
+    if credentials is None:
+        port = server.add_insecure_port(where)
+    else:
+        pair = credentials.key, credentials.certificate
+        secure = grpc.ssl_server_credentials([pair], credentials.ca, require_client_auth=True)
+        port = server.add_secure_port(where, secure)
+    if port == 0:  # older versions of gRPC
+        raise RuntimeError("gRPC gives no reason")
+    return port
+
+
+def _can_serve_tls(credentials: Credentials) -> bool:
+    """Return whether gRPC accepts the credentials. gRPC reports damaged credentials with the same error as a port in use."""
+    try:
+        _add_port(grpc.aio.server(), "127.0.0.1:0", credentials)
+    except RuntimeError:
+        return False
+    return True
 
 
 def return_freed_memory() -> None:
