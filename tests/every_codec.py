@@ -27,6 +27,12 @@ PRODUCTS = [
 ]
 
 
+def built_in_codecs() -> dict[str, type[Codec]]:
+    """Return the codecs of this repository, without those of other installed packages."""
+    found = available_codecs().items()
+    return {name: cls for name, cls in found if cls.__module__.startswith("fedcomp.")}
+
+
 def variants(name: str) -> list[str]:
     """Return spec strings of a codec: its defaults, and all combinations of options that have a list of choices.
 
