@@ -368,7 +368,7 @@ class RunConfig:
             raise ConfigError(
                 f"--optimizer {self.optimizer} and --lr {self.lr:g} give different learning rates; leave one of them out"
             )
-        if self.momentum and not chosen.takes("momentum"):
+        if self.momentum and not chosen.has_momentum:
             raise ConfigError(
                 f"--momentum: the optimizer {chosen.name} has no momentum option; leave --momentum out"
             )

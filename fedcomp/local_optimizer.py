@@ -49,9 +49,10 @@ class LocalOptimizer:
             return self.lr
         return SGD_LR if self.name == SGD else float(_arguments(self.name)["lr"].default)
 
-    def takes(self, option: str) -> bool:
-        """Return whether the optimizer has an option with this name."""
-        return (self.name == SGD and option in SGD_OPTIONS) or option in _arguments(self.name)
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the optimizer has the option `momentum`."""
+        return self.name == SGD or "momentum" in _arguments(self.name)
 
     def make(
         self, parameters: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0

@@ -27,6 +27,12 @@ PRODUCTS = [
 ]
 
 
+def built_in_codecs() -> dict[str, type[Codec]]:
+    """Return the codecs of this repository, without those of other installed packages."""
+    found = available_codecs().items()
+    return {name: cls for name, cls in found if cls.__module__.startswith("fedcomp.")}
+
+
 def variants(name: str) -> list[str]:
     """Return spec strings of a codec: its defaults, and all combinations of options that have a list of choices.
 
@@ -109,7 +115,10 @@ def vectors(numel: int) -> dict[str, Tensor]:
             place == numel // 2, 1.0, np.where(place == 0, -0.09 * numel, -1e-6)
         ),
         "negative": -abs(normal),
+        "one huge": np.where(place == numel // 3, -3.4e38, normal),
         "denormal": np.round(3 * normal) * 2.0**-149,
+        "subnormal": 1e-39 * normal,
+        "one subnormal": 2.0**-149 * (place == numel // 2),
         "tiny": 1e-30 * normal,
         "huge": 3.4e38 * np.sin(place + 1),
         "all scales": normal * 10.0 ** (37 - 75 * place / max(numel, 1)),

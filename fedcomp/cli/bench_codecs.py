@@ -26,8 +26,9 @@ from .pytorch_loops import seconds_of
 from .report import svg
 from .tables import print_table
 
-COLUMNS = "codec encode copies decode copies frame bits bound error".split()
-LEGEND = """encode, decode: million values per second;  copies: time to encode or decode, divided by the time to copy the vector
+COLUMNS = "codec encode encode/copy decode decode/copy frame bits bound error".split()
+LEGEND = """encode, decode: million values per second
+encode/copy, decode/copy: time to encode or decode the vector, divided by the time to copy it
 frame: size of the encoded vector;  bits: bits per parameter;  bound: entropy of the decoded values in bits per parameter
 error: ‖x−C(x)‖²/‖x‖² for a vector x that is decoded to C(x)"""
 # Decoded values count as quantized if there are at most MAX_LEVELS distinct values, each with MIN_REPEATS occurrences on average.

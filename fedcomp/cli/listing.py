@@ -18,7 +18,7 @@ from .tables import print_table
 NUMEL = 1 << 16  # length of the random vector that each codec encodes
 CODEC_COLUMNS = (
     *("codec", "bits", "unbiased", "contracts", "linear", "portable"),
-    *("source", "what it sends"),
+    *("source", "what it does"),
 )
 CODEC_LEGEND = f"""C(x): the vector x after encoding and decoding;  bits: bits per parameter, for {NUMEL:,} normal values
 unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²;  contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²
@@ -35,11 +35,11 @@ def print_codecs() -> None:
         factors = (codec.variance(NUMEL), codec.contraction(NUMEL))
         facts = [NOTHING if factor is None else f"{factor:.2g}" for factor in factors]
         facts += ["yes" if fact else NOTHING for fact in (codec.linear, codec.portable)]
-        summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+        summary = (inspect.getdoc(cls) or "").partition("\n")[0].removeprefix("A codec that ")
         bits = f"{8 * len(frame) / NUMEL:.3g}"
         rows.append([spec.format_spec(name, codec), bits, *facts, cls.source, summary])
     left = set(CODEC_COLUMNS) - {"bits"}
-    below = ("what it sends", "source")
+    below = ("what it does", "source")
     print_table(CODEC_COLUMNS, rows, left, legend=CODEC_LEGEND, below=below)
 
 

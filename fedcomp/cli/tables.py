@@ -18,11 +18,16 @@ def print_table(
 ) -> None:
     """Print a table that fits the terminal, or tab-separated lines if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. Only a terminal shows `title`, `legend` and `styles`, the style of each
-    row. On a terminal, the columns in `below` become text below the first cell of each row.
+    Columns in `left` are aligned to the left, others to the right. On a terminal, `title` and `legend` are printed around the table, rows
+    have `styles`, and the columns in `below` become text below the first cell of each row. If standard output is not a terminal, `title`
+    and `legend` go to standard error, so that standard output has only the table.
     """
     if not sys.stdout.isatty():
+        if title:
+            print(title, file=sys.stderr)
         print("\n".join("\t".join(row) for row in [head, *rows]))
+        if legend:
+            print(legend, file=sys.stderr)
         return
     from rich.console import Console
     from rich.table import Table

@@ -1,8 +1,9 @@
-"""Stochastic rounding: a number is rounded up with a probability equal to its fraction.
+"""Rounding of vectors to multiples of a unit, to powers of two or to given levels, and histograms of vectors.
 
-A number t ≥ 0 is rounded to ⌊t + r⌋, where r = word·2⁻³² is uniform in [0, 1). The seed and the coordinate determine the random word
-(kernels/philox.py). The number t is computed in float64 and rounded to 32 fractional bits. All further arithmetic is in integers. Vectors
-can be on any device; results are numpy arrays.
+Stochastic rounding of a number a + t·(b − a) between two neighbours a < b gives b with probability t, and a otherwise. The seed and the
+coordinate determine a random word of 32 bits (kernels/philox.py), and b is chosen if t + word·2⁻³² ≥ 1. `to_multiples` and `to_levels`
+compute t in float64 and round it to 32 fractional bits. In `to_powers`, t is the mantissa of a float32, which has 23 bits, so only the
+upper 23 bits of the word are used. After t is known, all arithmetic is in integers. Vectors can be on any device; results are numpy arrays.
 """
 
 import math
@@ -14,11 +15,10 @@ from ..errors import FrameError
 from . import philox
 from .parallel import PIECE, map_ranges, pieces
 
-ONE = 2.0**32  # the number 1 in fixed point
-FRACTION = 23  # Number of bits of a float32 below its leading bit
+ONE = 2.0**32  # the number 1 in fixed point with 32 fractional bits
 # MAGNITUDE: mask of all bits but the sign. INFINITE: the bits of infinity.
 MAGNITUDE, INFINITE = 0x7FFFFFFF, 0x7F800000
-BITS = 16  # A histogram has about 2^BITS bins
+HISTOGRAM_BITS = 16  # a histogram has at most 2^HISTOGRAM_BITS + 1 bins
 MAX_SHIFT = 23  # 2^MAX_SHIFT times any positive subnormal float32 is a normal number
 
 
@@ -64,14 +64,16 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
 
     `levels`: at most 256 levels, float32, ascending. Values outside of the range of the levels are rounded to the first or the last level.
     """
-    wide = levels.astype(np.float64)
-    ends = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
-    edges = ends.astype(np.float32)
-    edges = np.where(edges < ends, np.nextafter(edges, np.float32(np.inf)), edges)
-    # The slope with which the probability of rounding up increases above each level, in fixed point.
-    up = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
+    exact_levels = levels.astype(np.float64)
+    # A value is in cell i if it is at or above exactly i edges. It is rounded to level i, or, if not `nearest`, to level i or i + 1.
+    exact_edges = (exact_levels[1:] + exact_levels[:-1]) / 2 if nearest else exact_levels[1:-1]
+    # Rounded up, so that each float32 value has the same cell as with the exact edges.
+    edges = exact_edges.astype(np.float32)
+    edges = np.where(edges < exact_edges, np.nextafter(edges, np.float32(np.inf)), edges)
+    # The slope with which the probability of rounding up increases in each cell, in fixed point.
+    slopes = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(exact_levels), 0.0)
     codes = np.empty(x.numel(), np.uint8)
-    _fill(codes, x, "levels", edges, wide, up, seed=seed)
+    _fill(codes, x, "levels", edges, exact_levels, slopes, seed=seed)
     return codes
 
 
@@ -91,21 +93,22 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     shift = max_shift(max(map(abs, edges)))
     factor = np.float32(2.0**shift)
     lowest, highest = (int(key) for key in _keys(np.array(edges, np.float32) * factor))
-    width = max(0, (highest - lowest).bit_length() - BITS)
-    first = lowest >> width
-    size = (highest >> width) - first + 1
+    bin_bits = max(0, (highest - lowest).bit_length() - HISTOGRAM_BITS)  # a bin has 2^bin_bits keys
+    first_bin = lowest >> bin_bits
+    size = (highest >> bin_bits) - first_bin + 1
 
     def work(start: int, stop: int) -> np.ndarray:
         table = np.zeros((2, size), np.int64)
         for piece in pieces(x, start, stop):
-            rounding_loops.add_to_histogram(piece, factor, first, width, table)
+            rounding_loops.add_to_histogram(piece, factor, first_bin, bin_bits, table)
         return table
 
     table = np.sum(map_ranges(x.numel(), work), axis=0)
     bins = np.flatnonzero(table[0])
-    counts, low = table[:, bins]
-    left, right = (_values((bins + first + i) << width) for i in (0, 1))
-    return np.ldexp(left + (right - left) * (low / counts / 2.0**width), -shift), counts
+    counts, low_sums = table[:, bins]
+    left, right = (_values((bins + first_bin + i) << bin_bits) for i in (0, 1))
+    means = left + (right - left) * (low_sums / counts / 2.0**bin_bits)
+    return np.ldexp(means, -shift), counts
 
 
 def largest(x: Tensor) -> float:

@@ -20,8 +20,8 @@ TIE_STREAM = 4  # Number of the random stream that breaks ties
 # Number of bytes of each vote that are tallied at a time, so that they fit in the cache.
 BLOCK = 1 << 17
 
-Vote = bytes | memoryview | np.ndarray
-Votes = Sequence[Vote]
+PackedSigns = bytes | memoryview | np.ndarray  # a vote, a ballot or a result
+Votes = Sequence[PackedSigns]
 
 
 def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
@@ -41,7 +41,7 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 
 
 def disagreement(
-    votes: Votes, result: Vote, numel: int, margin: int
+    votes: Votes, result: PackedSigns, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how many coordinates each voter lost, and how many it lost by a margin of at least `margin` ≥ 1, as int64 [m] each.
 

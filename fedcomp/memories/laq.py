@@ -1,7 +1,8 @@
 """LAQ: a client sends the difference between its update and the server's estimate, but only if this difference is large enough.
 
 Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019. With the
-update x, the codec C, the estimate q of x that client and server store, the model θ^k in round k, and the server's learning rate η:
+update x, the codec C, the estimate q of x that client and server store, the model θ^k in round k, and η, the server's learning rate
+(`--server-lr`):
 
     δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
     else send δQ, and client and server set q ← q + δQ;  the server moves the model by η times the mean of all q.
@@ -38,6 +39,8 @@ THRESHOLD = "threshold"  # name under which the server announces the threshold f
 NUMBER = struct.Struct("<d")
 NEVER = 2**62  # `age` (rounds since the last accepted proposal) before the first proposal
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
+# Key of a client's state for `age`, `error` and `pending_error`. The paper calls `age` the clock; stored states have this key.
+NUMBERS = "clock"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class LAQCounterpart(ShiftCounterpart):
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
         self.weight: float = memory.options.weight / memory.options.window
-        # Squared norms of the last model steps, the newest last.
+        # Squared norms of the last model steps, divided by η², the newest last.
         self.steps: deque[float] = deque(maxlen=memory.options.window)
 
     def announce(self) -> Mapping[str, bytes]:
@@ -125,13 +128,13 @@ class LAQ(ShiftMemory):
         self.age += 1
 
     def _state(self) -> State:
-        clock = json.dumps([self.age, self.error, self.pending_error]).encode()
-        return super()._state() | {"clock": clock}
+        numbers = json.dumps([self.age, self.error, self.pending_error]).encode()
+        return super()._state() | {NUMBERS: numbers}
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
-        clock = json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
-        self.age, self.error, self.pending_error = clock
+        numbers = json.loads(state[NUMBERS]) if NUMBERS in state else (NEVER, 0.0, 0.0)
+        self.age, self.error, self.pending_error = numbers
 
 
 def _threshold(context: Context) -> float:

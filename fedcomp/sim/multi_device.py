@@ -59,6 +59,7 @@ class MultiDevice(Engine):
         engine = self.engines[i]
         device = engine.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            # Traces are vectors that training changes in place, such as the momentum: copy them to the device and back.
             moved = [job._replace(traces=job.traces.map(lambda t: t.to(device))) for job in jobs]
             updates, results = engine.train(start.to(device), data, moved, sgd, seed=seed)
             for job, own in zip(jobs, moved, strict=True):

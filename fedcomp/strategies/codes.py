@@ -1,4 +1,4 @@
-"""Codes for election coding. A code assigns partitions of the data to voters so that Byzantine voters cannot decide the vote.
+"""Codes for election coding. A code assigns partitions of the data to seats so that Byzantine voters cannot decide the vote.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
@@ -56,17 +56,17 @@ def allocation_matrix(
 ) -> np.ndarray:
     """Return the allocation matrix G of an election with n seats, uint8 [n, n]: G[i, j] = 1 if seat i has partition j.
 
-    `byzantine`: number of Byzantine voters to tolerate, for the code `deterministic`. `redundancy`: mean number of partitions per seat, at
+    `byzantine`: number of Byzantine seats to tolerate, for the code `deterministic`. `redundancy`: mean number of partitions per seat, at
     most n, by default √(n·ln n). Only the code `bernoulli` uses `redundancy` and `seed`. Raises SpecError for an unknown code, and
     ConfigError for numbers out of range.
     """
     if code not in CODES:
         raise SpecError(f"unknown election code '{code}'; {nearest(code, CODES)}")
     if n < 1:
-        raise ConfigError(f"an election code needs at least 1 voter, not {n}")
+        raise ConfigError(f"an election code needs at least 1 seat, not {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
-            f"byzantine={byzantine} is out of range: a code for {n} voters can tolerate 0 to {(n - 1) // 2} Byzantine voters"
+            f"byzantine={byzantine} is out of range: a code for {n} seats can tolerate 0 to {(n - 1) // 2} Byzantine seats"
         )
     if redundancy is not None and code != "bernoulli":
         raise ConfigError(
@@ -178,7 +178,7 @@ def _extra_seats(n: int, byzantine: int, n_extra: int) -> list[int]:
 def _deterministic(n: int, byzantine: int) -> np.ndarray:
     if n % 2 == 0:
         raise ConfigError(
-            f"the deterministic code needs an odd number of voters, not {n}; choose {n - 1} or {n + 1}, or code=bernoulli"
+            f"the deterministic code needs an odd number of seats, not {n}; choose {n - 1} or {n + 1}, or code=bernoulli"
         )
     s = (n - 1) // 2 - byzantine
     matrix = np.ones((n, n), np.uint8)
@@ -191,7 +191,7 @@ def _deterministic(n: int, byzantine: int) -> np.ndarray:
 def _bernoulli(n: int, redundancy: float, seed: int) -> np.ndarray:
     if not 0 < redundancy <= n:
         raise ConfigError(
-            f"redundancy={redundancy:g} is out of range; give more than 0 and at most {n} partitions per voter"
+            f"redundancy={redundancy:g} is out of range; give more than 0 and at most {n} partitions per seat"
         )
     rng = seeds.generator(seed, "allocation")
     for _ in range(REDRAWS):
@@ -255,7 +255,7 @@ def ballot_of(update: Tensor, seed: int, round: int, number: int) -> bytes:
     return kernels.bits.signs(torch.nan_to_num(update), seeds.key(seed, "zeros", round, number))
 
 
-def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
+def signs_of(update: Update, zeros: int | None = None) -> votes.PackedSigns:
     """Return the packed signs of an update [numel].
 
     Zeros get random signs that depend on the seed `zeros`. If `zeros` is None, zeros get a positive sign.
@@ -264,19 +264,19 @@ def signs_of(update: Update, zeros: int | None = None) -> votes.Vote:
 
 
 def vote_on_ballots(
-    row: CodeRow, sent: Mapping[int, votes.Vote], numel: int, seed: int, round: int
+    row: CodeRow, sent: Mapping[int, votes.PackedSigns], numel: int, seed: int, round: int
 ) -> Tensor:
     """Return a voter's vote, +1 or −1 per coordinate [numel], on the ballots of its row. `sent`: client → ballot (packed signs).
 
     The ballot of a partition is the majority of its clients' ballots. For a partition without ballots, all voters draw the same random
     signs, so that honest voters still agree.
     """
-    ballots: list[votes.Vote] = []
+    ballots: list[votes.PackedSigns] = []
     for part in row.partitions:
-        cast = [sent[client] for client in part.clients if client in sent]
-        if cast:
+        received = [sent[client] for client in part.clients if client in sent]
+        if received:
             tie = seeds.key(seed, "partition tie", round, part.number)
-            ballots.append(votes.majority(cast, numel, tie))
+            ballots.append(votes.majority(received, numel, tie))
         else:
             missing = seeds.key(seed, "missing", round, part.number)
             ballots.append(kernels.bits.random_bits(missing, numel, votes.TIE_STREAM))
@@ -284,7 +284,7 @@ def vote_on_ballots(
 
 
 def vote_of(
-    row: CodeRow, ballots: Sequence[votes.Vote], numel: int, seed: int, round: int
+    row: CodeRow, ballots: Sequence[votes.PackedSigns], numel: int, seed: int, round: int
 ) -> Tensor:
     """Return a vote, +1 or −1 per coordinate, float32 [numel]: the majority of the ballots of a row's partitions.
 

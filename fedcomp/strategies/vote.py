@@ -113,14 +113,17 @@ class Vote(RoundStrategy):
         step = config.lr * self.schedule.rate(round) * config.server_lr
         return Aggregation(decay=float(np.float32(max(0.0, 1.0 - step * config.weight_decay))))
 
-    def _tally(self, ballots: Mapping[int, kernel.Vote], updates: RoundUpdates) -> np.ndarray:
+    def _tally(
+        self, ballots: Mapping[int, kernel.PackedSigns], updates: RoundUpdates
+    ) -> np.ndarray:
         """Return the packed signs of the majority, and count each client's votes that lost by a wide margin.
 
         `ballots`: client id → packed signs.
         """
-        numel, cast = self.layout.numel, [*ballots.values()]
-        result = kernel.majority(cast, numel, seeds.key(self.config.seed, "tie", updates.round))
-        _, lost = kernel.disagreement(cast, result, numel, max(2, round(WIDE_MARGIN * len(cast))))
+        numel, votes = self.layout.numel, [*ballots.values()]
+        result = kernel.majority(votes, numel, seeds.key(self.config.seed, "tie", updates.round))
+        wide = max(2, round(WIDE_MARGIN * len(votes)))
+        _, lost = kernel.disagreement(votes, result, numel, wide)
         self._next_counts = dict(self._counts)
         for client, n in zip(ballots, lost, strict=True):
             if self._is_judged(client):
@@ -176,18 +179,18 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
 
     Ties are broken at random, with a seed from `seed` and the coordinate. Raises ConfigError if `votes` has another shape or other values.
     """
-    cast = votes if isinstance(votes, Tensor) else np.asarray(votes)
-    if cast.ndim != 2 or len(cast) == 0:
+    array = votes if isinstance(votes, Tensor) else np.asarray(votes)
+    if array.ndim != 2 or len(array) == 0:
         raise ConfigError(
-            f"votes have the shape {list(cast.shape)}; give ±1 votes of at least one voter, [voters, n]"
+            f"votes have the shape {list(array.shape)}; give ±1 votes of at least one voter, [voters, n]"
         )
-    if not ((cast == 1) | (cast == -1)).all():
+    if not ((array == 1) | (array == -1)).all():
         raise ConfigError("a vote is neither 1 nor −1; first replace each zero by a random sign")
-    n = cast.shape[1]
-    bits = np.unpackbits(kernel.majority([*kernel.pack(cast)], n, seed), count=n)
-    if isinstance(cast, Tensor):
-        return 2 * torch.from_numpy(bits).to(cast) - 1
-    return 2 * bits.astype(cast.dtype) - 1
+    n = array.shape[1]
+    bits = np.unpackbits(kernel.majority([*kernel.pack(array)], n, seed), count=n)
+    if isinstance(array, Tensor):
+        return 2 * torch.from_numpy(bits).to(array) - 1
+    return 2 * bits.astype(array.dtype) - 1
 
 
 def even_cohort(clients: int) -> str:

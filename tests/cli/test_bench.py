@@ -20,7 +20,7 @@ def test_every_codec_has_a_line():
         for line in fedcomp("bench", "codecs", "--numel", "2k", "--repeats", 1).stdout.splitlines()
     ]
     assert [line[0] for line in lines] == [str(cls()) for cls in available_codecs().values()]
-    assert all(len(line) == len(head) for line in lines)
+    assert all(len(line) == len(head) == len(set(head)) for line in lines)
 
 
 def test_json_has_the_size_and_error_of_each_frame():

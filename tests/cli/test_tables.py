@@ -19,13 +19,15 @@ def printed(monkeypatch, stream: io.StringIO) -> str:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "dumb")  # a terminal without colours
     monkeypatch.setattr(sys, "stdout", stream)
-    print_table(HEAD, ROWS, {"name"}, legend="a legend", below=("text", "source"))
+    texts = {"title": "a title", "legend": "a legend"}
+    print_table(HEAD, ROWS, {"name"}, **texts, below=("text", "source"))
     return stream.getvalue()
 
 
 def test_a_terminal_shows_long_columns_below_the_first_cell(monkeypatch):
     lines = [line.split() for line in printed(monkeypatch, Terminal()).splitlines()]
     assert lines == [
+        ["a", "title"],
         ["name", "value"],
         ["one", "1"],
         "the first of all numbers".split(),
@@ -35,6 +37,7 @@ def test_a_terminal_shows_long_columns_below_the_first_cell(monkeypatch):
     ]
 
 
-def test_a_pipe_gets_lines_with_tabs(monkeypatch):
+def test_a_pipe_gets_lines_with_tabs_and_standard_error_the_legend(monkeypatch, capsys):
     lines = printed(monkeypatch, io.StringIO()).splitlines()
     assert [line.split("\t") for line in lines] == [HEAD, *ROWS]
+    assert capsys.readouterr().err == "a title\na legend\n"

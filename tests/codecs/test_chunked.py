@@ -7,7 +7,6 @@ from cases import for_each
 from every_codec import CHUNKED, reseal, same_bits, vectors
 
 from fedcomp import FrameError, Layout, codec
-from fedcomp.codecs import longest_frame
 from fedcomp.codecs.frame import CHUNK, Section, seal, varint
 from fedcomp.codecs.levels import packed_bytes
 
@@ -107,14 +106,6 @@ def test_frames_of_a_linear_codec_are_merged_chunk_by_chunk(spec):
     assert same_bits(total, c.decode(c.merge(frames, numel=50), numel=50))
     with pytest.raises(FrameError):
         c.merge([frames[0], c.encode(a[:49], seed=3)])
-
-
-@for_each("spec", CHUNKED)
-def test_no_frame_exceeds_the_declared_size(spec):
-    for numel in (1, 50):
-        longest = longest_frame(codec(spec), Layout.flat(numel))
-        for x in vectors(numel).values():
-            assert longest is None or len(codec(spec).encode(x)) <= longest
 
 
 def test_the_largest_value_is_a_level_of_the_norm_max():

@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, NonFiniteError, available_codecs, codec
-from fedcomp.codecs import Context, LayerWise, add_all
+from fedcomp.codecs import Context, LayerWise, add_all, longest_frame
 from fedcomp.codecs.frame import unseal, varint
 from fedcomp.errors import ConfigError
 
@@ -254,6 +254,15 @@ def test_without_a_layout_the_position_is_named(spec):
     x[39] = float("nan")
     with pytest.raises(NonFiniteError, match="^the update is nan in element 39; "):
         codec(spec).encode(x)
+
+
+@every_spec
+def test_no_frame_exceeds_the_declared_size(spec):
+    c = codec(spec)
+    for numel, name, x in difficult_vectors(1, 7, 50):
+        layout = layout_of(numel)
+        longest = longest_frame(c, layout)
+        assert longest is None or len(c.encode(x, layout=layout)) <= longest, (numel, name)
 
 
 @every_spec

@@ -2,8 +2,8 @@
 
 tests/golden/NAME.json holds, for each spec string of a codec, the frame of `vector(NUMEL, seed)` in hexadecimal and the nonzero
 coordinates that it decodes to. A codec that is not portable may encode these values as other bytes on another machine. After a deliberate
-change of the frame format or a new option, empty the file (for a new codec, create an empty file), run this test, read the difference and
-commit the file.
+change of the frame format or a new option, delete the file, run this test twice, read the difference and commit the file. For a new codec,
+run this test twice and commit the new file.
 """
 
 import json
@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import CHUNKED, layout_of, same_bits, variants
+from every_codec import CHUNKED, built_in_codecs, layout_of, same_bits, variants
 
-from fedcomp import available_codecs, codec
+from fedcomp import codec
 from fedcomp.codecs import overwrite
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -32,21 +32,21 @@ def vector(numel: int, seed: int) -> torch.Tensor:
 
 
 def golden(name: str, made: dict[str, dict], complete: bool = True) -> dict[str, dict]:
-    """Return the content of tests/golden/NAME.json. If the file is empty, write `made` to it for review, and fail.
+    """Return the content of tests/golden/NAME.json. If the file is missing or empty, write `made` to it for review, and fail.
 
     `complete=False`: the file may lack cases, such as those of new codecs.
     """
     path = GOLDEN / f"{name}.json"
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     if not text:
         lines = ",\n".join(
             f" {json.dumps(case)}: {json.dumps(content)}" for case, content in made.items()
         )
         path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-        pytest.fail(f"{path.name} was empty and is written now; read it, then commit it")
+        pytest.fail(f"tests/golden/{path.name} is written now; read it, then commit it")
     kept = json.loads(text)
     assert kept.keys() == made.keys() or not complete and kept.keys() < made.keys(), (
-        f"{path.name} has other cases; empty it and run this test twice"
+        f"tests/golden/{path.name} has other cases; delete it and run this test twice"
     )
     return kept
 
@@ -62,7 +62,7 @@ def nonzeros(x: torch.Tensor) -> dict[str, float]:
     return {str(i): x[i].item() for i in x.nonzero().flatten().tolist()}
 
 
-@for_each("name", [name for name in available_codecs() if (GOLDEN / f"{name}.json").exists()])
+@for_each("name", built_in_codecs())
 def test_frames_of_codecs_match_the_golden_files(name):
     layout, made = layout_of(NUMEL), {}
     for spec in [spec + scope for spec in variants(name) for scope in ("", "@layer")]:

@@ -1,17 +1,28 @@
 """Any byte string decodes to a finite vector of the receiver's size or raises FrameError, in memory proportional to this size."""
 
 import tracemalloc
+from collections.abc import Iterator
 from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
 from cases import for_each
-from every_codec import ONE_EACH, SPECS, alike, layout_of, reseal, same_bits, vectors
+from every_codec import (
+    ONE_EACH,
+    PRODUCTS,
+    SPECS,
+    WHOLE,
+    alike,
+    layout_of,
+    reseal,
+    same_bits,
+    vectors,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcomp import FrameError, codec
+from fedcomp import FrameError, available_codecs, codec
 from fedcomp.codecs.frame import LAYER, MODEL, NAMES, SECTIONS, Section, header_bytes, seal, varint
 
 NUMELS = (0, 1, 8, 50, 401)
@@ -187,6 +198,81 @@ def test_unknown_flags_are_rejected(spec):
         assert not read(spec, reseal(bytes(changed), 401), 401)
 
 
+# The checks that every decoder needs, in the same cases for every codec. A new codec without one of these checks fails a test.
+
+
+NUMEL = 9
+# Two blocks of 64 or fewer coordinates. Values of 1 to 4 bits do not fill the last byte, so frames have padding bits.
+LONG = 73
+NOT_FINITE = [
+    np.array(value, dtype).tobytes() for dtype in ("<f4", "<f2") for value in (np.nan, np.inf)
+]
+HUGE = [varint(10**7), varint(2**62), (10**7).to_bytes(4, "little")]
+# Sketches are left out: they are decoded by medians over their cells, so a single cell may have no effect.
+NOT_SKETCHES = [
+    spec for spec in (*available_codecs(), *PRODUCTS) if not {"sketch", "s2"} & {*spec.split("+")}
+]
+
+
+def decoded(spec: str, data: bytes, numel: int = NUMEL) -> torch.Tensor | None:
+    """Return the decoded vector [numel], or None if the frame is rejected. The checksum of `data` need not match."""
+    try:
+        update = codec(spec).open(reseal(data, numel), numel, layout_of(numel))
+    except FrameError:
+        return None
+    y, positions = update.dense(), update.positions
+    assert y.shape == (numel,) and y.isfinite().all(), "a value is NaN or infinite"
+    if positions is not None:
+        assert np.all(np.diff(positions, prepend=-1, append=numel) > 0), "a position is invalid"
+    return y
+
+
+def changed_frames(spec: str, changes: list[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield a place in the sections of a frame, and the frame with one of `changes` in this place, for all places."""
+    frame = frame_of(spec, NUMEL, "normal")
+    for at in range(sections_start(spec), len(frame)):
+        for new in changes:
+            yield at, (frame[:at] + new + frame[at + len(new) :])[: len(frame)]
+
+
+def sections_start(spec: str) -> int:
+    return header_bytes(codec(spec).id, codec(spec).seeded)
+
+
+@for_each("spec", WHOLE)
+def test_nan_and_infinity_are_not_decoded(spec):
+    for _, data in changed_frames(spec, NOT_FINITE):
+        decoded(spec, data)
+
+
+@for_each("spec", NOT_SKETCHES)
+def test_no_bit_is_ignored(spec):
+    """In particular, padding bits must be zero."""
+    frame = frame_of(spec, LONG, "normal")
+    y = decoded(spec, frame, LONG)
+    for at in range(sections_start(spec), len(frame)):
+        for bit in range(8):
+            data = frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
+            found = decoded(spec, data, LONG)
+            assert found is None or not same_bits(found, y), f"bit {bit} of byte {at} has no effect"
+
+
+@for_each("spec", SPECS)
+def test_one_byte_more_or_less_is_rejected(spec):
+    frame = frame_of(spec, NUMEL, "normal")
+    for data in (frame[:-1], *(frame + bytes([byte]) for byte in (0, 1, 0x80, 0xFF))):
+        assert decoded(spec, data) is None
+
+
+@for_each("spec", WHOLE)
+def test_the_coordinate_count_is_not_ignored(spec):
+    frame = frame_of(spec, NUMEL, "normal")
+    y, start = decoded(spec, frame), sections_start(spec)
+    for count in {*range(NUMEL + 1), 127} - {frame[start]}:
+        found = decoded(spec, frame[:start] + bytes([count]) + frame[start + 1 :])
+        assert found is None or not same_bits(found, y), f"the count {count} is ignored"
+
+
 def peak(call) -> int:
     """Return the peak of allocated bytes while `call` runs."""
     tracemalloc.start()
@@ -230,6 +316,13 @@ def test_claimed_sizes_are_not_allocated(spec):
                 sealed = reseal(head + length + section, numel)
                 call = partial(refuse, sealed)
                 assert peak(call) < limit or peak(call) < limit  # the first call may load modules
+
+
+@for_each("spec", ONE_EACH)
+def test_huge_numbers_in_a_body_are_not_allocated(spec):
+    for at, data in changed_frames(spec, HUGE):
+        call = partial(decoded, spec, data)
+        assert peak(call) < 200_000 or peak(call) < 200_000, f"for a huge number at byte {at}"
 
 
 @for_each("spec", ONE_EACH)

@@ -59,7 +59,8 @@ def test_a_coordinate_is_the_mean_of_the_values_of_its_sign_in_its_column(scope)
 
 def test_hard_vectors_decode_to_the_result_of_the_paper():
     for numel in (1, 7, 400, 1001):
-        for name in vectors(numel).keys() - {"denormal"}:
+        # Of a vector whose means are subnormal, only the largest coordinate is sent.
+        for name in vectors(numel).keys() - {"denormal", "subnormal"}:
             x, layout = vectors(numel)[name], layout_of(numel)
             np.testing.assert_array_max_ulp(
                 through(x, layout).numpy(), expected(x, layout), maxulp=1

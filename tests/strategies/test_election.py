@@ -285,7 +285,7 @@ def test_the_sender_of_an_empty_ballot_is_rejected():
     ("election", 5, {"keep_momentum": True}, "leave --keep-momentum out"),
     ("election:byzantine=3", 5, {}, "needs 7 seats.* give byzantine=2"),
     ("election:byzantine=1", 2, {}, "a larger --participation"),
-    ("election:byzantine=-1", 5, {}, "0 to 2 Byzantine voters"),
+    ("election:byzantine=-1", 5, {}, "0 to 2 Byzantine seats"),
     ("election:byzantine=1,f=2", 5, {}, "smaller 'f'"),
     ("election:seats=4", 4, {}, "choose 3 or 5"),
     ("election:seats=4", 5, {}, "choose 3 or 5"),

@@ -39,11 +39,11 @@ MANY_CONNECTIONS = 256
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
-PING_TICKS = 8  # number of ticks without a message after which a client is pinged
-SILENT_TICKS = 16  # number of ticks without a message after which a client counts as lost
-HEAD_BYTES = 4096 + MAX_METRICS_BYTES  # size of the largest report without its encoded update
-# Size of the largest report, without its encoded update, in a relay's message with several reports.
-REPORT_BYTES = 1024 + MAX_METRICS_BYTES
+PING_TICKS = 8  # ticks without a message after which a client is pinged
+SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
+# Largest size of a report without its frame: alone, and as one of several reports in a relay's message.
+MAX_REPORT_HEAD_BYTES = 4096 + MAX_METRICS_BYTES
+MAX_RELAYED_HEAD_BYTES = 1024 + MAX_METRICS_BYTES
 MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message
 # Shortest time that clients of a lost relay have to reconnect, because the relay may have to be started again.
 RELAY_GRACE_S = 15.0
@@ -298,7 +298,8 @@ class Port:
         if not answers or stream.assembly.n_announced >= stream.n_assignments:
             return 0
         relayed = len(stream.relay.clients) if stream.relay is not None else 0
-        return self.settings.largest_report + HEAD_BYTES + REPORT_BYTES * relayed
+        heads = MAX_REPORT_HEAD_BYTES + MAX_RELAYED_HEAD_BYTES * relayed
+        return self.settings.largest_report + heads
 
     def _handle_hello(self, stream: Stream, reader: Reader) -> None:
         hello = wire.decode_hello(reader)
