@@ -1,4 +1,5 @@
-"""Stochastic quantization of rotated vectors: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
+"""Stochastic quantization of rotated vectors to evenly spaced levels. The codec `srq` sends codes of equal length, the codec `vlc` codes of
+variable length.
 
 Suresh et al., "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
 
@@ -13,9 +14,9 @@ largest u² over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d
 where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d
 (theorem 4), since most levels are rare.
 
-Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s. The length of a
-`vlc` frame therefore hardly depends on x. `srq` rounds the lowest level lo down and the step s up before it sends them. `vlc` does not send
-lo, which is always 0.
+Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s. Because each
+block has its own step, the length of a `vlc` frame hardly depends on x. `srq` rounds the lowest level lo down and the step s up before it
+sends them. `vlc` does not send lo, which is always 0.
 
 The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """
@@ -33,7 +34,7 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-# Rounding increases the step s, or the range max u − min u, by at most this factor.
+# Rounding up increases the step s, or the range max u − min u, by at most this factor.
 ROUNDING = 1 + 2.0**-16
 HEAD = 1  # The first byte of the body for vlc
 # With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 possible symbols.
@@ -42,9 +43,9 @@ MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 @dataclass(frozen=True)
 class SRQ(rotated.RotatedCodec):
-    """A codec that quantizes every rotated coordinate to one of k evenly spaced levels."""
+    """A codec that rotates the vector and quantizes every rotated coordinate to one of k evenly spaced levels."""
 
-    # k, the number of levels between the smallest and the largest value of a block. Powers of two waste no codes.
+    # k, the number of levels between the smallest and the largest value of a block. If k is a power of two, every code is used.
     levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16
@@ -78,7 +79,7 @@ class SRQ(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class VLC(rotated.RotatedCodec):
-    """A codec that quantizes every rotated coordinate to a multiple of one step, and entropy-codes the multiples."""
+    """A codec that rotates the vector, quantizes every rotated coordinate to a multiple of a step, and entropy-codes the multiples."""
 
     # The step s, in units of the root mean square. Halving the step costs one bit per coordinate and divides the squared error by four.
     step: float = math.sqrt(2)
@@ -121,7 +122,9 @@ class VLC(rotated.RotatedCodec):
         expect(in_range, "the quantized values are out of range")
         symbols = range_coder.decode(data[start + used :], count, max(size, 2))
         both_occur = int(symbols.min()) == 0 and int(symbols.max()) == size - 1
-        expect(both_occur, "no value has the stated smallest or largest multiple of the step")
+        expect(
+            both_occur, "no value has the smallest or the largest multiple that the frame states"
+        )
         zeros_fit = bool((symbols.reshape(-1, 8)[is_zero] == -smallest).all())
         expect(zeros_fit, "a block with scale 0 has nonzero values")
         return lambda start, stop: symbols[start:stop].astype(np.float32) + np.float32(smallest)

@@ -25,16 +25,16 @@ from .base import Context, expect
 from .selection import Unpacked
 
 MIN_TAU, MAX_TAU = 2.0**-149, float(np.finfo(np.float32).max)
-TAU = 2  # value of the flag for ±τ; the other values are those of codecs/floats.py
+TAU = 2  # flag of values ±τ; codecs/floats.py defines the other flags
 
 
 @dataclass(frozen=True)
 class Threshold(selection.Selective):
-    """A codec that sends the coordinates whose magnitude is at least τ, as ±τ or with their values."""
+    """A codec that sends the coordinates whose magnitude is at least τ. Their values are sent as ±τ, or in float32 or float16."""
 
-    # The threshold τ. A higher threshold gives smaller frames, but error feedback sends small coordinates later.
+    # The threshold τ. A higher threshold gives smaller frames, but error feedback then takes longer to send small coordinates.
     tau: float = 0.01
-    values: Literal["tau", "fp32", "fp16"] = "tau"  # Send ±τ, or the values in float32 or float16
+    values: Literal["tau", "fp32", "fp16"] = "tau"  # Send values as ±τ, float32 or float16
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 8
     source: ClassVar[str] = "Strom 2015"

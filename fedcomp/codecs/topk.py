@@ -3,8 +3,8 @@
 Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018).
 
-Values have the format of codecs/floats.py or, with values=2bit, are sent as means of bins, with the flag 2. For the rest of the body, see
-codecs/selection.py.
+Values are sent in the format of codecs/floats.py. With values=2bit, they are sent as means of bins, and the flag is 2. For the rest of the
+body, see codecs/selection.py.
 
 With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. The same quantizer is used in the public
 implementation of SparseLoCo (Sarfi et al. 2025), which takes it from the library hivemind. In a chunk with mean m and standard deviation σ,
@@ -46,7 +46,7 @@ class TopK(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
-            return 0.0  # Two values v and −v in one bin are both decoded as their mean, 0
+            return 0.0  # two values v and −v in the same bin are both decoded as their mean, 0
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 

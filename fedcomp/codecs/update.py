@@ -17,14 +17,14 @@ BLOCK = 1 << 16  # number of coordinates that are processed at a time
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
     """Add Σ wᵢ·updateᵢ to `into` in place, in the order of the updates.
 
-    Sketches are added before decoding, so that only their sum is decoded.
+    Sketches are added before they are decoded, so only their sum is decoded.
     """
     classes = {type(update) for update in updates}
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Join parts of a vector into one update, which is Sparse or Dense if all parts are, and Sections for a mixture.
+    """Join the updates of the parts of a vector. The result is Dense or Sparse if all parts are, and otherwise Sections.
 
     The slices of the parts cover a vector [numel] in order.
     """
@@ -60,7 +60,7 @@ class Update(ABC):
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
-        """The implementation of `add_all` for updates of this class."""
+        """Implement `add_all` for updates of this class."""
         for update, weight in zip(updates, weights, strict=True):
             update.add_to(into, weight)
 

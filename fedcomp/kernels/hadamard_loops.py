@@ -1,6 +1,6 @@
 """Loops of kernels/hadamard.py, compiled by numba.
 
-`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`; all are multiples of 8.
+`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`. All edges are multiples of 8.
 """
 
 import math
@@ -17,7 +17,7 @@ N_WORDS = 1024  # number of random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements. This is a separate function, since numba would not vectorize an inner loop."""
+    """Compute one butterfly stage over 2h elements. As an inner loop of `butterfly`, it would not be vectorized."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -83,7 +83,7 @@ def rotate_back(v, signs, edges, scale, shift, out):
 
 @numba.njit(nogil=True, inline="always")
 def _flip(value, sign):
-    """Return a float32, with the opposite sign if the lowest bit of `sign` is 1."""
+    """Return the float32 `value`, with its sign flipped if the lowest bit of `sign` is 1."""
     bits = uint32(float32(value).view(uint32) ^ sign << uint32(31))
     return bits.view(float32)
 

@@ -1,6 +1,7 @@
 """Loops of kernels/rounding.py, compiled by numba.
 
-`start`: index of x[0] in the vector, a multiple of 4. `low`, `high`: the two 32-bit halves of the seed.
+In these loops, x is a part of a vector. `start`: index of x[0] in the vector, a multiple of 4. `low`, `high`: the two 32-bit halves of the
+seed.
 """
 
 import numpy as np
@@ -47,7 +48,7 @@ def levels(x, arguments, low, high, start, out):
         draw(low, high, 0, start + first, words)
         count = uint64(min(N_WORDS, x.size - first))
         cells[:] = 0
-        for edge in edges:  # A binary search would not be vectorized
+        for edge in edges:  # numba would not vectorize a binary search
             for i in range(count):
                 cells[i] += uint8(x[uint64(first) + i] >= edge)
         for i in range(count):
@@ -59,7 +60,7 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first, width, table):
-    """Add x·factor to a histogram: the count of each bin to table[0], and the sum of the lowest `width` bits of its keys to table[1].
+    """Add x·factor to a histogram: to table[0], the count of each bin, to table[1], the sum of the lowest `width` bits of the bin's keys.
 
     `first`: the value of key >> width for bin 0.
     """

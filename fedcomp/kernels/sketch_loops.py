@@ -1,6 +1,7 @@
 """Loops of kernels/count_sketch.py, compiled by numba.
 
-The lowest bit of a random word decides whether the sign of a coordinate is flipped. `first`: first coordinate of a range, a multiple of 4.
+The lowest bit of a random word decides whether the sign of a coordinate is flipped. `first`: index of the first coordinate of a range, a
+multiple of 4.
 """
 
 import numba
@@ -37,7 +38,7 @@ def add(x, first, low, high, stream, cells):
 
 @compiled
 def estimate(cells, positions, first, low, high, stream, out):
-    """Write estimates of coordinates to `out`. An estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
+    """Write estimates of coordinates to `out`. Each estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
 
     The coordinates are positions[first:], int64, or those from `first` on if `positions` is None.
     """

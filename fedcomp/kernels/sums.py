@@ -16,12 +16,12 @@ from torch import Tensor
 from .parallel import map_ranges
 
 UNIT = 149  # A float32 is an integer times 2^-UNIT
-ROOT_BITS = 65  # Number of fractional bits of a square root, more than in float64
+ROOT_BITS = 65  # number of fractional bits of a square root, more than float64 has
 # Numbers of elements that are summed at a time on CPUs and GPUs.
 PIECE, DEVICE_PIECE = 1 << 16, 1 << 20
 # number of elements, and smallest number of rows, of a block in a column sum
 BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64
-LANES = 64  # number of columns into which a single column is divided
+LANES = 64  # number of columns into which `column_sides` divides a single column
 TILE = 4096  # number of columns that are sorted at a time, so that they fit in the cache
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -51,7 +51,7 @@ def norm1_rows(X: Tensor) -> np.ndarray:
 def _root(total: int) -> int:
     """Return √total · 2^ROOT_BITS, truncated.
 
-    If the root is not exact, its last bit is set, so that it rounds to the same float64 as the exact root.
+    If the truncated root is not exact, its last bit is set. It then rounds to the same float64 as the exact root.
     """
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
@@ -78,9 +78,9 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield float64 arrays [m] whose sum is the row sums of v [m, n], n ≥ 1. Each array is exact. v is overwritten.
+    """Yield float64 arrays [m] that add up to the row sums of v [m, n], n ≥ 1. No array has rounding errors. The argument v is overwritten.
 
-    Every step splits off the leading bits of all elements, as many as float64 can add exactly in any order.
+    Every step splits off the leading bits of all elements: as many bits as float64 can add without rounding, in any order.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -98,12 +98,11 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums and numbers of the entries ≥ 0 and of the negative entries in each column, as float64 and int64 [2, columns].
+    """Sum and count the entries ≥ 0 and the negative entries of each column. Return two arrays [2, columns], float64 and int64.
 
-    x [rows · columns] must be finite, nonempty and row-major.
-    Sums are not exact, but computed in the same order everywhere: on the CPU, in float64, row after row within a block, and then block
-    after block. A block has about BLOCK elements, but at least MIN_BLOCK_ROWS rows. A single column is summed as LANES columns and a
-    remainder, whose sums are then added in order.
+    x [rows · columns] must be finite, nonempty and row-major. Sums are not exact, but computed in the same order everywhere: on the CPU, in
+    float64, row after row within a block, and then block after block. A block has about BLOCK elements, but at least MIN_BLOCK_ROWS rows. A
+    single column is divided into LANES columns and a remainder, and the sums of these parts are added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)
