@@ -1,4 +1,4 @@
-"""Codecs compress a vector into a frame of bytes and decode it again. Each module implements one paper."""
+"""Codecs compress a vector into a frame of bytes and decode it again. Most modules implement the codec of one paper."""
 
 from .. import spec
 from ..errors import SpecError

@@ -6,19 +6,19 @@ quantization for data-parallel SGD", NeurIPS 2020.
 
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
-With rounding=stochastic, a value between two adjacent levels is rounded to one of them at random, without bias. The levels include the
-smallest value, the largest value, and 0 if the vector has values of both signs. All other levels minimize the variance of the rounding
-error. Between the neighboring levels a and c, and with v_1 ≤ v_2 ≤ … for the values v with a < v ≤ c, the best level is v_j with j = ⌈Σ_i
-(c − v_i)/(c − a)⌉.
+With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, without bias. The levels
+include the smallest value, the largest value, and 0 if the vector has values of both signs. All levels except 0 and the two extremes
+minimize the variance of the rounding error. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c between two levels a and c: the best level
+between a and c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
 values. If there are many levels, this placement minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
 modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16 instead of 1/3,
 because square roots, unlike cube roots, are computed with the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts at
-the levels of placement=quantiles and improves them iteratively.
+the levels of placement=quantiles and improves these levels iteratively.
 
 With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has a smaller error than rounding
-them to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
+the values to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
 
 Format of the body (see codecs/frame.py):
 
@@ -95,7 +95,7 @@ class Adaptive(Codec):
         expect(len(data) >= end, "the list of quantization levels ends too early")
         placed = np.frombuffer(data[1:end], LEVEL)
         ascends = np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()
-        expect(bool(ascends), "the quantization levels are not finite and ascending")
+        expect(bool(ascends), "the quantization levels are not finite or not ascending")
         expect(
             not (np.signbit(placed) & (placed == 0)).any(), "a quantization level is −0; expected 0"
         )

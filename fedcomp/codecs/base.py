@@ -35,7 +35,7 @@ class Context:
 
     round: int = 0
     phase: str = "train"
-    # Names and shapes of the encoded tensors: those of the model, one tensor, or one chunk.
+    # Names and shapes of the encoded tensors: all tensors of the model, one tensor, or one chunk.
     layout: Layout | None = None
     # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
@@ -58,8 +58,8 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# To bound the memory for temporary arrays, vectors with at most SLICE_ELEMENTS elements in total, or chunks with at most STACK_ELEMENTS,
-# are encoded together.
+# To limit the memory for temporary arrays, a batch is encoded in groups: of vectors with at most SLICE_ELEMENTS elements in total, or of
+# chunks with at most STACK_ELEMENTS elements in total.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -222,7 +222,7 @@ class Codec(ABC):
     ) -> list[bytes | NonFiniteError]:
         """Encode each of m vectors of one size, dtype and device as a frame.
 
-        The result for a vector with NaN or infinity is a NonFiniteError.
+        A vector with NaN or infinity gives a NonFiniteError instead of a frame.
 
         If `onto` (m float32 vectors) is given, x[i] is added to onto[i] in place, and the sum is encoded, as in error feedback. If the sum
         for vector i is not finite, onto[i] is not changed.
@@ -425,7 +425,7 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is dense and one-dimensional, its dtype is in PRECISIONS, and the layout has the same size."""
+    """Raise ConfigError unless x is dense and one-dimensional, with a dtype in PRECISIONS and the size of the layout."""
     _check_dense(x)
     if x.dim() != 1:
         raise ConfigError(
@@ -444,7 +444,7 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
 def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
-    """Check a batch of vectors x, and return it detached from the autograd graph. Raises ConfigError for invalid arguments."""
+    """Check a batch of vectors x, and return it detached from the autograd graph. Raises ConfigError if an argument is invalid."""
     if not isinstance(x, Sequence):
         _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
@@ -520,7 +520,7 @@ def or_raise(result: T | Exception) -> T:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise FrameError with this message unless `condition` is true."""
+    """Raise FrameError with the given message unless `condition` is true."""
     if not condition:
         raise FrameError(message)
 

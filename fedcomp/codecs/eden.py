@@ -27,7 +27,7 @@ Format of the body (see codecs/rotated.py):
 
     the number of bits per code, in one byte;
     the scale of each block;
-    the codes (kernels/bit_planes.py): the lowest bit is 1 for a positive value, the other bits are the index of the magnitude.
+    the codes (kernels/bit_planes.py): the lowest bit of a code is 1 for a positive value, the other bits are the index of the magnitude.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def thresholds(bits: int) -> np.ndarray:
 class Eden(rotated.RotatedCodec):
     """A codec that rotates the vector and quantizes every rotated coordinate to one to four bits."""
 
-    # Bits per coordinate. Each further bit divides the squared error by about four.
+    # Bits per coordinate. Each additional bit divides the squared error by about four.
     bits: Literal[1, 2, 3, 4] = 2
     # Use the scale with the smallest squared error; for use with error feedback.
     damped: bool = False

@@ -18,8 +18,8 @@ The sections follow, in a format that depends on the scope:
     scope 2: the chunk size N and the body of all chunks (see codecs/scopes.py).
 
 All fixed-size integers are little-endian. Counts, lengths and the chunk size N are in LEB128 format: seven bits per byte, the lowest bits
-first, in the smallest number of bytes. The codec defines the format of a body. The size of the vector is not sent: the receiver knows it,
-and the checksum covers it. The bodies excluded, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes for each section with scope 1. The
+first, in as few bytes as possible. The codec defines the format of a body. The size of the vector is not sent: the receiver knows it, and
+the checksum covers it. In addition to the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes for each section with scope 1. The
 checksum detects accidental damage; it does not authenticate the sender.
 """
 
@@ -173,7 +173,7 @@ def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
 
 
 def in_tensor(error: FrameError, entry: Entry) -> FrameError:
-    """Add to an error the name of its tensor, and the hint that the layout may be that of another model of the same size."""
+    """Return an error that names the tensor and suggests another layout, since models of equal size can differ in layout."""
     return FrameError(f"{error} (tensor '{entry.name}'; give the layout of the sender's model)")
 
 
@@ -280,7 +280,7 @@ def varint(value: int) -> bytes:
 def read_varint(data: memoryview) -> tuple[int, int]:
     """Read the LEB128 integer at the start of `data`. Return the integer and its number of bytes.
 
-    Raises FrameError unless the integer is below 2⁶³ and encoded in the smallest number of bytes.
+    Raises FrameError unless the integer is below 2⁶³ and encoded in as few bytes as possible.
     """
     value = length = 0
     for byte in data[:9]:

@@ -157,7 +157,7 @@ def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def received_arrays(data: memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Read arrays from a frame: `read_arrays`, but with a FrameError in place of a ValueError."""
+    """Split data from a frame like `read_arrays`, but raise FrameError instead of ValueError."""
     try:
         return read_arrays(data, shapes)
     except ValueError as error:

@@ -10,14 +10,14 @@ quantizer with error feedback (memories/residual.py). If all means are subnormal
 (codecs/spike.py).
 
 For a vector of n coordinates, the contraction factor is at least 1/n if all means are normal float32 numbers: replacing k entries of one
-sign by their mean leaves a squared error of at most (1 − 1/k) times their squared norm. Subnormal means are less exact; with such means,
+sign by their mean leaves a squared error of at most (1 − 1/k) times their squared norm. If some means are subnormal, and thus less exact,
 the contraction factor is at least 1/n².
 
 Format of the body (see codecs/frame.py), for each nonempty tensor:
 
     the signs, one bit each (0 = negative), padded to a byte;
-    the mean of the entries ≥ 0 of each column, as float32, or 0 if there are none;
-    the mean of the negative entries of each column, as float32, or 0 if there are none.
+    the mean of the entries ≥ 0 of each column, as float32, or 0 for a column without such entries;
+    the mean of the negative entries of each column, as float32, or 0 for a column without such entries.
 """
 
 from dataclasses import dataclass
@@ -117,8 +117,7 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # Compute the smallest possible mean magnitude in the column of the value. In this case all other entries are 0, or −SMALLEST if the
-        # value is negative.
+        # The mean magnitude in the column of the value is smallest if all other entries are 0, or −SMALLEST for a negative value.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
         expect(is_needed, "only the largest coordinate is encoded; expected signs and means")

@@ -48,7 +48,7 @@ class QSGD(Codec):
     # s: number of levels above 0, the highest of which is the norm. More levels give longer frames and less noise.
     levels: int = 16
     damped: bool = False  # Divide decoded vectors by 1 + ω; needed for error feedback
-    # With max, the unit is u = max|x|/s instead of ‖x‖₂/s. The quantization noise is then smaller.
+    # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which reduces the quantization noise.
     norm: Literal["l2", "max"] = "l2"
     # `nearest` is deterministic and biased, for use with error feedback or the strategy `laq`. It needs norm=max.
     rounding: Literal["stochastic", "nearest"] = "stochastic"

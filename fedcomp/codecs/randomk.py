@@ -10,7 +10,7 @@ The variant by=magnitude is due to Wangni et al., "Gradient sparsification for c
 probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
 |x_i| ≥ m, and ±m otherwise. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here the mean
 number k is given, and the threshold m is computed exactly and rounded down to float32, so Σ p_i ≥ k. With by=magnitude, the number of
-coordinates in a frame varies, positions are sent, and zeros are not.
+coordinates in a frame varies. A frame contains the positions of these coordinates, and no zeros.
 
 Without `scaled`, the contraction factor is δ = k/n, averaged over the seeds, for both variants. With `scaled`, the codec is unbiased with
 the variance bound ω = n/k − 1, apart from two exceptions: float16 values are rounded, and n/k·x_i is clipped to the range of float32.
@@ -34,7 +34,7 @@ from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Index of the random stream that draws positions. This is not stream 0, which the second codec of a product may use to round values.
+# Index of the random stream that draws positions, different from stream 0, which the second codec of a product may use to round values.
 STREAM = 7
 # `drop_small` changes its seed by XOR with DROP_MASK, because the second codec of a product may round values with the seed itself.
 DROP_MASK = 1 << 63
@@ -156,7 +156,7 @@ class RandomK(selection.DensityCodec):
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
     """Drop small coordinates of x at random. Return the positions of the coordinates that are kept.
 
-    A coordinate whose magnitude |x_i| is below m is kept with probability |x_i|/m. All other coordinates are kept.
+    A coordinate whose magnitude |x_i| is below m is kept with probability |x_i|/m. Coordinates with |x_i| ≥ m are always kept.
     """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 

@@ -71,7 +71,7 @@ class RotatedCodec(Codec):
         return None
 
     def table(self, head: int) -> np.ndarray:
-        """Return the float32 value of each code. `head`: the first byte of the section's body. Raises FrameError if `head` is invalid."""
+        """Return a table of the float32 values of all codes. `head`: first byte of the body. Raises FrameError for an invalid `head`."""
         raise NotImplementedError(
             f"{type(self).__name__} has neither table nor unpack_codes; implement one"
         )
@@ -85,7 +85,7 @@ class RotatedCodec(Codec):
     ) -> ReadCodes:
         """Return a function that reads the values of the `count` codes in `data`.
 
-        Raises FrameError unless `pack_codes` can have written `data`.
+        Raises FrameError if `data` cannot be the output of `pack_codes`.
 
         `is_zero` [count/8]: for each group of eight codes, whether the scale of their block is 0, so that all their values must be 0.
         """
@@ -136,7 +136,7 @@ class RotatedCodec(Codec):
 
 @dataclass(frozen=True)
 class RotatedUpdate(Update):
-    """An update stored as quantized rotated blocks. Each read applies the inverse rotation."""
+    """An update stored as quantized rotated blocks. The inverse rotation is applied each time that the update is read."""
 
     numel: int
     seed: int
@@ -208,7 +208,7 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the scale and the shift of each block, as two arrays [blocks].
 
-    Raises FrameError if a number is out of the range that float32 vectors can give.
+    Raises FrameError if a scale or shift cannot result from a float32 vector.
     """
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)

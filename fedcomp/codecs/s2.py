@@ -8,9 +8,9 @@ cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
 Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
-supports recovers the values by peeling (kernels/peeling.py). Recovery is usually exact if the table has 1.25 cells per coordinate of the
-union for 10⁴ coordinates or more, and 1.6 for 10³ coordinates. In about one of a thousand tables, two coordinates share all their cells;
-their values are estimated by least squares and counted in `RecoveredUpdate.missed`.
+supports recovers the values by peeling (kernels/peeling.py). Recovery is usually exact if the table has 1.25 cells per position in the
+union for 10⁴ positions or more, or 1.6 cells for 10³ positions. In about one of a thousand tables, two coordinates share all cells. The
+values of these two are estimated by least squares and counted in `RecoveredUpdate.missed`.
 
 The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
 aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
@@ -23,7 +23,7 @@ The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frame
 same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.
 With the spec `s2` alone, the table has room for the number of nonzeros, multiplied by `union`. The option `columns` sets the size of the
 table directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its
-own values from the table, it doubles the number of columns; its frame can then not be added to other frames.
+own values from the table, it doubles the number of columns; the frame can then not be added to other frames.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
 subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. If the largest value would need
@@ -67,8 +67,8 @@ MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 class S2(Codec):
     """A codec that sends all nonzero coordinates in frames that can be added."""
 
-    rows: int = 3  # Rows of the table; 3 rows need the smallest number of cells
-    columns: int = 0  # Cells per row; 0 = as many as the nonzeros need
+    rows: int = 3  # Number of rows of the table; 3 rows need the fewest cells
+    columns: int = 0  # Number of cells per row; 0 = as many as the nonzeros need
     # Expected ratio of the number of nonzeros in the sum of all frames to the number in one frame; at most the number of frames.
     union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
@@ -147,7 +147,7 @@ class S2(Codec):
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes = {section.count for section in sections}
-        require(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         numel = sizes.pop()
         read = [_read(section.body, numel) for section in sections if numel]
         bodies = [body for body in read if body is not None]
@@ -155,8 +155,8 @@ class S2(Codec):
             return sections[0]
         require(
             len({body.table.shape for body in bodies}) == 1,
-            "tables of different sizes cannot be merged; give all clients the same 'columns', or a first codec with a density and the "
-            "same 'union'",
+            "tables of different sizes cannot be merged; give all clients the same 'columns', or the same 'union' and a first codec "
+            "with the same density",
         )
         unit, total = add_tables([(body.exponent, body.table) for body in bodies], MAX_BITS - 1)
         top = math.ldexp(int(np.abs(total).max()), unit)
@@ -166,13 +166,13 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the number of bits for the magnitude of a value. With so many bits, a sum of `keys` values stays below 2⁶²."""
+        """Return the number of bits for the magnitude of a value. With this number of bits, a sum of `keys` values stays below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
 @dataclass(frozen=True)
 class SparseS2(Codec):
-    """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes them.
+    """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes these coordinates.
 
     An `s2` codec with any options can decode the frames.
     """
@@ -276,7 +276,7 @@ def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
     """
     data = memoryview(body)
     count, used = read_varint(data)
-    expect(count <= numel, f"the header claims {count} nonzeros, but the vector has {numel} values")
+    expect(count <= numel, f"the header claims {count} nonzeros, but the vector has size {numel}")
     if not count:
         expect(used == len(data), "more bytes follow, although all values are zero")
         return None

@@ -3,8 +3,8 @@
 Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
 The codec forms two groups: the k largest positive coordinates, and the k negative coordinates with the largest magnitudes. Only the group
-with the larger mean magnitude μ is sent. Each of its coordinates is decoded as μ in the positive group, and as −μ in the negative group. If
-the vector has fewer than k coordinates of one sign, the group of this sign is smaller.
+with the larger mean magnitude μ is sent. All coordinates of this group are decoded as μ if it is the positive group, and as −μ if it is the
+negative group. If the vector has fewer than k coordinates of one sign, the group of this sign is smaller.
 
 The magnitude μ is sent as float32; a flag of 1 means that all values are −μ. For the rest of the body, see codecs/selection.py.
 """
@@ -48,8 +48,8 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # The flag of a vector depends on the sign of its first value. If the last vectors have no values, their index points to the
-        # appended False.
+        # The flag of a vector depends on the sign of its first value. If the last vectors have no values, the index of their first value
+        # points to the appended False.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

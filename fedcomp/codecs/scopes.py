@@ -4,8 +4,9 @@ Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last c
 SparseLoCo selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025,
 arXiv:2508.15706). The tensor or chunk with index i is encoded with the seed of the frame plus i.
 
-With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of its section, its coordinate count and its body.
-The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body for all chunks instead, which is shorter.
+With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of the chunk's section, the coordinate count and
+the body. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body for all chunks instead, which is
+shorter.
 
 A frame can only be decoded by a codec with the same chunk size N. A sender therefore cannot choose smaller chunks.
 """
@@ -24,7 +25,7 @@ from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
-# One joint body for all chunks can be longer than separate sections by at most this number of bytes, for its counts and lengths.
+# A joint body for all chunks is longer than separate sections by at most this number of bytes, because it contains counts and lengths.
 JOINT_BYTES = 24
 
 
@@ -60,7 +61,7 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # The number of selected coordinates is rounded. This can lower the density of a tensor by a third, and raise the density of the
+        # The number of selected coordinates is rounded. Rounding can lower the density of a tensor by a third, and raise the density of the
         # whole vector by a third.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
@@ -148,7 +149,7 @@ class Chunked(Scoped):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         columns = [list(self._split(memoryview(section.body))) for section in sections]
         sizes = {tuple(section.count for section in column) for column in columns}
-        require(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         complete = set(sizes.pop()[:-1]) <= {self.size}
         expect(complete, f"a chunk that is not the last has fewer than {self.size} coordinates")
         merged = [self.inner._merge_sections(each) for each in zip(*columns, strict=True)]

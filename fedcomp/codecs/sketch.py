@@ -1,6 +1,6 @@
-"""Count Sketch: frames can be added, and their sum is decoded once.
+"""Count Sketch: the frames of many clients are added, and only the sum is decoded.
 
-Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Ivkin et al. sketch gradients:
+Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Ivkin et al., who sketch gradients,
 "Communication-efficient distributed SGD with sketching", NeurIPS 2019.
 
 Coordinate x_i is added to one cell of each row r of a table S and is estimated as a median over the rows. The hash h_r(i) selects the cell,
@@ -9,18 +9,18 @@ and s_r(i) = ±1 is a random sign:
     S[r, h_r(i)] += s_r(i)·x_i,
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
-The decoded vector holds the k largest estimates, and 0 elsewhere. Cells and signs depend only on the seed (kernels/count_sketch.py). All
-clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the codec is unbiased: the estimate
-from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. The codec is
-contractive only for vectors in which a few coordinates have most of the norm ‖x‖, so it declares no contraction factor. The strategies
-`fetchsgd` and `sketched-sgd` have their own error feedback.
+The decoded vector contains the k largest estimates; all other coordinates are 0. Cells and signs depend only on the seed
+(kernels/count_sketch.py). All clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the
+codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times
+this variance. The codec is contractive only for vectors in which a few coordinates have most of the norm ‖x‖, so it declares no contraction
+factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
 
 The body of a section is specified in docs/reference/frame-format.md. Cells are float32 (form 0), bfloat16 (form 1), or integers of 8, 16 or
 32 bits (forms 2, 3 and 4) in units of 2^e, preceded by the exponent e (int16).
 
-With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of int8 cells is exact, in the smallest
-unit of the added frames, if 32 bits per cell suffice; otherwise it is rounded to a larger unit. With cells=bf16, cells are added in
-float32, and the sum is sent as bfloat16 if that is exact, and as float32 otherwise.
+With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 cells is exact, in
+the smallest unit of the added frames, if 32 bits per cell suffice. Otherwise the sum is rounded to a larger unit. With cells=bf16, cells
+are added in float32, and the sum is sent as float32 unless bfloat16 is exact.
 """
 
 import math
@@ -67,10 +67,10 @@ class Sketch(Codec):
     """A codec that sends a table of cells. The receiver estimates coordinates by medians. Frames with the same seed can be added."""
 
     rows: int = 5  # Number of rows, odd. More rows make large errors rarer.
-    columns: int = 0  # Cells per row; 0 = determined by `ratio`
+    columns: int = 0  # Number of cells per row; 0 = determined by `ratio`
     ratio: float = RATIO  # size of the float32 vector divided by the size of the table
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells
-    # Fraction of the coordinates that are decoded; these have the largest estimates. 1 = decode all coordinates, without bias.
+    # Fraction of the coordinates that are decoded, those with the largest estimates. The density 1 is unbiased.
     density: float = 1 / 100
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
@@ -79,7 +79,7 @@ class Sketch(Codec):
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # Sums may differ between devices in the last bit
+    portable: ClassVar[bool] = False  # sums of cells may differ between devices in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
@@ -174,7 +174,7 @@ class SketchUpdate(Update):
 
     @cached_property
     def decoded(self) -> Update:
-        """The decoded vector: the `count` largest estimates, and 0 elsewhere."""
+        """The decoded vector: the `count` largest estimates, and 0 for all other coordinates."""
         estimates = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
         if self.count == self.numel:
             return Dense(estimates)
@@ -256,7 +256,7 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
 
 
 def _exponent(largest: float) -> int:
-    """Return the smallest exponent e with largest ≤ 127·2^e."""
+    """Return the smallest exponent e for which `largest` is at most 127·2^e."""
     if not largest:
         return MIN_EXPONENT
     e = math.frexp(largest / 127)[1]

@@ -24,7 +24,7 @@ VALUE = struct.Struct("<f")
 def is_needed(mean: float | np.floating, numel: int) -> bool:
     """Return whether only the largest coordinate of a vector [numel] should be sent.
 
-    `mean`: the mean magnitude of the vector, or the largest mean magnitude of any part of it.
+    `mean`: the mean magnitude of the vector, or the largest mean magnitude of its parts.
     """
     return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
 

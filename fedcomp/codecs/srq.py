@@ -9,14 +9,14 @@ The rotated vector u = R·x of d coordinates is quantized as follows, where r is
     for `srq` with k levels, lo = min u and the step is s = (max u − lo)/(k − 1);
     for `vlc`, lo = 0 and the step is s = √2·‖u‖/(k − 1) with k = √d + 1 in the paper.
 
-For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the mean of the
-largest u² over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4, s),
-where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d
-(theorem 4), since most levels are rare.
+For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the largest
+u_i², averaged over the signs of the rotation, is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4,
+s), where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for
+every d (theorem 4), since most levels are rare.
 
-Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s. Because each
-block has its own step, the length of a `vlc` frame hardly depends on x. `srq` rounds the lowest level lo down and the step s up before it
-sends them. `vlc` does not send lo, which is always 0.
+Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lo and s.
+Because each block has its own step, the length of a `vlc` frame hardly depends on x. Before `srq` sends the lowest level lo and the step s,
+it rounds lo down and s up. `vlc` does not send lo, which is always 0.
 
 The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """
@@ -45,7 +45,7 @@ MIN_STEP, MAX_STEP = 1 / 8, 8.0
 class SRQ(rotated.RotatedCodec):
     """A codec that rotates the vector and quantizes every rotated coordinate to one of k evenly spaced levels."""
 
-    # k, the number of levels between the smallest and the largest value of a block. If k is a power of two, every code is used.
+    # k: number of evenly spaced levels, from the smallest to the largest value of a block. If k is a power of two, every code is used.
     levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16

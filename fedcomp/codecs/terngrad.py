@@ -8,9 +8,9 @@ per layer, like the scope @layer. If the server announces scales (one float32 pe
 scale, and clip larger values to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times
 the scale.
 
-The paper measures the standard deviation around the mean. Here the deviation of n values is measured around zero, as ‖x‖₂/√n. Values that
-are far from zero but close to each other are therefore not clipped. The body contains −1, 0 or 1 for each coordinate, as multiples of the
-unit s (see codecs/levels.py).
+The paper measures the standard deviation around the mean. Here the deviation of n values is measured around zero, as ‖x‖₂/√n. The clipping
+therefore does not affect values that are far from zero but close to each other. The body contains −1, 0 or 1 for each coordinate, as
+multiples of the unit s (see codecs/levels.py).
 """
 
 import math
@@ -58,7 +58,7 @@ class TernGrad(Codec):
         return wire.max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
-        """Return the scale s of x, a float32 number. Under the strategy `shared-scale`, a client reports its scale to the server."""
+        """Return the scale s of x, a float32 number. With the strategy `shared-scale`, a client reports its scale to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
@@ -76,7 +76,7 @@ class TernGrad(Codec):
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes, total, scales = {section.count for section in sections}, None, set()
-        require(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         for section in sections if sections[0].count else ():
             symbols, top, scale = wire.unpack_multiples(section)
             if top:

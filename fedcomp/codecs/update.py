@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import kernels
 
-BLOCK = 1 << 16  # number of coordinates that are processed at a time
+BLOCK = 1 << 16  # number of coordinates processed at a time
 
 
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
@@ -24,9 +24,10 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Join the updates of the parts of a vector. The result is Dense or Sparse if all parts are, and otherwise Sections.
+    """Join the updates of the parts of a vector into one update.
 
-    The slices of the parts cover a vector [numel] in order.
+    The slices of the parts cover a vector [numel] in order. The result is Dense if all parts are Dense, Sparse if all parts are Sparse, and
+    otherwise Sections.
     """
     dense = [part.values for _, part in parts if isinstance(part, Dense)]
     if parts and len(dense) == len(parts):
@@ -153,7 +154,7 @@ class Sections(Update):
     """An update that consists of the updates of consecutive parts of a vector, such as tensors."""
 
     numel: int
-    # slices that cover the vector in order, each with its update
+    # pairs of a slice and its update; the slices cover the vector in order
     parts: tuple[tuple[slice, Update], ...]
 
     @property

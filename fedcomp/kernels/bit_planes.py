@@ -14,7 +14,7 @@ PIECE = 1 << 17  # number of integers that are packed at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """Return the bit planes of integers [N], uint8, below 2^width. The planes are concatenated bytes."""
+    """Return the bit planes of integers [N], uint8, below 2^width, as bytes."""
     planes = np.empty((width, codes.size // 8), np.uint8)
     for start in range(0, codes.size, PIECE):
         piece = codes[start : start + PIECE]
@@ -56,8 +56,8 @@ def count(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
 
     Return the counts as bit planes. At most three rows per plane are kept in memory.
 
-    A full adder (five bit operations) replaces three rows of a plane by a sum row and a carry row, which belongs to the next plane (Warren,
-    Hacker's Delight, 2nd ed. 2013, §5–2).
+    A full adder (five bit operations) replaces three rows of a plane by a sum row in the same plane and a carry row in the next plane
+    (Warren, Hacker's Delight, 2nd ed. 2013, §5–2).
     """
     waiting: list[list[np.ndarray]] = []
     for row in rows:

@@ -64,7 +64,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     """Return the float32 values that the bits start..stop-1 stand for.
 
-    With c columns, bit i is in column j = i mod c and stands for high[j] if it is 1, else for low[j].
+    With c columns, bit i is in column j = i mod c. A bit 1 stands for high[j], and a bit 0 for low[j].
 
     `high`, `low`: float32 [c], c ≥ 1.
     """
@@ -87,7 +87,7 @@ def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
 
 
 def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays of packed bits for X [m, n], uint8 [m, ⌈n/8⌉] each: X >= 0 and X == 0."""
+    """For X [m, n], return the arrays X >= 0 and X == 0 as packed bits, uint8 [m, ⌈n/8⌉]."""
     if X.device.type == "cpu":
         values = X.to(torch.float32).numpy()
         return np.packbits(values >= 0, axis=1), np.packbits(values == 0, axis=1)
@@ -103,7 +103,7 @@ def pack_torch(flags: Tensor) -> Tensor:
 
 
 def random_bits(seed: int, count: int, stream: int) -> np.ndarray:
-    """Return packed random bits, uint8 [⌈count/8⌉]. They are the first bits of the random words of the seed and the stream (philox.py)."""
+    """Return the first bits of the random words of a seed and a stream (philox.py) as packed bits, uint8 [⌈count/8⌉]."""
     words = philox.words(seed, (count + 31) // 32, stream=stream).astype(WORD, copy=False)
     packed = words.view(np.uint8)[: (count + 7) // 8]
     if count % 8:

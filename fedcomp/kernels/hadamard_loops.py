@@ -17,7 +17,7 @@ N_WORDS = 1024  # number of random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements. As an inner loop of `butterfly`, it would not be vectorized."""
+    """Compute one butterfly stage over 2h elements. Inside of `butterfly`, this loop would not be vectorized."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -41,7 +41,7 @@ def butterfly(v, start, size):
 def rotate(x, signs, edges, exponents, u):
     """Rotate the blocks of x [n], float32, and write them to u [N], padded with zeros.
 
-    Write the exponent e of each block to `exponents`.
+    Write the exponent e of each block (see hadamard.py) to `exponents`.
     """
     bits = x.view(np.uint32)
     for block in range(exponents.size):
@@ -107,7 +107,7 @@ def squares(u, edges, sums):
 
 @compiled
 def bins(u, edges, thresholds, codes):
-    """Write (u > 0) + 2 · (number of thresholds of its block below |u|) to codes [N] for each coordinate u. `thresholds`: [blocks, t]."""
+    """Write (u > 0) + 2 · (number of thresholds of the block below |u|) for each coordinate u to codes [N]. `thresholds`: [blocks, t]."""
     for block in range(edges.size - 1):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
         for i in range(start, stop):
@@ -131,7 +131,7 @@ def products(u, edges, table, codes, product, squared):
 
 @compiled
 def rounded(u, edges, low, inverse, top, key, start, codes):
-    """Write (u − low)·inverse, stochastically rounded and at most `top`, to codes [N].
+    """Round (u − low)·inverse stochastically for each coordinate u, and write the result, at most `top`, to codes [N].
 
     `key`: the seed. `inverse`: 1/step or 0. `start`: index of u[0] in the vector.
     """

@@ -1,4 +1,4 @@
-"""The decorator that compiles loops with numba, and loops that several modules share.
+"""A decorator that compiles loops with numba, and compiled loops that several modules use.
 
 Compiled loops release the interpreter lock, so that several threads can process parts of a vector. Indices are unsigned, because a check
 for negative indices would prevent vectorization.
@@ -19,7 +19,7 @@ from numpy import uint32, uint64
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
     """Compile a function with numba, and cache the result on disk if possible.
 
-    The keyword arguments are passed to numba.njit.
+    Keyword arguments are passed on to numba.njit.
     """
     if function is None:
         return functools.partial(compiled, **options)
@@ -36,7 +36,7 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 def cache_folder() -> str:
     """Return a writable folder that caches the compiled loops of this version of the code, or "" if no folder is writable.
 
-    Folders of other versions are deleted.
+    Cache folders of other versions of the code are deleted.
 
     The name of the folder is a digest of all kernel modules, because numba does not detect changes of the modules that a loop imports.
     """

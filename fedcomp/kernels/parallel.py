@@ -17,7 +17,8 @@ from torch import Tensor
 # Vectors on the CPU with at least this many elements are each processed on their own thread.
 LARGE = 100_000
 PIECE = 1 << 17  # Number of elements that are converted to float32 at a time
-# Each range of elements starts at a multiple of UNIT. It therefore contains whole bytes of packed bits and whole blocks of random words.
+# Each range of elements starts at a multiple of UNIT. A range therefore contains whole bytes of packed bits and whole blocks of random
+# words.
 UNIT = 128
 
 Rows = Tensor | Sequence[Tensor]
@@ -76,14 +77,14 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
         run_calls()
     finally:
         for other in others:
-            if not other.cancel():  # The thread has started, so wait for it
+            if not other.cancel():  # wait for a thread that has started
                 other.result()
     return results
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return a thread pool that is reused, since starting a thread takes as long as processing millions of coordinates."""
+    """Return the thread pool for all calls, since starting a thread takes as long as processing millions of coordinates."""
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 
@@ -92,7 +93,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Convert x[start:stop] of a CPU tensor to float32, and yield it in consecutive pieces, or in one piece if x is float32.
+    """Yield the elements start..stop-1 of a CPU tensor x as consecutive float32 arrays; as one array if x is float32.
 
     A contiguous float32 x is not copied.
     """

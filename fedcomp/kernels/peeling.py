@@ -5,17 +5,17 @@ The position i of an integer q_i is called its key. The sketch adds q_i, with a 
 
     S[r, h_r(i)] += s_r(i)·q_i.
 
-A cell that contains a single key determines the integer of this key. Peeling subtracts this integer from all cells of the key. Other cells
-may then contain a single key, and peeling continues with them. Recovered integers are exact, modulo 2⁶⁴. In the limit of many keys, peeling
-recovers all integers if the table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells,
-peeling stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
+A cell that contains a single key determines the integer of this key. Peeling subtracts this integer from all cells of the key. Peeling then
+continues with cells that now contain a single key. Recovered integers are exact, modulo 2⁶⁴. In the limit of many keys, peeling recovers
+all integers if the table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells, peeling
+stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
 The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. Usually
-more cells than keys are left, so the integers of these keys are computed by least squares. The solution, computed by conjugate gradients,
-is rounded to integers and subtracted. The remainder of the table is then solved in the same way. The equations may not determine all
-integers. To find the determined keys, the same equations are also solved for known random integers. A key counts as determined if its
-random integer is recovered and its cells are zero after subtraction. The integers of other keys are estimated: by the least-squares
-solution with the smallest norm, or an approximation whose squared error is at most that of the estimate 0.
+more cells than keys are left. The integers of the remaining keys are therefore computed by least squares. The solution, computed by
+conjugate gradients, is rounded to integers and subtracted. The remainder of the table is then solved in the same way. The equations may not
+determine all integers. To find out which keys are determined, the same equations are also solved for known random integers. A key counts as
+determined if its random integer is recovered and its cells are zero after subtraction. The integers of undetermined keys are estimated: by
+the least-squares solution with the smallest norm, or an approximation whose squared error is at most that of the estimate 0.
 
 The time is O(keys · rows), because the number of steps of conjugate gradients decreases with the number of keys.
 """
@@ -29,12 +29,12 @@ from . import count_sketch, philox
 BLOCK = 1 << 14  # number of keys whose cells are computed at a time
 MAX_STEPS = 200  # largest number of steps of conjugate gradients
 MAX_WORK = 1 << 21  # largest product of the number of steps and the number of keys
-ROUNDS = 4  # number of times that the equations are solved, each time for what remains of the table
+ROUNDS = 4  # number of times that the equations are solved, each time for the table's remainder
 STREAM = 1 << 18  # index of the random stream of the known random integers
 
 
 class KeyCells(NamedTuple):
-    """The cells of k keys in a table of rows · columns cells."""
+    """The cells of k keys (positions) in a table of rows · columns cells."""
 
     cells: np.ndarray  # indices in the flattened table, int32 [k, rows]
     negative: np.ndarray  # bool [k, rows]
@@ -82,7 +82,7 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Peel keys. Return their integers, int64 [k], 0 for unpeeled keys, and whether each key was peeled, bool [k].
+    """Peel keys. Return the integers of all keys, int64 [k], 0 for unpeeled keys, and whether each key was peeled, bool [k].
 
     Subtract the peeled integers from the table.
     """

@@ -1,7 +1,7 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
 In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. The loops
-process only these nonzero gradients. Each belongs to one input patch and one convolution kernel.
+process only these nonzero gradients. A nonzero gradient belongs to one input patch and one convolution kernel.
 """
 
 import numpy as np
@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from .parallel import starmap
 
-# Number of examples that a thread processes at a time. It is fixed, so that the order in which gradients are added does not depend on the
-# number of threads.
+# Number of examples that a thread processes at a time. Because this number is fixed, the order in which gradients are added does not depend
+# on the number of threads.
 EXAMPLES = 8
 # Dense gradients are faster if a kernel row has fewer than MIN_ROW numbers (columns · channels), or a convolution has fewer than MIN_WORK
 # multiplications.

@@ -1,20 +1,20 @@
-"""Encoding of strictly increasing positions, such as the indices of a sparse vector. There are several formats, called forms. The encoder
-chooses the shortest.
+"""Encoding of strictly increasing positions, such as the indices of a sparse vector. There are several formats, called forms; the encoder
+chooses the shortest form.
 
     Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. Form 0 is a bitmap up to the last position.
     Form 41: the Rice code of blocks of positions; each block has its own parameter.
     Forms 42..62: the Rice code of the complement (the coordinates that are not sent) with parameter form − 42; empty for all coordinates.
     Form 63: the Rice code of blocks of the complement; each block has its own parameter.
 
-Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
-coordinates, so dense ranges of the vector have more blocks. A code in blocks (docs/reference/frame-format.md) has a block size exponent s
-from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096 positions. The
-offset of a block, w bits, selects its Rice parameter. The last block may have fewer positions.
+Blocks have different Rice parameters, because the density can change along the vector. A block has a fixed number of positions, not a fixed
+range of coordinates, so dense ranges of the vector have more blocks. A code in blocks (docs/reference/frame-format.md) has a block size
+exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096
+positions. The offset of a block, w bits, selects its Rice parameter. The last block may have fewer positions.
 
 The form is sent separately. If several codes are shortest, the encoder chooses the code with the smallest form, and then the smallest s, w
-and offsets. For 32 positions or more, blocks are used if they save more than 1/64 of the bytes. For smaller savings they are not used,
-because codes without blocks are decoded faster. The encoder tries the complement if it is smaller than the set of positions. `unpack`
-accepts every form, not only the shortest.
+and offsets. For 32 positions or more, blocks are used if they save more than 1/64 of the bytes. Blocks are not used for smaller savings,
+because codes without blocks are decoded faster. The encoder tries the complement if it is smaller than the set of positions. The decoder,
+`unpack`, accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from .rice import WIDEST
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
 COMPLEMENT_BLOCKED = 63  # the form that encodes the complement in blocks
 MIN_BLOCKED_COUNT = 32  # blocks are tried if there are at least this many positions
-LARGE_COUNT = 4096  # blocks are larger if there are at least this many positions
+LARGE_COUNT = 4096  # blocks are larger (UNITS) if there are at least this many positions
 # The number u of positions in the smallest possible block, if there are fewer than LARGE_COUNT positions, and otherwise.
 UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
@@ -159,7 +159,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return, as bool [m], whether the length and the first byte of each code are possible for its number of positions and its form."""
+    """Return, as bool [m], whether each code has a possible length and first byte for its number of positions and its form."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -172,7 +172,7 @@ def _is_possible(
 def _unpack(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode codes for which `_is_possible` is true.
+    """Decode codes that `_is_possible` accepts.
 
     Return the positions of all rows, concatenated, and whether each code is valid, bool [m].
     """
@@ -197,7 +197,7 @@ def _unpack(
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Blocks:
-    """Return the blocks of all rows, given the block size exponents (`size`) and offset widths. A row without blocks is one block."""
+    """Return the blocks of all rows, given the block size exponents (`size`) and offset widths. An undivided row is one block."""
     return _divide(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
 
 
@@ -268,10 +268,10 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the block size exponents s, the offset widths w, and the Rice parameters, for rows with the same b* (rice.py) and u.
+    """For rows with the same b* (see rice.py) and u, return the block size exponents s, the offset widths w and the Rice parameters.
 
-    Rows in which blocks save too little have s = w = 0 and keep their parameters in `each`. `limit` [m]: size in bytes of the code of each
-    row without blocks.
+    For rows in which blocks save too little, s = w = 0, and the parameters are those in `each`. `limit` [m]: size in bytes of the code of
+    each row without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number

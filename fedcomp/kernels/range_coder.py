@@ -11,7 +11,7 @@ steps:
     If state ≥ f_s·2^(53−B), append the low 32 bits of the state to the code as a word, and shift the state right by 32.
     Replace the state by state // f_s · 2^B + F_s + state mod f_s.
 
-Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
+Decoding inverts these steps, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
 contains the frequencies, and the states and words of each chunk, as specified in docs/reference/frame-format.md.
 
 The frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads.
@@ -60,7 +60,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     data = memoryview(data)
     if count == 0:
-        _expect(len(data) == 0, "expected no entropy-coded values, but the list is not empty")
+        _expect(len(data) == 0, "expected no values, but entropy-coded values follow")
         return np.empty(0, np.uint16)
     frequencies, bits, start = _read_head(data, count, size)
     if bits == 0:
@@ -129,7 +129,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
     bits = _bits(total, present.size)
     frequencies = _scale(counts, total, bits)
     used = frequencies[present]
-    # The number of bits of each frequency. Here frexp is exact.
+    # The number of bits of each frequency. For integers of this size, frexp is exact.
     lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)
     changes = np.diff(lengths, prepend=0)
     owner, shift = _low_bits(lengths)
@@ -144,7 +144,8 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
     """Parse the start of a code.
 
-    Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must compare the frequencies to the symbols.
+    Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must check that the frequencies match the
+    symbols.
     """
     _expect(len(data) >= HEAD.size, "the entropy-coded values end too early")
     bits, used = HEAD.unpack_from(data)
@@ -179,7 +180,7 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
 
 
 def _pack_list(positions: np.ndarray) -> bytes:
-    """Encode positions as a Rice code, preceded by the Rice parameter and the length of the code."""
+    """Encode positions as a Rice code, with its Rice parameter and its length in front."""
     b = min(range(13), key=lambda b: rice.bits(positions, b))
     code = rice.pack(positions, b)
     return HEAD.pack(b, len(code)) + code
@@ -202,7 +203,7 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """List all bits of numbers except their leading bits. Return, for each bit, the index of its number and its place in the number."""
+    """List all bits of numbers except the leading bits. Return, for each bit, the index of its number and its place in the number."""
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
     return owner, widths.cumsum()[owner] - 1 - np.arange(owner.size)
@@ -211,13 +212,13 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _bits(total: int, present: int) -> int:
     """Return the exponent B of the sum of frequencies, 2^B.
 
-    Up to a million symbols, B is so large that no frequency is rounded up to 1. Tables of 2^B entries fit in the cache.
+    For up to a million symbols, B is so large that no frequency must be rounded up to 1. Tables of 2^B entries fit in the cache.
     """
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 
 def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
-    """Scale counts to integers with the sum 2^B. Nonzero counts stay at least 1.
+    """Scale counts to integers with the sum 2^B. A nonzero count gives at least 1.
 
     The integers with the largest remainders are rounded up. Among equal remainders, lower symbols come first.
     """

@@ -10,9 +10,9 @@ The low stream starts at the bit after the unary stream. Bits are packed from th
 positions, the parameter b and the size of the vector are sent separately. The functions `pack_rows` and `unpack_rows` allow a different
 parameter for each position.
 
-The optimal parameter for `count` uniformly distributed positions of a vector [numel] is called b*. It is the largest b with (1 −
-p)^(2^(b−1)) ≥ φ − 1, but at least 0, where φ = (√5 + 1)/2 and p = count/numel. The parameter b* is computed in integers, so that it is the
-same on every machine.
+The optimal parameter for `count` uniformly distributed positions of a vector [numel] is called b*. The parameter b* is the largest b with
+(1 − p)^(2^(b−1)) ≥ φ − 1, but at least 0, where φ = (√5 + 1)/2 and p = count/numel. The parameter b* is computed in integers, so that it is
+the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import FrameError
 
-WIDEST = 40  # largest parameter b, chosen so that even positions in damaged codes are below 2^63
+WIDEST = 40  # largest parameter b; even in damaged codes, positions are then below 2^63
 SPARE = 8  # number of zero bytes after the last code, needed because eight bytes are read at a time
 AFTER = bytes(SPARE)
 MANY = 1_000  # importing the compiled loops saves time if there are at least this many positions
@@ -34,7 +34,7 @@ _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers that are written before the code of a row. For each number: its row, its width ≤ 40 in bits, and its value (int64 arrays)."""
+    """Numbers that are written before the code of a row. Each field is an int64 array with one entry per number; widths are ≤ 40 bits."""
 
     rows: np.ndarray
     widths: np.ndarray
@@ -58,7 +58,7 @@ def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
 
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
-    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code, and the smallest such parameter in case of a tie."""
+    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code. In case of a tie, return the smallest parameter."""
     return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
@@ -79,7 +79,7 @@ def best_parameters(
 
 
 def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest Rice parameter to try. `b`: the optimal parameter b* for uniformly distributed positions."""
+    """Return the smallest and the largest Rice parameter to try. `b`: the optimal parameter for uniformly distributed positions."""
     return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 

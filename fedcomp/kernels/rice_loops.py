@@ -22,7 +22,7 @@ def leading_zeros(_, word):
 def _word(raw, at):
     """Return the eight bytes from the byte that contains bit `at`, as a big-endian number."""
     word = uint64(0)
-    for i in range(8):  # compiled to one load and one byte swap
+    for i in range(8):  # this loop is compiled to one load and one byte swap
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
     return word
 
@@ -61,7 +61,7 @@ def _unary(raw, start, end, high):
 def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good):
     """Decode the Rice codes of all rows.
 
-    Write the positions of all rows to `positions`, and whether each row is valid to `good`. No byte outside of `raw` is read.
+    Write the positions of all rows to `positions`. Set good[r] to whether row r is valid. No byte outside of `raw` is read.
 
     The positions of a valid row are strictly increasing and below numel.
     """
@@ -93,7 +93,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @numba.njit(nogil=True, inline="always")
 def _put(out, at, width, value):
-    """Write the lowest `width` bits of a number to `out`, from bit `at` on, where `out` is still zero. Return the index of the next bit."""
+    """Write the lowest `width` bits of a number to `out`, which is zero from bit `at` on. Return the index of the next bit."""
     while width > 0:
         room = 8 - (at & 7)
         step = min(room, width)
@@ -108,7 +108,7 @@ def _put(out, at, width, value):
 def pack(rest, each, counts, starts, fields, widths, values, out):
     """Write the Rice codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r]. Its code is preceded by the next fields[r] numbers of `values`, whose numbers of bits are in `widths`.
+    Row r starts at bit starts[r]. The next fields[r] numbers of `values`, with the numbers of bits in `widths`, precede the code of row r.
     """
     i, f = 0, 0
     for r in range(starts.size):
@@ -127,8 +127,8 @@ def pack(rest, each, counts, starts, fields, widths, values, out):
 
 @compiled
 def best_parameter(rest, low, high):
-    """Return the parameter from `low` to `high` that gives the shortest code of a row, and the smallest such parameter in case of a tie."""
-    for b in range(low, high):  # The length of the code is convex in b
+    """Return the parameter from `low` to `high` that gives the shortest code of a row. In case of a tie, return the smallest parameter."""
+    for b in range(low, high):  # the code length is convex in the parameter b
         saved = 0
         for i in range(rest.size):
             saved += ((rest[i] >> b) + 1) >> 1

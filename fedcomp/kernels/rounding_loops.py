@@ -60,9 +60,9 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first, width, table):
-    """Add x·factor to a histogram: to table[0], the count of each bin, to table[1], the sum of the lowest `width` bits of the bin's keys.
+    """Add the values x·factor to a histogram. table[0]: number of values in each bin; table[1]: sum of the low bits of the keys.
 
-    `first`: the value of key >> width for bin 0.
+    `width`: the number of low bits of a key. `first`: the value of key >> width for bin 0.
     """
     low_bits = (int64(1) << width) - 1
     for i in range(uint64(x.size)):

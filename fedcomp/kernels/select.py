@@ -1,8 +1,10 @@
-"""Exact selection of coordinates without sorting: the k largest magnitudes, the k largest of one sign, or all magnitudes above a threshold.
+"""Exact selection of coordinates without sorting: the k largest magnitudes, the k largest values of one sign, or all magnitudes above a
+threshold.
 
-Functions take m finite vectors [n], of any float dtype and on any device: a tensor [m, n] or a sequence of tensors [n]. The bits of a
-float32 without the sign bit, read as an integer, increase with the magnitude. Selection compares such integers, called *keys*. Among equal
-magnitudes, those at lower positions are selected first. Zeros are never selected, so fewer than k positions can be selected.
+Functions take m finite vectors [n], of any float dtype and on any device: a tensor [m, n] or a sequence of tensors [n]. Selection compares
+integers, called *keys*, that are computed from the bits of float32 values. For example, the key for a magnitude is the integer that
+consists of all bits but the sign bit; it increases with the magnitude. Among equal magnitudes, those at lower positions are selected first.
+Zeros are never selected, so fewer than k positions can be selected.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ MANY = 100_000  # importing the compiled loops saves time if a batch has at leas
 # The compiled loops are faster than numpy if each vector has at least this many elements.
 LONG = 1 << 10
 SAMPLE = 1 << 14  # Smallest number of elements in a sample
-# Largest distance between sampled elements. It is a prime number, so that all columns of a matrix are sampled.
+# Largest distance between sampled elements. STEP is a prime number, so that all columns of a matrix are sampled.
 STEP = 251
 # For a vector with at least this many elements, a sample is used to exclude small elements.
 SAMPLED = 1 << 17
@@ -29,14 +31,14 @@ Array = np.ndarray | Tensor  # numpy arrays on the CPU, torch tensors elsewhere
 
 
 class Chosen(NamedTuple):
-    """The positions selected in m vectors, and their number in each vector. Positions are concatenated, and ascend within each vector."""
+    """The positions selected in m vectors, concatenated, and the number of positions in each vector."""
 
-    positions: Tensor  # int64, on the device of the vectors
+    positions: Tensor  # int64, ascending within each vector, on the device of the vectors
     counts: np.ndarray  # int64 [m]
 
 
 class Side(NamedTuple):
-    """The definition of a key, by which values are selected: (bits ^ flip) & mask, where `bits` are the bits of a float32.
+    """The definition of a key: a value is selected by (bits ^ flip) & mask, where `bits` are its bits as a float32.
 
     Only keys above 0 are selected.
     """
@@ -102,7 +104,7 @@ def means(values: Array, counts: Array) -> np.ndarray:
 
 
 def are_finite(rows: Rows) -> list[bool]:
-    """Return for each vector whether all its elements are finite."""
+    """Return for each vector whether all elements are finite."""
     if not len(rows):
         return []
     if _compiles(rows):
@@ -184,8 +186,8 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
     """Return the positions of the k largest positive keys, ascending, given the bits [n] of a vector.
 
-    In a large vector, the search skips most elements, by a threshold determined from a sample. If the threshold excludes too many or too
-    few elements, all elements are searched.
+    In a large vector, a threshold determined from a sample excludes most elements from the search. If the threshold excludes too many or
+    too few elements, all elements are searched.
     """
     from . import select_loops
 
@@ -258,7 +260,7 @@ def _split(keep: Array) -> Chosen:
 def _count(keep: Array) -> Array:
     if isinstance(keep, Tensor):
         return keep.count_nonzero(1)
-    # This expression is three times as fast as count_nonzero.
+    # np.bincount is three times as fast as count_nonzero.
     return np.bincount(np.flatnonzero(keep) // max(keep.shape[1], 1), minlength=len(keep))
 
 

@@ -11,7 +11,8 @@ from numpy import int32, uint64
 from .loops import compiled
 
 BLOCK = 64
-DIGITS = (11, 10, 10)  # number of bits of the k-th largest key that each pass determines
+# Each pass over the keys determines this number of bits of the k-th largest key.
+DIGITS = (11, 10, 10)
 
 
 @numba.njit(nogil=True, inline="always")
@@ -58,7 +59,7 @@ def collect(bits, flip, mask, threshold, ties, first, out):
 
     `first`: a number that is added to each position.
 
-    Return the number of positions, or a number above the size of `out` if they do not fit.
+    Return the number of positions. A number above the size of `out` means that the positions do not fit.
     """
     flip, mask, threshold = int32(flip), int32(mask), int32(threshold)
     filled = 0

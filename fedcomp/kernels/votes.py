@@ -5,7 +5,7 @@ more than m/2 votes are positive, a random bit if exactly m/2 are positive, and 
 seed are counted as one more vote, which breaks ties.
 
 Each vote is a buffer (bytes, memoryview or array) of ⌈n/8⌉ bytes. Padding bits are zero in votes and in results. Functions raise FrameError
-for a vote of another size or with other padding, and ValueError if there are no votes.
+for a vote with the wrong size or padding, and ValueError if there are no votes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from . import bit_planes, bits
 from .parallel import map_ranges
 
 TIE_STREAM = 4  # index of the random stream that breaks ties
-# Number of bytes of each vote that are tallied at a time, so that they fit in the cache.
+# Number of bytes of each vote that are counted at a time, chosen to fit in the cache.
 BLOCK = 1 << 17
 
 Vote = bytes | memoryview | np.ndarray

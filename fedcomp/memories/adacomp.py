@@ -3,7 +3,7 @@
 Chen et al., "AdaComp: adaptive residual gradient compression for data-parallel distributed training", AAAI 2018, algorithm 2. With the
 residual e and the update x, a client computes:
 
-    G = e + x,  H = G + x;  send sign(G_i)·s at each coordinate i where |H_i| ≥ max|G| over the bin of i;  e ← G − the accepted update.
+    G = e + x,  H = G + x;  send sign(G_i)·s at each coordinate i where |H_i| ≥ max|G| over the bin of i;  e ← G − (accepted update).
 
 A bin is a group of T consecutive coordinates, and the scale s is the mean of max|G| over the bins. The paper uses T = 50 for convolutions,
 T = 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its own scale s. Without `@layer`, the

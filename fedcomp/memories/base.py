@@ -28,7 +28,7 @@ Vectors = Mapping[str, Tensor]  # state vectors [numel] by name
 Updated = tuple[Vectors, Tensor]  # the state vectors after an update, and the vector to encode
 # Entries to write to a checkpoint, by name: a dict of vectors [numel], and a dict of bytes, where None deletes an entry.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
-# Functions that return the checkpoint entry of a given name, or None if there is none.
+# Functions that return the checkpoint entry with a given name, or None if no entry has this name.
 ReadVector = Callable[[str], Tensor | None]
 ReadValue = Callable[[str], bytes | None]
 
@@ -40,7 +40,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class MomentumOptions:
-    # Factor by which the momentum is multiplied in each round; larger = old updates count for longer
+    # Factor by which the momentum is multiplied in each round; with a larger factor, old updates count for longer
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -53,9 +53,9 @@ class Memory(ABC):
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # server part of the memory
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # the class of the server part
     required_strategy: ClassVar[str] = ""  # the strategy that this memory needs ("" = any strategy)
-    # Whether the memory itself, not its codec, selects the coordinates to send. The density of the codec is then 1.
+    # Whether the memory, instead of its codec, selects the coordinates to send. If so, the density of the codec is set to 1.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
@@ -114,8 +114,8 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Encode the updates of m memories with the same class and codec.
 
-        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. If an
-        update holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and its memory is unchanged.
+        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. For
+        an update with NaN or infinity, the returned list has a NonFiniteError in place of the frame, and the memory is unchanged.
         """
         if not memories:
             return []
@@ -151,8 +151,8 @@ class Memory(ABC):
     def commit(self, *, returned: bytes | None = None) -> Update | None:
         """Record that the receiver accepted the pending frame. Return the decoded frame `returned`, or None if `returned` is None.
 
-        `returned`: a frame that the receiver sent back, with the part of the update that it did not use. Raises FrameError if `returned` is
-        damaged; the proposal then stays pending.
+        `returned`: a frame sent back by the receiver, with the part of the update that the receiver did not use. Raises FrameError if
+        `returned` is damaged; the proposal then stays pending.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
@@ -165,11 +165,11 @@ class Memory(ABC):
 
     @classmethod
     def commit_batch(cls, memories: Sequence["Memory"]) -> None:
-        """Commit the pending frames of one or more memories with the same class and codec. Decoding all frames together is faster."""
+        """Commit the pending frames of one or more memories with the same class and codec. All frames are decoded together, for speed."""
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame. A memory with a residual keeps the frame's content in the residual."""
+        """Record that the receiver did not accept the pending frame. The frame's content stays in the residual, if there is one."""
         self._settle()
         self._rollback()
 
@@ -187,7 +187,8 @@ class Memory(ABC):
     def state_dict(self, *, copy: bool = True) -> State:
         """Return the whole state as a dict of float32 vectors [numel] and bytes.
 
-        With `copy=False`, the vectors share storage with the memory. Do not modify them, and read them before the next use of the memory.
+        With `copy=False`, the vectors share storage with the memory. Do not modify the vectors, and read them before the next use of the
+        memory.
         """
         state = self._state()
         return _copied(state) if copy else state
@@ -243,7 +244,7 @@ class Memory(ABC):
     def _commit(
         cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
-        """Call `_on_accepted` for one or more accepted frames. Memories with frames in another format override this method."""
+        """Call `_on_accepted` for one or more accepted frames. Memories with their own frame format override this method."""
         updates = cls._open(memories, frames)
         for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
             memory._on_accepted(update, dropped_part)
@@ -283,7 +284,7 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector that is None stands for zeros.
+    """A memory whose state consists of float32 vectors [numel], on the device of the last update. None stands for zeros.
 
     Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
     `_on_accepted` if an accepted frame changes vectors other than `residual`.
@@ -367,11 +368,11 @@ class Counterpart(ABC):
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return values by name, as bytes. The server sends them to clients before they encode updates, and counts the bytes as traffic."""
+        """Return values by name, as bytes. The server sends these values to clients before they encode updates, as counted traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the relative learning rate of a round (`rate`), and of each client's update (`rates`). Called at the end of a round."""
+        """Set the relative learning rates of the round (`rate`) and of each client's update (`rates`). Called after a round."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
@@ -407,11 +408,11 @@ class Counterpart(ABC):
 
     @abstractmethod
     def take_changes(self) -> Changes:
-        """Return the parts of the state that changed since the last call, so that they can be written to a checkpoint."""
+        """Return the parts of the state that changed since the last call, for writing to a checkpoint."""
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector` and `value` read an entry by name. Raises ValueError or TypeError."""
+        """Restore the state from a checkpoint. `vector`, `value`: functions that read an entry. Raises ValueError or TypeError."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:

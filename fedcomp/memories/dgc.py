@@ -7,9 +7,9 @@ the update x, the velocity u, the sum v of unsent velocities, the momentum facto
 
 Momentum correction: the velocity u is added to v, so a coordinate that is sent late has the same momentum as without compression. Momentum
 factor masking: once a coordinate is sent, its velocity is stale and is set to zero. As in the paper, v is also set to zero at sent
-coordinates, so the quantization error of a sent value is lost. The default uplink is therefore `topk`, which sends exact values. A run with
-this memory warns about codecs that quantize. As with momentum SGD, a sent vector can be 1/(1 − m) times as large as the updates x. The run
-option `density_warmup` is the paper's warm-up.
+coordinates, so the quantization error of a sent value is lost. The default uplink is therefore `topk`, which sends exact values. With a
+codec that quantizes, a run shows a warning. As in momentum SGD, a vector that is sent can be 1/(1 − m) times as large as the updates x. The
+run option `density_warmup` implements the warm-up of the paper.
 """
 
 import math
@@ -70,7 +70,7 @@ class DGC(VectorMemory):
         if _keeps_values(self.codec):
             return ""
         return (
-            f"memory 'dgc' does not keep the quantization error of sent coordinates, and {self.codec} quantizes them; "
+            f"memory 'dgc' loses the quantization error of sent coordinates, and {self.codec} quantizes; "
             "use --uplink topk, or --memory residual"
         )
 

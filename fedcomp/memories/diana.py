@@ -4,11 +4,11 @@ Mishchenko, Gorbunov, Takáč and Richtárik, "Distributed learning with compres
 x, the client's shift h, and the codec C with variance bound ω (`Codec.variance`):
 
     send C(x − h);  client and server set h ← h + α·C(x − h), with α ≤ 1/(1 + ω).
-    The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round; this sum is unbiased.
+    The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round. This update is unbiased.
 
 With `@layer`, ω is the largest variance bound among the tensors. The server stores the shift of each client, not only the mean, so that a
 single client can start again without state. Before the first accepted update of a client, its shift h is 0. With a robust strategy or
-`--clip-update`, the server aggregates h + C(x − h) over the clients in the round only. This bounds the influence of each client.
+`--clip-update`, the server aggregates h + C(x − h) over the clients in the round only, to bound the influence of each client.
 """
 
 from collections.abc import Mapping

@@ -11,8 +11,8 @@ with α²γ + (β − α)² ≥ 1 are rejected with an error. With biased codecs
 never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory `residual`.
 
 For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs, use α = β. With a smaller α,
-a sparse codec would rarely select coordinates with old errors. The default α and β are stable with every contractive codec, and with
-unbiased codecs whose variance bound ω is at most 1.1.
+a sparse codec would rarely select coordinates with old errors. With the default α and β, every contractive codec is stable, and so is every
+unbiased codec with a variance bound ω of at most 1.1.
 """
 
 import math

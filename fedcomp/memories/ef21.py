@@ -1,4 +1,4 @@
-"""EF21: error feedback in which a client sends the compressed difference between its update and the server's estimate of it.
+"""EF21: error feedback in which a client sends the compressed difference between its update and the server's estimate of this update.
 
 Richtárik, Sokolov and Fatkhullin, "EF21: a new, simpler, theoretically better, and practically faster error feedback", NeurIPS 2021,
 algorithm 2. With the update x, the server's estimate g of the update, and the codec C:
@@ -7,7 +7,7 @@ algorithm 2. With the update x, the server's estimate g of the update, and the c
 
 If a client is not in the round, or its reply is lost, its stored estimate g still counts in the mean, as in EF21-PP (Fatkhullin, Sokolov,
 Gorbunov, Li and Richtárik, "EF21 with bells & whistles", 2021). In EF21-PP, every client has an estimate from the start. In fedcomp, a
-client counts only from its first accepted update on.
+client has an estimate, and counts in the mean, only from its first accepted update on.
 """
 
 from typing import ClassVar

@@ -3,7 +3,8 @@
 Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019, algorithms 1
 and 2. With the residual e and the update x:
 
-    e ← e + x,  P = M Q for each matrix M of e,  P̂ is an orthonormal basis of P,  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted.
+    e ← e + x,  P = M Q for each matrix M of e,  P̂ is an orthonormal basis of the columns of P,  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update
+    is accepted.
 
 With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a round. Before the phase `left`, the
 server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂, which it computes from the mean of
@@ -46,7 +47,7 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # factor Q of each matrix; keys: `start_name`
+        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by its `start_name`
         self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
         self.basis = b""  # basis P̂ of the pending update in the phase `right`, else b""
 
@@ -127,7 +128,7 @@ class LowRank(VectorMemory):
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
     ) -> list[Tensor]:
-        """Return the float64 factors that the server announced as `name`. Raises ProtocolError if they are missing or invalid."""
+        """Return the float64 factors that the server announced as `name`. Raises ProtocolError if the factors are missing or invalid."""
         if name not in context.announced:
             raise ProtocolError(
                 f"the server did not announce '{name}', which the phase '{context.phase}' needs; server and client need the same strategy"

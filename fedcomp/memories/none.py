@@ -14,7 +14,7 @@ SENT_ALL = b""  # value of `pending` in place of a frame that contains all coord
 
 
 class NoMemory(Memory):
-    """A memory without state. If the codec is lossless, the pending frame is as large as the model, and is not stored."""
+    """A memory without state. If the codec is lossless, the pending frame is not stored, because it is as large as the model."""
 
     name: ClassVar[str] = "none"
 

@@ -7,7 +7,7 @@ and the codec C:
     a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a.
 
 After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. Until `commit` subtracts
-C(a), the attribute `residual` contains a, so `rollback` need not change it.
+C(a), the attribute `residual` contains a, so `rollback` does not change `residual`.
 
 With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of a in `residual`.
 

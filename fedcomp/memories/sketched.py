@@ -7,8 +7,8 @@ momentum factor m and the residual v:
 
 The candidates are coordinates that the server expects to be large. The memory works only with the strategy `sketched-sgd`, in which a
 client sends two frames for an update, in the phases `sketch` and `values`. The second frame contains exact values. If m = 0, the sum of all
-accepted values plus the residual therefore equals the sum of all updates. If the server did not use some candidates, it sends back only
-their positions, since the client knows their values. With any other strategy, a client would not know which part of its sketch was used.
+accepted values plus the residual therefore equals the sum of all updates. The server sends back the positions of candidates that it did not
+use, without values, since the client knows the values. With any other strategy, a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from ..errors import MismatchError, ProtocolError
 from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
 SKETCH, VALUES = "sketch", "values"  # names of the phases
-# Name under which the server announces the candidates (coordinates to send), and under which the state stores them
+# Name of the candidates (coordinates to send) in the server's announcement and in the memory's state
 CANDIDATES = "candidates"
 NUMBERS = codec("identity")  # codec for values at the candidates
 MARKS = codec("sbc:density=1")  # codec for sets of positions
