@@ -1,4 +1,4 @@
-"""Codecs compress a vector into a frame of bytes and decode it again. Each module implements one paper."""
+"""Codecs compress a vector into a frame of bytes and decode it again. Most modules implement the codec of one paper."""
 
 from .. import spec
 from ..errors import SpecError
@@ -67,7 +67,7 @@ def _build(text: str) -> Codec:
     parsed = spec.parse(text)
     if len(parsed.parts) > 2:
         raise SpecError(
-            f"'{text}' has {len(parsed.parts)} parts; give at most two: a codec that selects coordinates and one for their values, "
+            f"'{text}' has {len(parsed.parts)} parts; give at most two: a codec that selects coordinates, and a codec for their values, "
             "such as topk+fp16"
         )
     parts = [spec.build(part, _CODECS, "codec") for part in parsed.parts]
@@ -81,6 +81,6 @@ def _build(text: str) -> Codec:
         return Chunked(built, spec.convert(size, int, "@chunk"))
     if equals or scope not in ("", "model", "layer"):
         raise SpecError(
-            f"'{text}' has the scope '{parsed.scope}'; write @model, @layer or @chunk=4096"
+            f"'{text}' has the unknown scope '{parsed.scope}'; write @model, @layer or @chunk=4096"
         )
     return LayerWise(built) if scope == "layer" else built

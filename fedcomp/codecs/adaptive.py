@@ -6,24 +6,25 @@ quantization for data-parallel SGD", NeurIPS 2020.
 
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
-With rounding=stochastic, a value between two adjacent levels is rounded to one of them at random, without bias. The levels include the
-smallest value, the largest value, and 0 if the vector has values of both signs. Every level but 0 and the two extremes minimizes the
-variance, given its neighbors a and c: if v_1 ≤ v_2 ≤ … are the values v with a < v ≤ c, the level is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, without bias. The levels
+include the smallest value, the largest value, and 0 if the vector has values of both signs. All levels except 0 and the two extremes
+minimize the variance of the rounding error. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c between two levels a and c: the best level
+between a and c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. Such quantiles minimize the squared error if there are many levels (Panter and Dite, "Quantization distortion in
-pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16
-instead of 1/3, because square roots, unlike cube roots, have the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts
-at the levels of placement=quantiles and improves them iteratively.
+values. If there are many levels, this placement minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
+modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16 instead of 1/3,
+because square roots, unlike cube roots, are computed with the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts at
+the levels of placement=quantiles and improves these levels iteratively.
 
 With rounding=nearest, the squared error is at most ‖x‖², because rounding a group of values to their mean has a smaller error than rounding
-them to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
+the values to 0. With rounding=stochastic, the codec is unbiased, with the variance bound ω = (√n − 1)/2 for n coordinates, as for TernGrad.
 
 Format of the body (see codecs/frame.py):
 
     the number of levels minus one, in one byte;
     the levels that occur, as float32, ascending;
-    the index of each coordinate's level (see codecs/levels.py), omitted if there is only one level.
+    the index of each coordinate's level (see codecs/levels.py), omitted if the frame has only one level.
 """
 
 import math
@@ -48,10 +49,10 @@ MAX_ITERATIONS = 100  # of Lloyd's algorithm
 
 @dataclass(frozen=True)
 class Adaptive(Codec):
-    """A codec that quantizes every coordinate to one of at most 256 levels, and also sends the levels."""
+    """A codec that quantizes every coordinate to one of at most 256 levels. The levels are part of the frame."""
 
     levels: int = 16  # More levels give longer frames and less quantization noise
-    # Stochastic rounding is unbiased, but has a larger error than nearest.
+    # Stochastic rounding is unbiased, but has a larger error than rounding to the nearest level.
     rounding: Literal["nearest", "stochastic"] = "nearest"
     # `quantiles` computes the levels in one step; the error is nearly as small as with `lloyd`.
     placement: Literal["lloyd", "quantiles"] = "lloyd"
@@ -94,7 +95,7 @@ class Adaptive(Codec):
         expect(len(data) >= end, "the list of quantization levels ends too early")
         placed = np.frombuffer(data[1:end], LEVEL)
         ascends = np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()
-        expect(bool(ascends), "the quantization levels are not finite and ascending")
+        expect(bool(ascends), "the quantization levels are not finite or not ascending")
         expect(
             not (np.signbit(placed) & (placed == 0)).any(), "a quantization level is −0; expected 0"
         )
@@ -103,7 +104,7 @@ class Adaptive(Codec):
             codes = wire.unpack(data[end:], numel, placed.size)
         expect(
             placed.size > 1 or len(data) == end,
-            "bytes follow, although there is only one quantization level",
+            "the frame has only one quantization level, but more bytes follow",
         )
         expect(
             bool(rounding.count(codes, placed.size).all()),
@@ -135,7 +136,7 @@ def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: str) -> np.ndarray:
-    """Return at most `size` levels, each the mean of the values that are rounded to it."""
+    """Return at most `size` levels. Each level is the mean of the values that are rounded to it."""
     if values.size <= size:
         return values
     cells, sums = _quantiles(values, counts, size), counts * values

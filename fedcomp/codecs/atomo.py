@@ -9,11 +9,11 @@ A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and
     C(x) = Σ (λᵢ / pᵢ) aᵢ, summed over the atoms that are drawn;
     pᵢ = min(1, λᵢ / τ) is the probability to draw atom i, with τ such that Σ pᵢ equals the option `budget`.
 
-The probabilities pᵢ minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², the variance for k equal
-probabilities budget/k.
+The probabilities pᵢ minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², which would be the variance if all k
+atoms had the same probability, budget/k.
 
-With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, the atoms are
-the coordinates.
+With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, each
+coordinate of the vector is an atom.
 
 The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here atoms are drawn by systematic
 sampling (Madow, 1949): divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one
@@ -21,8 +21,8 @@ uniform random number r. Because the atoms are orthogonal, systematic sampling h
 probabilities pᵢ. The number of atoms in a frame is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where a sent value λᵢ/pᵢ would exceed the range of float32. With
-atoms=singular, vectors are sent uncompressed, and so are matrices that are not larger than their two factors. The singular value
-decomposition takes seconds for a matrix with thousands of rows and columns.
+atoms=singular, vectors are sent uncompressed. A matrix is also sent uncompressed if its two factors would contain at least as many numbers
+as the matrix. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
 """
 
 import math
@@ -52,7 +52,7 @@ SINGULAR, ENTRIES = 0, 1
 
 @dataclass(frozen=True)
 class Atomo(MatrixCodec):
-    """A codec that sends a random sample of singular triplets or entries, scaled so that decoding is unbiased."""
+    """A codec that sends a random sample of singular triplets or entries. The sample is scaled so that the decoded vector is unbiased."""
 
     # Number of atoms sent per matrix (per vector with atoms=entries); a value below 1 is a fraction of the atoms.
     budget: float = 3.0

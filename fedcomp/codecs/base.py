@@ -1,4 +1,4 @@
-"""The base class of codecs: pure functions that encode a vector as a frame of bytes and decode it again.
+"""The base class of codecs. A codec encodes a vector as bytes, called a frame, and decodes the frame again, without keeping any state.
 
 A section is the part of a frame that encodes one vector or one tensor (see codecs/frame.py). A subclass implements `_encode_row` or
 `_encode_rows` to write sections, and `_decode_row` or `_decode_rows` to read them. The base class implements everything else: frames,
@@ -35,7 +35,7 @@ class Context:
 
     round: int = 0
     phase: str = "train"
-    # Names and shapes of the encoded tensors: those of the model, one tensor, or one chunk.
+    # Names and shapes of the encoded tensors: all tensors of the model, one tensor, or one chunk.
     layout: Layout | None = None
     # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
@@ -46,7 +46,7 @@ class Context:
     rate: float = 1.0  # learning rate of the current round, divided by the learning rate of the run
 
     def at(self, index: int | None) -> "Context":
-        """Return a copy whose `moments` are those of update number `index` in a batch.
+        """Return a copy of the context with the moments of a single update: the update at `index` in a batch.
 
         If `index` is None, add a batch dimension to the moments of a single update.
         """
@@ -58,8 +58,8 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# To bound the memory for temporary arrays, vectors with at most SLICE_ELEMENTS elements in total, or chunks with at most STACK_ELEMENTS,
-# are encoded together.
+# To limit the memory for temporary arrays, a batch is encoded in groups: of vectors with at most SLICE_ELEMENTS elements in total, or of
+# chunks with at most STACK_ELEMENTS elements in total.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -91,21 +91,21 @@ class Codec(ABC):
         return self
 
     def contraction(self, numel: int) -> float | None:
-        """Return the contraction factor δ ≥ 0, or None if none is known.
+        """Return the contraction factor δ ≥ 0, or None if no factor is known.
 
-        The decoded vector C(x) has ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds.
+        The decoded vector C(x) has E ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, where E is the mean over all seeds.
         """
         return None
 
     def variance(self, numel: int) -> float | None:
         """Return the variance bound ω, or None if the codec is biased or no bound is known.
 
-        The decoded vector C(x) has E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖² for every x.
+        The decoded vector C(x) has E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖² for every x, where E is the mean over all seeds.
         """
         return None
 
     def longest_section(self, numel: int) -> int | None:
-        """Return the largest size in bytes of one encoded vector and its coordinate count, or None if it is unbounded."""
+        """Return the largest size in bytes of a section (coordinate count and body) for a vector [numel]; None = unbounded."""
         return None
 
     # Methods for subclasses to implement. Linear codecs also implement `_merge_sections`.
@@ -129,8 +129,8 @@ class Codec(ABC):
         """Decode a section into an `Update` of a nonempty vector [layout.numel].
 
         Raises FrameError if the section is too short or too long, or holds NaN or infinity. If the attribute `whole` is true, the caller
-        has checked that the coordinate count is layout.numel. `layout`: the tensors of the model, one tensor, or one flat tensor if shapes
-        are unknown. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
+        has checked that the coordinate count is layout.numel. `layout`: the tensors in the vector (all tensors of the model, or one
+        tensor); a single flat tensor if the shapes are unknown. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
@@ -173,7 +173,7 @@ class Codec(ABC):
             sections = self._encode_rows(rows, chunk_seeds(seed, first, len(rows)), own)
             return b"".join(part for section in sections for part in frame.with_length(section))
 
-        # Codecs use `context.section` to look up a scale that the server announced, so with announcements each call encodes one chunk.
+        # If the server announced scales, each call encodes one chunk, because a codec looks up the chunk's scale by `context.section`.
         elements = size if context.announced else STACK_ELEMENTS
         return b"".join(starmap(encode_stack, stacks(x, size, elements)))
 
@@ -222,7 +222,7 @@ class Codec(ABC):
     ) -> list[bytes | NonFiniteError]:
         """Encode each of m vectors of one size, dtype and device as a frame.
 
-        The result for a vector with NaN or infinity is a NonFiniteError.
+        A vector with NaN or infinity gives a NonFiniteError instead of a frame.
 
         If `onto` (m float32 vectors) is given, x[i] is added to onto[i] in place, and the sum is encoded, as in error feedback. If the sum
         for vector i is not finite, onto[i] is not changed.
@@ -346,7 +346,7 @@ class Codec(ABC):
     def _frames(
         self, context: Context, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None
     ) -> list[bytes | NonFiniteError]:
-        """Encode vectors together and return their frames. The result for a vector that is not finite is an error."""
+        """Encode vectors together and return their frames. A vector that is not finite gives a NonFiniteError instead of a frame."""
         if onto is None:
             sums, finite = rows, kernels.are_finite(rows)
         else:
@@ -370,7 +370,7 @@ class Codec(ABC):
 
 
 def at_density(codec: Codec, density: float) -> Codec:
-    """Return a copy of the codec that sends this fraction of the coordinates.
+    """Return a copy of the codec that sends the fraction `density` of the coordinates.
 
     Raises ConfigError if the codec has no option `density`.
     """
@@ -379,14 +379,14 @@ def at_density(codec: Codec, density: float) -> Codec:
             return replace(codec, **{name: at_density(part, density)})
     if "density" not in {f.name for f in fields(codec)}:
         raise ConfigError(
-            f"{codec} has no density that could change; use a codec with a density, such as stc or topk"
+            f"{codec} has no option density, so its density cannot be changed; use a codec with this option, such as stc or topk"
         )
     changed: dict[str, Any] = {"density": density}
     return replace(codec, **changed)
 
 
 def spans(codec: Codec, layout: Layout) -> list[slice]:
-    """Return the slices of a vector that are encoded separately.
+    """Return the parts of a vector that are encoded separately, as slices.
 
     With `@layer`, there is one slice per tensor; with `@chunk`, one per chunk; without a scope, one for the whole vector.
     """
@@ -404,7 +404,7 @@ def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
 def stacks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
     """Split x [n] into tensors [m, size] with one chunk in each row. Return each tensor with the index of its first chunk.
 
-    A tensor has about `elements` elements. If the last chunk is smaller than `size`, it is returned alone, as [1, n mod size].
+    Each returned tensor has about `elements` elements. If the last chunk is smaller than `size`, it is returned alone, as [1, n mod size].
     """
     step, count = max(1, elements // size), x.numel() // size
     whole, rest = x[: count * size].reshape(count, size), x[count * size :]
@@ -425,7 +425,7 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is a dense one-dimensional tensor with a dtype in PRECISIONS and as many elements as the layout."""
+    """Raise ConfigError unless x is dense and one-dimensional, with a dtype in PRECISIONS and the size of the layout."""
     _check_dense(x)
     if x.dim() != 1:
         raise ConfigError(
@@ -444,7 +444,7 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
 def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
-    """Check a batch of vectors x and return it detached from the autograd graph. Raises ConfigError if the arguments are invalid."""
+    """Check a batch of vectors x, and return it detached from the autograd graph. Raises ConfigError if an argument is invalid."""
     if not isinstance(x, Sequence):
         _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
@@ -469,7 +469,7 @@ def checked_batch(
 
 
 def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
-    """Return an error for each vector that holds NaN or infinity, and None for each other vector.
+    """Return a list with a NonFiniteError for each vector that holds NaN or infinity, and None for each finite vector.
 
     `what`: name of the vectors in the error messages.
     """
@@ -482,7 +482,7 @@ def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFi
 def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error for a vector x, or for a sum onto + x, that is not finite.
+    """Return the error to raise for a vector that is not finite: onto + x if `onto` is given, otherwise x.
 
     The error message names the tensor and the first element that is NaN or infinite.
     """
@@ -502,7 +502,7 @@ def nonfinite_error(
 
 
 def _check_dense(x: Tensor) -> None:
-    """Raise ConfigError unless x is a dense tensor with storage."""
+    """Raise ConfigError unless x is a dense tensor that is not on the meta device."""
     if isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta:
         return
     if not isinstance(x, Tensor):
@@ -520,7 +520,7 @@ def or_raise(result: T | Exception) -> T:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise FrameError with this message unless `condition` is true."""
+    """Raise FrameError with the given message unless `condition` is true."""
     if not condition:
         raise FrameError(message)
 

@@ -15,19 +15,19 @@ about m.
 
 The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴
 coordinates, and each block has its own scale (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the
-rotated coordinates are far from normal and the codec is biased, so it declares no variance bound. For example, DRIVE always decodes (1, ½,
-0, …, 0) as (1¼, 0, …, 0).
+rotated coordinates are far from normal and the codec is biased, so the codec declares no variance bound. For example, DRIVE always decodes
+(1, ½, 0, …, 0) as (1¼, 0, …, 0).
 
-The option `damped` selects the scale with the smallest squared error, for error feedback. With `damped`, the codec contracts for every x,
-in the mean over the random signs of the rotation, with the factor δ = 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. The proof
-(see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for more bits, where z is a rotated coordinate with
-mean square 1.
+The option `damped` selects the scale with the smallest squared error, for error feedback. With `damped`, the codec is contractive for every
+x: averaged over the random signs of the rotation, the contraction factor δ is 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits.
+The proof (see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for two to four bits, where z is a
+rotated coordinate with mean square 1.
 
 Format of the body (see codecs/rotated.py):
 
     the number of bits per code, in one byte;
     the scale of each block;
-    the codes (kernels/bit_planes.py): the lowest bit is 1 for a positive value, the other bits are the index of the magnitude.
+    the codes (kernels/bit_planes.py): the lowest bit of a code is 1 for a positive value, the other bits are the index of the magnitude.
 """
 
 from dataclasses import dataclass
@@ -63,9 +63,9 @@ def thresholds(bits: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Eden(rotated.RotatedCodec):
-    """A codec that quantizes every rotated coordinate to one to four bits."""
+    """A codec that rotates the vector and quantizes every rotated coordinate to one to four bits."""
 
-    # Bits per coordinate. Each further bit divides the squared error by about four.
+    # Bits per coordinate. Each additional bit divides the squared error by about four.
     bits: Literal[1, 2, 3, 4] = 2
     # Use the scale with the smallest squared error; for use with error feedback.
     damped: bool = False
@@ -98,7 +98,7 @@ class Eden(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class Drive(Eden):
-    """A codec that sends the sign of every rotated coordinate."""
+    """A codec that rotates the vector and sends the sign of every rotated coordinate."""
 
     bits: ClassVar[int] = 1
     # Use the scale with the smallest squared error; for use with error feedback.

@@ -7,9 +7,9 @@ The decoded vector and its squared error are, for a vector x of n coordinates:
     C(x) = ‖x‖₁/n · sign(x);
     ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂².
 
-The contraction factor is therefore δ ≥ 1/n, with equality if only one coordinate is nonzero. In the paper, sign(0) = 0. Here a sign is one
-bit, so sign(0) = 1; the equation for the squared error still holds. The frame of a zero vector has an empty section. If the scale is a
-subnormal float32, only the largest coordinate is sent (codecs/spike.py).
+The contraction factor δ is therefore at least 1/n, and exactly 1/n if only one coordinate is nonzero. In the paper, sign(0) = 0. Here a
+sign is one bit, so sign(0) = 1; the equation for the squared error still holds. The frame of a zero vector has an empty section. If the
+scale is a subnormal float32, only the largest coordinate is sent (codecs/spike.py).
 
 Format of the body (see codecs/frame.py):
 
@@ -39,7 +39,7 @@ SCALE = struct.Struct("<f")
 
 @dataclass(frozen=True)
 class EFSign(Codec):
-    """A codec that sends every coordinate as plus or minus the mean magnitude, in one bit."""
+    """A codec that sends one bit per coordinate, its sign, and decodes every coordinate as plus or minus the mean magnitude."""
 
     name: ClassVar[str] = "efsign"
     id: ClassVar[int] = 10
@@ -68,7 +68,7 @@ class EFSign(Codec):
             update = spike.unpack(section, numel)
             (scale,) = _scales(abs(update.values).sum(dtype=np.float64, keepdims=True), numel)
             is_needed = spike.is_needed(scale, numel)
-            expect(is_needed, "only the largest coordinate is encoded; expected the signs of all")
+            expect(is_needed, "only the largest coordinate is encoded; expected all signs")
             return update
         packed, signs = take(memoryview(section.body), SCALE.size)
         (mean,) = SCALE.unpack(packed)

@@ -1,8 +1,8 @@
 """The encoding of values as float32 or float16. A flag in the frame gives the precision.
 
-Values in float16 are divided by one power of two, so that large updates do not overflow and small updates do not become zero:
+Float16 values are scaled by one common power of two, so that large updates do not overflow and small updates do not become zero. Format:
 
-    the exponent e, as int16, with 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵, or 0 if all values v are zero;
+    the exponent e, as int16, chosen such that 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵ for the values v, or 0 if all values are zero;
     the values v·2⁻ᵉ, as float16, rounded to nearest.
 """
 
@@ -29,19 +29,19 @@ def flag(precision: Precision) -> int:
 
 
 def size(count: int, flag: int) -> int:
-    """Return the size in bytes of `count` values in the precision of `flag`."""
+    """Return the size in bytes of `count` values in the precision that `flag` stands for."""
     return EXPONENT.itemsize + HALF.itemsize * count if flag == FP16 else 4 * count
 
 
 def pack(values: np.ndarray, flag: int) -> bytes:
-    """Return finite float32 values [count] as bytes, in the precision given by `flag`."""
+    """Encode finite float32 values [count] as bytes, in the precision that `flag` stands for."""
     return pack_half(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
 
 
 def pack_runs(
     values: np.ndarray, counts: np.ndarray, precision: Precision
 ) -> list[tuple[int, bytes]]:
-    """Split finite float32 values into m runs of the lengths `counts` [m], and encode each run.
+    """Split finite float32 values into m consecutive runs, and encode each run. `counts` [m]: the length of each run.
 
     Return a (flag, bytes) pair for each run.
     """
@@ -81,7 +81,7 @@ def upper_halves(x: Tensor) -> np.ndarray:
 def pack_half(values: np.ndarray) -> bytes:
     """Encode float32 values [k] as float16 with a shared exponent, in 2 + 2k bytes.
 
-    The error of a value is at most 2⁻¹¹ of this value or 2⁻³⁹ of the largest magnitude, whichever is larger.
+    The error of a value is at most 2⁻¹¹ times this value, or 2⁻³⁹ times the largest magnitude, whichever is larger.
     """
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest else 0

@@ -18,9 +18,9 @@ The sections follow, in a format that depends on the scope:
     scope 2: the chunk size N and the body of all chunks (see codecs/scopes.py).
 
 All fixed-size integers are little-endian. Counts, lengths and the chunk size N are in LEB128 format: seven bits per byte, the lowest bits
-first, in the smallest number of bytes. The codec defines the format of a body. The size of the vector is not sent: the receiver knows it,
-and the checksum covers it. Without the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes per section with scope 1. The checksum
-detects accidental damage; it does not authenticate the sender.
+first, in as few bytes as possible. The codec defines the format of a body. The size of the vector is not sent: the receiver knows it, and
+the checksum covers it. In addition to the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes for each section with scope 1. The
+checksum detects accidental damage; it does not authenticate the sender.
 """
 
 import struct
@@ -37,17 +37,17 @@ MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
 SCOPES = {MODEL: "@model", LAYER: "@layer", CHUNK: "@chunk"}  # names in error messages
 HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
-FACTOR = struct.Struct("<f")  # a decay frame's factor for the weights
-SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # Offsets in a frame
+FACTOR = struct.Struct("<f")  # the factor in a decay frame (see `wrap_decay`)
+SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets of the scope and the sections in a frame
 
-# Ids of frames that are not written by a single codec.
+# Codec ids of frames that no single codec writes: products, overwrite frames and decay frames.
 PRODUCT, OVERWRITE, DECAY = 100, 250, 251
 # Names of all registered codecs by id.
 NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}
 
 
 class ProductId(int):
-    """The id PRODUCT of a product of two codecs, whose own ids are in the attribute `halves`."""
+    """The codec id of a product: equal to PRODUCT, with the ids of the product's two codecs in the attribute `halves`."""
 
     halves: bytes
 
@@ -60,7 +60,7 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # layout entry of a section for a whole vector (scope 0 or 2)
+WHOLE = Entry("", (), 0)  # the layout entry of a section that encodes a whole vector (scope 0 or 2)
 
 
 class Section(NamedTuple):
@@ -89,13 +89,13 @@ def seal(
 
 
 def with_length(section: Section) -> list[bytes | memoryview]:
-    """Return the parts of a section: its length, coordinate count and body."""
+    """Encode a section as three parts: its length, its coordinate count, and its body."""
     head = varint(section.count)
     return [varint(len(head) + len(section.body)), head, section.body]
 
 
 def header_bytes(codec: int, seeded: bool) -> int:
-    """Return the size in bytes of a frame's header."""
+    """Return the size in bytes of the header of a frame."""
     return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 
@@ -107,11 +107,11 @@ def unseal(
     seeded: bool = False,
     chunk: int = 0,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
-    """Parse a frame and return its seed and its sections, each paired with the layout entry of its tensor.
+    """Parse a frame and return its seed and its sections. Each section is paired with the layout entry of its tensor.
 
     The returned seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with WHOLE. For
-    a codec with @chunk=N, `chunk` is N, and the coordinate count of the section is N. Raises FrameError unless `data` is exactly one frame
-    of `codec` for a vector [numel], and its sections match `layout`.
+    a codec with @chunk=N, the argument `chunk` is N, and the section has the coordinate count N. Raises FrameError unless `data` is exactly
+    one frame of `codec` for a vector [numel], and its sections match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -173,7 +173,7 @@ def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
 
 
 def in_tensor(error: FrameError, entry: Entry) -> FrameError:
-    """Return the error of a section with the name of its tensor. Another layout of equal size also leads to such errors."""
+    """Return an error that names the tensor and suggests another layout, since models of equal size can differ in layout."""
     return FrameError(f"{error} (tensor '{entry.name}'; give the layout of the sender's model)")
 
 
@@ -190,13 +190,13 @@ def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
         )
     if not numel and start < len(rest):
         raise FrameError(
-            f"damaged frame: {len(rest) - start} bytes follow, although the vector is empty"
+            f"damaged frame: {len(rest) - start} bytes follow the chunk size, although the vector is empty"
         )
     return Section(size, rest[start:])
 
 
 def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memoryview]:
-    """Split `rest` into its first section and the remaining bytes. The first section begins with its length.
+    """Split `rest` into its first section, which begins with its length, and the remaining bytes.
 
     Raises FrameError.
     """
@@ -207,7 +207,7 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
 
 
 def read_section(data: memoryview, numel: int) -> Section:
-    """Parse a section of a vector [numel], which begins with its coordinate count.
+    """Parse the section of a vector [numel]: the coordinate count and the body.
 
     Raises FrameError if the coordinate count is impossible.
     """
@@ -217,7 +217,7 @@ def read_section(data: memoryview, numel: int) -> Section:
             f"damaged frame: the header claims {count} coordinates, but the vector has {numel}"
         )
     if count == 0 and start < len(data):
-        raise FrameError("damaged frame: bytes follow, although there are no coordinates")
+        raise FrameError("damaged frame: bytes follow, although the coordinate count is 0")
     return Section(count, data[start:])
 
 
@@ -245,9 +245,9 @@ def _name(codec: int) -> str:
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
-    """Return the size of the vector that a frame of a linear codec claims, and a layout with one tensor per section.
+    """Read the vector size that a frame of a linear codec states. Return this size and a layout with one tensor per section.
 
-    The frame is not validated here; `unseal` does that.
+    This function does not validate the frame; `unseal` does.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -278,9 +278,9 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: memoryview) -> tuple[int, int]:
-    """Return the LEB128 integer at the start of `data` and the number of its bytes.
+    """Read the LEB128 integer at the start of `data`. Return the integer and its number of bytes.
 
-    Raises FrameError unless the integer is below 2⁶³ and encoded in the smallest number of bytes.
+    Raises FrameError unless the integer is below 2⁶³ and encoded in as few bytes as possible.
     """
     value = length = 0
     for byte in data[:9]:
@@ -309,7 +309,7 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 
 
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
-    """Split a broadcast into the decay factor and the frame of the update.
+    """Split the frame that the server broadcasts into the decay factor and the frame of the update.
 
     The decay factor is 1 unless the broadcast is a decay frame. Raises FrameError.
     """

@@ -1,9 +1,10 @@
 """The format of codecs that send each coordinate as one of a small number of levels.
 
-A symbol is the index 0..size-1 of one of `size` levels. Symbols are entropy-coded (kernels/range_coder.py) if this is shorter than packing
-them. The decoder sees from the length of the data whether symbols are packed. Packed symbols are digits in base `size`: each 64-bit word
-holds as many digits as fit, and the first symbol is the lowest digit. The last word of packed symbols is cut to the bytes that it needs.
-From 2²⁰ symbols on, several symbols are combined into one before entropy coding if the result has at most 256 possible values.
+A symbol is the index 0..size-1 of one of `size` levels. Symbols are sent in the shorter of two formats: entropy-coded
+(kernels/range_coder.py) or packed. The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base
+`size`: each 64-bit word holds as many digits as fit, and the first symbol is the lowest digit. Unneeded bytes at the end of the last word
+are not sent. If there are at least 2²⁰ symbols, several symbols are combined into one before entropy coding, as many as give at most 256
+combinations.
 
 If the levels are integer multiples of a unit, the body of a section contains:
 
@@ -24,12 +25,12 @@ from .update import Dense
 UNIT = struct.Struct("<f")
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # positive float32
 MAX_MULTIPLE = 32767  # largest magnitude of an integer multiple of the unit
-MIN_GROUPED = 1 << 20  # smallest number of symbols for which several symbols are combined into one
+MIN_GROUPED = 1 << 20  # several symbols are combined into one if there are at least this many
 WORD = np.dtype("<u8")
 
 
 def pack(symbols: np.ndarray, size: int) -> bytes:
-    """Encode symbols 0..size-1 [n], uint8 or uint16: entropy-coded if that is shorter, else packed as digits."""
+    """Encode symbols [n] from 0 to size − 1, uint8 or uint16: entropy-coded if that is shorter, else packed as digits."""
     coded = _coded(symbols, size)
     if coded is not None and len(coded) < packed_bytes(symbols.size, size):
         return coded
@@ -61,7 +62,7 @@ def packed_bytes(count: int, size: int) -> int:
 
 
 def pack_multiples(levels: np.ndarray, unit: float) -> Section:
-    """Return a section for a vector with the values levels·unit.
+    """Encode a vector with the values levels·unit as a section.
 
     The array `levels` [n], int8 or int16 with magnitudes of at most 32767, is overwritten.
     """
@@ -83,7 +84,7 @@ def unpack_multiples(section: Section) -> tuple[np.ndarray, int, float]:
     numel, data = section.count, memoryview(section.body)
     top, start = read_varint(data)
     if top == 0:
-        expect(len(data) == start, "bytes follow, although all values are zero")
+        expect(len(data) == start, "more bytes follow, although all quantized values are zero")
         return np.broadcast_to(np.uint8(0), numel), 0, 0.0
     expect(
         top <= MAX_MULTIPLE,
@@ -120,7 +121,7 @@ def max_multiples_bytes(numel: int, top: int) -> int:
 
 
 def round_down(value: float) -> float:
-    """Round a positive value down to float32, but at least to the smallest positive float32."""
+    """Round a positive value down to float32. If the result would be 0, return the smallest positive float32 instead."""
     nearest = np.float32(min(value, LARGEST))
     if float(nearest) > value:
         nearest = np.nextafter(nearest, np.float32(0))
@@ -168,7 +169,7 @@ def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
         words, digit = np.divmod(words, WORD.type(size))
         column = symbols[j::digits]
         column[:] = digit[: column.size]
-        expect(not digit[column.size :].any(), "quantized values follow the last coordinate")
+        expect(not digit[column.size :].any(), "there are more quantized values than coordinates")
     expect(not words.any(), "a quantized value is out of range")
     return symbols
 

@@ -8,10 +8,10 @@ vector. The body of the section contains all nonempty tensors, in the order of t
     a matrix without factors: the byte 255, then the values;
     a vector: the values.
 
-A matrix is sent without factors if the factors are not shorter than the matrix or exceed the range of float32. All numbers are float32,
-little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left` have norm 1. The bytes of a frame depend on
-the device, because factorizations differ between devices. The decoder adds in a fixed order, so the decoded bits are the same on every
-device.
+A matrix is sent without factors if the factors would not be smaller than the matrix, or would exceed the range of float32. Values and
+factors are float32, little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left` have norm 1. The bytes
+of a frame depend on the device, because factorizations differ between devices. The decoder computes sums in a fixed order, so the decoded
+bits are the same on every device.
 """
 
 import itertools
@@ -34,11 +34,11 @@ from .update import Dense, Sections, Update
 
 FLOAT = np.dtype("<f4")
 LARGEST = float(np.finfo(np.float32).max)
-# Matrices whose magnitudes are all at most SMALLEST are sent as values, without factors, for precision.
+# If no entry of a matrix has a magnitude above SMALLEST, the matrix is sent as values, because factors would be imprecise.
 SMALLEST = 2.0**-100
 # VALUES: first byte of a matrix that is sent as values. MAX_RANK: largest number of columns of a factor.
 VALUES, MAX_RANK = 255, 254
-CHUNK = 1 << 16  # number of elements of a matrix product that are computed at a time
+CHUNK = 1 << 16  # number of elements computed at a time in a matrix product
 
 
 def shape_of(entry: Entry) -> tuple[int, int] | None:
@@ -86,7 +86,7 @@ class MatrixCodec(Codec):
     ) -> tuple[Tensor, Tensor] | None:
         """Factor a finite nonzero float64 matrix. Return float64 factors left [rows, k] and right [columns, k] with left · rightᵀ ≈ matrix.
 
-        Return None to send the matrix uncompressed. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
+        The result None means that the matrix is sent uncompressed. `tensor`: index of the matrix among the model's tensors; 0 with @layer.
         """
 
     def needs_layout(self) -> bool:
@@ -138,18 +138,18 @@ class MatrixCodec(Codec):
 
 
 def to_bytes(x: Tensor) -> bytes:
-    """Return the elements of a tensor as the bytes of float32 numbers, in row-major order."""
+    """Convert the elements of a tensor to float32, in row-major order, and return their bytes."""
     return x.detach().to(torch.float32).cpu().numpy().astype(FLOAT, copy=False).tobytes()
 
 
 def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Split `data` into float32 arrays with these shapes, in order, without copying.
+    """Split `data` into consecutive float32 arrays of the given shapes, without copying.
 
     Raises ValueError if `data` has the wrong length or holds NaN or infinity.
     """
     count = total_numel(shapes)
     if len(data) != FLOAT.itemsize * count:
-        raise ValueError(f"{len(data)} bytes are not {count} float32 values")
+        raise ValueError(f"{len(data)} bytes cannot hold {count} float32 values")
     flat = np.frombuffer(data, FLOAT)
     if not np.isfinite(flat).all():
         raise ValueError("the float32 values contain NaN or infinity")
@@ -157,7 +157,7 @@ def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def received_arrays(data: memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Do the same as `read_arrays` for data from a frame. Raises FrameError instead of ValueError."""
+    """Split data from a frame like `read_arrays`, but raise FrameError instead of ValueError."""
     try:
         return read_arrays(data, shapes)
     except ValueError as error:
@@ -165,12 +165,12 @@ def received_arrays(data: memoryview, shapes: Sequence[tuple[int, ...]]) -> list
 
 
 def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the total number of elements of arrays with these shapes."""
+    """Return the total number of elements in arrays of the given shapes."""
     return sum(map(math.prod, shapes))
 
 
 def as_arrays(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Split a vector into consecutive views with these shapes."""
+    """Split a vector into consecutive views of the given shapes."""
     ends = itertools.accumulate(map(math.prod, shapes))
     runs = np.split(flat, list(ends)[:-1])
     return [run.reshape(shape) for run, shape in zip(runs, shapes)]
@@ -186,7 +186,7 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
         own, rest = take(data, FLOAT.itemsize * entry.numel)
         return Dense(*received_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape
-    expect(k * (rows + columns) < entry.numel, "the factors of a matrix are larger than the matrix")
+    expect(k * (rows + columns) < entry.numel, "factors are not smaller than their matrix")
     own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
     left, right = received_arrays(own, [(rows, k), (columns, k)])
     squares = np.square(left, dtype=np.float64).sum(0)

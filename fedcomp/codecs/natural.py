@@ -2,11 +2,11 @@
 
 Horváth et al., "Natural compression for distributed deep learning", 2019 (arXiv:1905.10988).
 
-A magnitude |x_i| between 2^a and 2^(a+1) is rounded at random to one of these two powers, so that the mean of the decoded value is x_i. The
-codec is unbiased, with the variance bound ω = 1/8 (theorem 1) and the contraction factor δ = 7/8.
+A magnitude |x_i| between 2^a and 2^(a+1) is rounded at random to one of these two powers, so that the expected value of the decoded
+coordinate is x_i. The codec is unbiased, with the variance bound ω = 1/8 (theorem 1) and the contraction factor δ = 7/8.
 
-Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−149), or 2^(−126 − h) with the frame's
-shift h if the largest |x_i| is above 2^104. Magnitudes below the smallest power are rounded to the smallest power or to 0. The largest
+Unlike in the paper, subnormal numbers are also rounded to powers of two. The smallest power is 2^(−149) or, if the largest |x_i| is above
+2^104, 2^(−126 − h), where h is the shift in the frame. Magnitudes below the smallest power are rounded to this power or to 0. The largest
 float32 replaces 2^128, which float32 cannot represent.
 
 Format of the body (see codecs/frame.py):
@@ -61,7 +61,7 @@ class Natural(Codec):
         numel, data = layout.numel, memoryview(section.body)
         end = 1 + (numel + 7) // 8
         valid = len(data) >= end and data[0] <= rounding.MAX_SHIFT
-        expect(valid, "the powers of two end too early, or have an invalid exponent shift")
+        expect(valid, "the list of powers of two ends too early, or has an invalid exponent shift")
         signs = kernels.bits.read_bits(data[1:end], numel)
         codes = wire.unpack(data[end:], numel, CODES)
         in_range = data[0] == rounding.MAX_SHIFT or int(codes.max()) >= CODES - 2

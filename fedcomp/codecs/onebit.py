@@ -4,18 +4,20 @@ Seide et al., "1-bit stochastic gradient descent and its application to data-par
 2014.
 
 An entry ≥ 0 of a matrix is decoded as the mean of all entries ≥ 0 of its column. A negative entry is decoded as the mean of all negative
-entries of its column. A tensor with two or more dimensions is treated as a matrix whose columns are all dimensions but the first,
-flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the quantizer with error
-feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent (codecs/spike.py).
+entries of its column. A tensor with two or more dimensions is treated as a matrix: the rows are the first dimension, and the columns are
+all other dimensions, flattened. Tensors of one dimension, and vectors without a layout, are treated as one column. The paper combines the
+quantizer with error feedback (memories/residual.py). If all means are subnormal float32 numbers, only the largest coordinate is sent
+(codecs/spike.py).
 
-The contraction factor is at least 1/n², and at least 1/n if all means are normal float32 numbers. Replacing k entries of one sign by their
-mean leaves a squared error of at most (1 − 1/k) times their squared norm. Inexact subnormal means lower the contraction factor to 1/n².
+For a vector of n coordinates, the contraction factor is at least 1/n if all means are normal float32 numbers: replacing k entries of one
+sign by their mean leaves a squared error of at most (1 − 1/k) times their squared norm. If some means are subnormal, and thus less exact,
+the contraction factor is at least 1/n².
 
 Format of the body (see codecs/frame.py), for each nonempty tensor:
 
     the signs, one bit each (0 = negative), padded to a byte;
-    the mean of the entries ≥ 0 of each column, as float32, or 0 if there are none;
-    the mean of the negative entries of each column, as float32, or 0 if there are none.
+    the mean of the entries ≥ 0 of each column, as float32, or 0 for a column without such entries;
+    the mean of the negative entries of each column, as float32, or 0 for a column without such entries.
 """
 
 from dataclasses import dataclass
@@ -39,7 +41,7 @@ SMALLEST = 2.0**-149  # the smallest positive float32
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """A codec that sends one bit per coordinate, which selects one of two means of the coordinate's column."""
+    """A codec that sends one bit per coordinate. The bit selects one of two means of the coordinate's column."""
 
     name: ClassVar[str] = "onebit"
     id: ClassVar[int] = 11
@@ -49,12 +51,12 @@ class OneBit(Codec):
         return (1 - 2.0**-20) / max(numel, 1) ** 2
 
     def longest_section(self, numel: int) -> int:
-        # A layout in which every column has one entry needs the most bytes.
+        # A section is longest if every column of the layout has only one entry.
         return max(len(frame.varint(numel)) + 9 * numel, spike.max_bytes(numel))
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
-        x = x.cpu()  # On the CPU, sums have a fixed order
+        x = x.cpu()  # On the CPU, sums are computed in a fixed order
         tensors = [x[e.span] for e in layout if e.numel]
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
         if spike.is_needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
@@ -76,7 +78,7 @@ class OneBit(Codec):
                 largest = max(largest, update.high.max(), -update.low.min())
         expect(not len(rest), f"{len(rest)} bytes follow the data of the last tensor")
         is_normal = not spike.is_needed(largest, layout.numel)
-        expect(is_normal, "all column means are subnormal; expected only the largest coordinate")
+        expect(is_normal, "all means are subnormal; expected only the largest coordinate")
         return parts[0][1] if len(parts) == 1 else Sections(layout.numel, tuple(parts))
 
 
@@ -94,18 +96,18 @@ def _means(x: Tensor, columns: int) -> np.ndarray:
 def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     raw, (high, low) = kernels.bits.read_bits(signs, entry.numel), means.reshape(2, -1)
     grid = kernels.bits.flags(raw, 0, entry.numel).reshape(-1, high.size)
-    # whether each column has entries ≥ 0, and whether it has negative entries
+    # for each column: does it have entries ≥ 0, and does it have negative entries?
     positive, negative = grid.any(axis=0), ~grid.all(axis=0)
     expect(bool(np.isfinite(means).all()), "a column mean is NaN or infinity")
     high_fits = not np.signbit(high).any() and not high[~positive].any()
     low_fits = bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any()
     expect(
         high_fits,
-        "the mean of the entries ≥ 0 of a column is invalid",
+        "a column has an invalid mean of its entries ≥ 0",
     )
     expect(
         low_fits,
-        "the mean of the negative entries of a column is invalid",
+        "a column has an invalid mean of its negative entries",
     )
     return Bits(entry.numel, raw, high, low)
 
@@ -115,7 +117,7 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # The smallest mean magnitude of the column: all other entries are 0, or −SMALLEST if the value is negative.
+        # The mean magnitude in the column of the value is smallest if all other entries are 0, or −SMALLEST for a negative value.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
         expect(is_needed, "only the largest coordinate is encoded; expected signs and means")

@@ -1,4 +1,5 @@
-"""The overwrite frame: the current weights at some positions, for a client that missed several broadcasts.
+"""The overwrite frame. The server sends an overwrite frame to a client that missed several broadcasts. The frame contains the current
+weights at the positions that changed.
 
 The frame of a codec holds an update, which the client adds to its weights. An overwrite frame replaces weights, so the client's weights
 become bit-identical to the server's.

@@ -12,8 +12,9 @@ Each matrix M [rows, columns] is decoded as C(M), which is computed from an init
 The initial Q consists of independent normal numbers, or is the matrix's last Q, which the memory `lowrank` stores in `context.announced`.
 Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
-The error M − C(M) is a projection of M, so its norm is at most ‖M‖. With a normal initial Q, the contraction factor is at least rank·(rank
-+ 1)/numel: the mean of ‖P̂ᵀM‖² is at least rank/columns · ‖M‖², and a matrix sent as factors has at most numel/(rank + 1) columns.
+The error M − C(M) is a projection of M, so its norm is at most ‖M‖. If the initial Q is random, the contraction factor is at least
+rank·(rank + 1)/numel, for two reasons: the mean of ‖P̂ᵀM‖² is at least rank/columns · ‖M‖², and a matrix that is sent as factors has at
+most numel/(rank + 1) columns.
 
 In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix. The strategy in
 strategies/powersgd.py implements the paper's algorithm with two exchanges per round.
@@ -98,9 +99,10 @@ def normal(seed: int, count: int, stream: int = 0) -> np.ndarray:
 
 
 class FactorLayout:
-    """For strategies/powersgd.py: which tensors of a layout are sent as factors, and which are sent uncompressed.
+    """The tensors of a layout, divided into tensors that are sent as factors and tensors that are sent uncompressed.
 
-    `matrices`: the tensors that are sent as factors, with their shapes as matrices. `others`: the tensors that are sent uncompressed.
+    The strategy in strategies/powersgd.py uses this class. `matrices`: tensors that are sent as factors, with their shapes as matrices.
+    `others`: tensors that are sent uncompressed.
     """
 
     def __init__(self, layout: Layout, rank: int):
@@ -118,7 +120,7 @@ class FactorLayout:
         self.other_shapes = [(e.numel,) for e in self.others]
 
     def matrices_of(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield, as float64, each matrix in a vector [numel] that is sent as factors."""
+        """Yield the matrices in a vector [numel] that are sent as factors, as float64."""
         return (x[e.span].reshape(shape).to(torch.float64) for e, shape in self.matrices)
 
     def update(self, left: bytes, numbers: np.ndarray) -> Update:

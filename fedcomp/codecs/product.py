@@ -1,12 +1,13 @@
-"""Products of two codecs, which sparsify and then quantize, such as `topk:density=1%+qsgd:levels=4`.
+"""Products of two codecs: the first sparsifies, the second quantizes, as in `topk:density=1%+qsgd:levels=4`.
 
 Basu et al., "Qsparse-local-SGD: distributed SGD with quantization, sparsification, and local computations", NeurIPS 2019.
 
-The first codec of a product selects coordinates, and the second codec encodes the vector of their values. The first codec's option
-`values`, a precision, has no effect. Both codecs get the same seed and use different random streams. The contraction factor of the product
-is δ₁·δ₂(k), where δ₁ and δ₂(k) are the factors of the two codecs, and the first codec selects at most k coordinates. If the second codec is
-unbiased with a variance bound ω₂ ≤ 1, its contraction factor is at least 1 − ω₂ (lemma 1 of the paper). If both codecs are unbiased, the
-product is unbiased, with the variance bound (1 + ω₁)(1 + ω₂(k)) − 1.
+The first codec of a product selects coordinates, and the second codec encodes the vector of their values. If the first codec has an option
+`values` (a precision), this option has no effect. Both codecs get the same seed and use different random streams. The contraction factor of
+the product is δ₁·δ₂(k), where δ₁ is the factor of the first codec, which selects at most k coordinates, and δ₂(k) is the factor of the
+second codec for k coordinates. If the second codec is unbiased with a variance bound ω₂ ≤ 1, its contraction factor is at least 1 − ω₂
+(lemma 1 of the paper). If both codecs are unbiased, the product is unbiased, with the variance bound (1 + ω₁)(1 + ω₂(k)) − 1, where ω₁ and
+ω₂(k) are the variance bounds of the two codecs.
 
 Format of the values (for the rest of the body, see codecs/selection.py):
 
@@ -53,7 +54,7 @@ class Product(Selective):
         if second_selects:
             problem = "selects coordinates again"
         elif self.second.shares_seed:
-            problem = "needs the same coordinates of all clients"
+            problem = "needs all clients to send the same coordinates"
         elif isinstance(self.second, MatrixCodec):
             problem = "needs matrices"
         if problem:
@@ -123,6 +124,6 @@ class Product(Selective):
 
 
 def contraction(codec: Codec, numel: int) -> float | None:
-    """Return the contraction factor that a codec declares, or 1 − ω if it declares only a variance bound ω ≤ 1; None without both."""
+    """Return the contraction factor of a codec: the declared factor, or else 1 − ω for a declared variance bound ω ≤ 1, or else None."""
     declared, omega = codec.contraction(numel), codec.variance(numel)
     return 1 - omega if declared is None and omega is not None and omega <= 1 else declared

@@ -13,10 +13,10 @@ With rounding=nearest, the codec is a deterministic uniform quantizer with about
 Chen, Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1), since the
 error of a coordinate is at most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
 
-The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down
-so that no level exceeds the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks (@chunk)
-correspond to the buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, and then the levels of all
-chunks, as multiples of the unit 1.
+The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down,
+so that every level is within the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks
+(@chunk) correspond to the buckets of the paper. With @chunk, the body contains the units of all chunks, as float32, and then the levels of
+all chunks, as multiples of the unit 1.
 """
 
 import math
@@ -45,12 +45,12 @@ MAX_LEVELS = 1000  # largest s
 class QSGD(Codec):
     """A codec that sends every coordinate as one of 2s + 1 levels, where s is the option `levels`."""
 
-    # s: number of levels above 0 up to the norm. More levels give longer frames and less noise.
+    # s: number of levels above 0, the highest of which is the norm. More levels give longer frames and less noise.
     levels: int = 16
-    damped: bool = False  # Divide the decoded vector by 1 + ω, for use with error feedback
-    # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which gives less noise.
+    damped: bool = False  # Divide decoded vectors by 1 + ω; needed for error feedback
+    # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which reduces the quantization noise.
     norm: Literal["l2", "max"] = "l2"
-    # With nearest, rounding is deterministic and biased, for error feedback and the strategy `laq`; needs norm=max.
+    # `nearest` is deterministic and biased, for use with error feedback or the strategy `laq`. It needs norm=max.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12
@@ -80,7 +80,7 @@ class QSGD(Codec):
         return None if self.damped or self.rounding == "nearest" else self.omega(numel)
 
     def longest_section(self, numel: int) -> int:
-        # Rounding down a unit near the smallest float32 can double the number of levels.
+        # If the unit is near the smallest float32, rounding it down can double the number of levels.
         return wire.max_multiples_bytes(numel, 2 * self.levels + 2)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
@@ -124,7 +124,7 @@ class QSGD(Codec):
 
 
 def _unit(norm: float, s: int) -> float:
-    """Return norm/s, rounded down to float32. The result is slightly below norm/s if a level could otherwise exceed the largest float32."""
+    """Return norm/s, rounded down to float32, or slightly less if a level could otherwise exceed the largest float32."""
     unit = wire.round_down(norm / s)
     if unit * (s + 2) > wire.LARGEST:
         unit = wire.round_down(wire.LARGEST / math.ceil(wire.LARGEST / unit))

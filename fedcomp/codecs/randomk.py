@@ -10,10 +10,10 @@ The variant by=magnitude is due to Wangni et al., "Gradient sparsification for c
 probabilities p_i minimize the variance if k coordinates are sent on average. With `scaled`, the value sent is x_i/p_i, which is x_i if
 |x_i| ≥ m, and ±m otherwise. The paper determines the probabilities from a given variance by an iteration (algorithm 3). Here the mean
 number k is given, and the threshold m is computed exactly and rounded down to float32, so Σ p_i ≥ k. With by=magnitude, the number of
-coordinates in a frame varies, positions are sent, and zeros are not.
+coordinates in a frame varies. A frame contains the positions of these coordinates, and no zeros.
 
-Without `scaled`, the contraction factor is δ = k/n in the mean, for both variants. With `scaled`, the codec is unbiased with the variance
-bound ω = n/k − 1, except that values in float16 are rounded, and n/k·x_i is clipped to the range of float32.
+Without `scaled`, the contraction factor is δ = k/n, averaged over the seeds, for both variants. With `scaled`, the codec is unbiased with
+the variance bound ω = n/k − 1, apart from two exceptions: float16 values are rounded, and n/k·x_i is clipped to the range of float32.
 
 The format of the values is specified in docs/reference/frame-format.md.
 """
@@ -34,9 +34,9 @@ from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Number of the random stream that draws positions. The second codec of a product may use stream 0 to round values.
+# Index of the random stream that draws positions, different from stream 0, which the second codec of a product may use to round values.
 STREAM = 7
-# XORed with the seed in `drop_small`, because the second codec of a product may round values with the seed itself.
+# `drop_small` changes its seed by XOR with DROP_MASK, because the second codec of a product may round values with the seed itself.
 DROP_MASK = 1 << 63
 # flag of a section in which values with magnitudes below the threshold m are replaced by ±m
 COMMON_MAGNITUDE = 2
@@ -45,12 +45,13 @@ CLIP_ELEMENTS = 1 << 24  # number of elements that are clipped at a time
 
 @dataclass(frozen=True)
 class RandomK(selection.DensityCodec):
-    """A codec that sends random coordinates, drawn either uniformly or with a preference for large magnitudes."""
+    """A codec that sends a random sample of the coordinates: a uniform sample, or a sample that prefers large magnitudes."""
 
     density: float = 1 / 100  # Fraction of the coordinates sent
-    # With uniform, all coordinates are equally likely; with magnitude, larger coordinates are more likely.
+    # `uniform` draws all coordinates with the same probability; `magnitude` prefers coordinates with large magnitudes.
     by: Literal["uniform", "magnitude"] = "uniform"
-    # If true, values are scaled to be unbiased, for the memories none and diana; if false, the error is smaller, for error feedback.
+    # Scale values so that the codec is unbiased, for use with the memories none and diana. Without scaling, the error is smaller, for error
+    # feedback.
     scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"
@@ -133,7 +134,7 @@ class RandomK(selection.DensityCodec):
         bits, rest = selection.take(rest, -(-count // 8))
         larger = kernels.unpack_signs(bits, count)
         n_larger = int(np.count_nonzero(larger))
-        expect(n_larger < count, "no value has the stated common magnitude")
+        expect(n_larger < count, "the frame states a common magnitude, but no value has it")
         signs, rest = selection.take(rest, -(-(count - n_larger) // 8))
         sent, used = floats.unpack(rest, n_larger, flag - COMMON_MAGNITUDE)
         values = np.empty(count, np.float32)
@@ -155,15 +156,15 @@ class RandomK(selection.DensityCodec):
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
     """Drop small coordinates of x at random. Return the positions of the coordinates that are kept.
 
-    A coordinate with |x| < m is kept with probability |x|/m, and every other coordinate is kept.
+    A coordinate whose magnitude |x_i| is below m is kept with probability |x_i|/m. Coordinates with |x_i| ≥ m are always kept.
     """
     return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ DROP_MASK))
 
 
 def drop_threshold(x: Tensor, k: int) -> float:
-    """Return the threshold m > 0 with Σ min(1, |x_i|/m) = k, rounded down to float32.
+    """Return the threshold m > 0 for which Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If x has at most k nonzeros, return the smallest nonzero magnitude, but at most 1.
+    If x has at most k nonzeros, return the smallest nonzero magnitude, or 1 if that is smaller.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
@@ -173,7 +174,7 @@ def drop_threshold(x: Tensor, k: int) -> float:
     for piece in x.split(CLIP_ELEMENTS):
         cut += kernels.norm1(piece.to(torch.float32).clamp(-largest[0], largest[0]))
     # Suppose that exactly i of the k largest coordinates are sent with a probability below 1. The threshold m is then the sum of the
-    # magnitudes of these i and of all smaller coordinates, divided by i.
+    # magnitudes of these i coordinates and of all smaller coordinates, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))
 
@@ -187,7 +188,7 @@ def _values(section: Section) -> np.ndarray:
     )
     count, start = read_varint(data)
     possible = 0 < count <= section.count
-    expect(possible, f"the header claims {count} values for {section.count} coordinates")
+    expect(possible, f"the header claims {count} values, but the vector has {section.count}")
     values, used = floats.unpack(data[start:], count, floats.FP32)
     expect(start + used == len(data), "bytes follow the last value")
     return values

@@ -1,4 +1,4 @@
-"""The base class of codecs that quantize a rotated vector (kernels/hadamard.py), and the format of their frames.
+"""The base class of codecs that rotate a vector (kernels/hadamard.py) and quantize the result, and the format of their frames.
 
 The body of a section contains, in order:
 
@@ -33,8 +33,8 @@ from .base import Codec, Context, expect
 from .frame import Section, varint
 from .update import Dense, Update
 
-UNROTATED = 0  # First byte of a body with float32 values
-# A vector is sent as float32, unrotated, if its largest magnitude has at most this binary exponent.
+UNROTATED = 0  # first byte of a body that contains float32 values
+# A vector is sent as float32, without rotation, if the binary exponent of its largest magnitude is at most this number.
 MAX_UNROTATED_EXPONENT = -100
 HALF = np.dtype("<u4")  # the upper half of a float64 number
 MIN_SCALE, MAX_SCALE = 2.0**-400, 2.0**160  # Possible range of the scale of a float32 vector
@@ -63,21 +63,21 @@ class RotatedCodec(Codec):
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
         """Quantize rotated blocks. Return the codes [N], and the list [scales] or [scales, shifts] of the blocks.
 
-        A code with the value v means scale·v + shift. Scales and shifts are float64 [blocks], and their lower 32 bits are zero.
+        A code with the value v is decoded as scale·v + shift. Scales and shifts are float64 [blocks], and their lower 32 bits are zero.
         """
 
     def width(self) -> int | None:
-        """Return the number of bits of a code, or None if codes differ in length."""
+        """Return the number of bits of a code, or None if codes have different lengths."""
         return None
 
     def table(self, head: int) -> np.ndarray:
-        """Return the float32 value of each code. `head`: the first byte of the section's body. Raises FrameError if `head` is invalid."""
+        """Return a table of the float32 values of all codes. `head`: first byte of the body. Raises FrameError for an invalid `head`."""
         raise NotImplementedError(
             f"{type(self).__name__} has neither table nor unpack_codes; implement one"
         )
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        """Encode codes [N] as bytes, by default as bit planes. The codes include those of the zeros that pad the last block."""
+        """Encode codes [N] as bytes, by default as bit planes. The zeros that pad the last block have codes too."""
         return bit_planes.pack(codes, self.width() or 0)
 
     def unpack_codes(
@@ -85,9 +85,9 @@ class RotatedCodec(Codec):
     ) -> ReadCodes:
         """Return a function that reads the values of the `count` codes in `data`.
 
-        Raises FrameError unless `pack_codes` can have written `data`.
+        Raises FrameError if `data` cannot be the output of `pack_codes`.
 
-        `is_zero` [count/8] says for each group of eight codes whether their values must be 0, because the scale of their block is 0.
+        `is_zero` [count/8]: for each group of eight codes, whether the scale of their block is 0, so that all their values must be 0.
         """
         table = self.table(head)
         planes = bit_planes.unpack(data, count, table.size)
@@ -136,7 +136,7 @@ class RotatedCodec(Codec):
 
 @dataclass(frozen=True)
 class RotatedUpdate(Update):
-    """An update that is stored as quantized rotated blocks, and rotated back whenever it is read."""
+    """An update stored as quantized rotated blocks. The inverse rotation is applied each time that the update is read."""
 
     numel: int
     seed: int
@@ -170,7 +170,7 @@ class RotatedUpdate(Update):
     def _for_each_chunk(
         self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]
     ) -> None:
-        """Decode the blocks that cover coordinates start..stop-1 in chunks, on several threads.
+        """Decode the blocks that contain the coordinates start..stop-1, chunk by chunk, on several threads.
 
         Calls use(first, last, values) for each chunk, where `values` are the coordinates first..last-1.
         """
@@ -208,7 +208,7 @@ def round_up(numbers: np.ndarray) -> np.ndarray:
 def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the scale and the shift of each block, as two arrays [blocks].
 
-    Raises FrameError for a number that cannot result from a float32 vector.
+    Raises FrameError if a scale or shift cannot result from a float32 vector.
     """
     numbers = (halves.astype(np.int64) << 32).view(np.float64)
     sizes = np.abs(numbers)
@@ -224,5 +224,5 @@ def _unrotated(data: memoryview, count: int) -> Dense:
     values = np.frombuffer(data, "<f4")
     largest = float(np.abs(values).max())
     is_small = 0 < largest < 2.0**MAX_UNROTATED_EXPONENT
-    expect(is_small, "the values are float32, but too large to be sent without rotation")
+    expect(is_small, "the values were sent without rotation, although they are not tiny")
     return Dense(values)

@@ -8,21 +8,22 @@ cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
 Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
-supports recovers the values by peeling (kernels/peeling.py). Recovery is usually exact if the table has 1.25 cells per coordinate of the
-union for 10⁴ coordinates or more, and 1.6 for 10³ coordinates. In about one of a thousand tables, two coordinates share all their cells;
-their values are estimated by least squares and counted in `RecoveredUpdate.missed`.
+supports recovers the values by peeling (kernels/peeling.py). Recovery is usually exact if the table has 1.25 cells per position in the
+union for 10⁴ positions or more, or 1.6 cells for 10³ positions. In about one of a thousand tables, two coordinates share all cells. The
+values of these two are estimated by least squares and counted in `RecoveredUpdate.missed`.
 
 The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
 aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
-int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that is allowed to read frames can also decode them and forward the sum of their
-values. On updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N = 128, 61 %
-for N = 32, and 12 % for N = 8 (benchmarks/s2.py). With random supports, adding 8 frames of `s2` saves at most 1 %.
+int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that can decode frames does not need `s2` either: it can forward the sum of the
+decoded values. On updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N =
+128, 61 % for N = 32, and 12 % for N = 8 (benchmarks/s2.py). For random supports and N = 8, the sum is at most 1 % smaller than N frames of
+`topk`.
 
 The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frames of `s2`. Frames can be added only if their tables have the
 same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.
 With the spec `s2` alone, the table has room for the number of nonzeros, multiplied by `union`. The option `columns` sets the size of the
 table directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its
-own values from the table, it doubles the number of columns; its frame can then not be added to other frames.
+own values from the table, it doubles the number of columns; the frame can then not be added to other frames.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
 subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. If the largest value would need
@@ -53,11 +54,11 @@ from .selection import Selective, take
 from .sketch import add_tables
 from .update import Sparse, Update
 
-# Number of rows → cells per key above which peeling usually succeeds, for a large number of keys (nonzeros).
+# Number of rows → number of cells per nonzero above which peeling usually succeeds, if there are many nonzeros.
 THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}
-BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits of the magnitude of a value
-MAX_BITS = 62  # largest number of bits of the magnitude of a sum
-MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64
+BITS = {"fp32": 48, "int24": 23, "int16": 15}  # largest number of bits in the magnitude of a value
+MAX_BITS = 62  # largest number of bits in the magnitude of a sum
+MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 
@@ -66,9 +67,9 @@ MIN_EXPONENT, MAX_EXPONENT = -149, 127  # of units
 class S2(Codec):
     """A codec that sends all nonzero coordinates in frames that can be added."""
 
-    rows: int = 3  # Rows of the table; 3 rows need the smallest number of cells
-    columns: int = 0  # Cells per row; 0 = as many as the nonzeros need
-    # Expected number of nonzeros of the sum of all frames, divided by that of one frame; at most the number of frames.
+    rows: int = 3  # Number of rows of the table; 3 rows need the fewest cells
+    columns: int = 0  # Number of cells per row; 0 = as many as the nonzeros need
+    # Expected ratio of the number of nonzeros in the sum of all frames to the number in one frame; at most the number of frames.
     union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name: ClassVar[str] = "s2"
@@ -127,7 +128,7 @@ class S2(Codec):
             columns = min(2 * columns, _max_columns(numel))
 
     def width(self, keys: int) -> int:
-        """Return the number of columns of a table from which `keys` values can be recovered."""
+        """Return the number of columns that a table needs so that `keys` values can be recovered."""
         cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
         return max(1, math.ceil(cells * THRESHOLDS[self.rows] / THRESHOLDS[3] / self.rows))
 
@@ -146,7 +147,7 @@ class S2(Codec):
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes = {section.count for section in sections}
-        require(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         numel = sizes.pop()
         read = [_read(section.body, numel) for section in sections if numel]
         bodies = [body for body in read if body is not None]
@@ -154,8 +155,8 @@ class S2(Codec):
             return sections[0]
         require(
             len({body.table.shape for body in bodies}) == 1,
-            "tables of different sizes cannot be merged; give all clients the same 'columns', or a first codec with a density and the "
-            "same 'union'",
+            "tables of different sizes cannot be merged; give all clients the same 'columns', or the same 'union' and a first codec "
+            "with the same density",
         )
         unit, total = add_tables([(body.exponent, body.table) for body in bodies], MAX_BITS - 1)
         top = math.ldexp(int(np.abs(total).max()), unit)
@@ -165,15 +166,15 @@ class S2(Codec):
         return Section(numel, _write(S2Section(union, unit, total), numel))
 
     def _bits(self, keys: int) -> int:
-        """Return the number of bits to use for a magnitude, so that the sum of `keys` values stays below 2⁶²."""
+        """Return the number of bits for the magnitude of a value. With this number of bits, a sum of `keys` values stays below 2⁶²."""
         return min(BITS[self.values], MAX_BITS - keys.bit_length())
 
 
 @dataclass(frozen=True)
 class SparseS2(Codec):
-    """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes them.
+    """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes these coordinates.
 
-    The frames can be decoded by an `s2` codec with any options.
+    An `s2` codec with any options can decode the frames.
     """
 
     first: Selective
@@ -244,7 +245,7 @@ def _max_columns(numel: int) -> int:
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
-    """Return an exponent e and the values [k] as int64 multiples of 2^e, rounded to at most `bits` bits."""
+    """Round the values [k] to multiples of a power of two, 2^e. Return the exponent e and the multiples, int64, of at most `bits` bits."""
     mantissas, exponents = np.frexp(values.astype(np.float64))
     whole = np.abs(np.ldexp(mantissas, 24)).astype(np.int64)
     zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1
@@ -253,7 +254,7 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
         return 0, np.zeros(values.size, np.int64)
     exact = int((exponents - 24 + zeros)[filled].min())
     unit = max(exact, int(exponents[filled].max()) - bits)
-    # Clip to `top`, so that no value is rounded up to infinity.
+    # Values are clipped to `top`, so that rounding does not give infinity.
     top = math.floor(math.ldexp(LARGEST, -unit))
     multiples = np.rint(np.ldexp(values.astype(np.float64), -unit))
     return unit, multiples.clip(-top, top).astype(np.int64)
@@ -269,15 +270,15 @@ def _write(body: S2Section, numel: int) -> bytes:
 
 
 def _read(body: bytes | memoryview, numel: int) -> S2Section | None:
-    """Parse the body of a section for a vector [numel]. Return None if the vector is zero. Time and memory are O(numel).
+    """Parse the body of a section for a vector [numel]. Return None if all coordinates are zero. Time and memory are O(numel).
 
     Raises FrameError.
     """
     data = memoryview(body)
     count, used = read_varint(data)
-    expect(count <= numel, f"the header claims {count} nonzeros for {numel} coordinates")
+    expect(count <= numel, f"the header claims {count} nonzeros, but the vector has size {numel}")
     if not count:
-        expect(used == len(data), "bytes follow, although all values are zero")
+        expect(used == len(data), "more bytes follow, although all values are zero")
         return None
     (form, rows), data = take(data[used:], 2)
     columns, used = read_varint(data)

@@ -2,11 +2,11 @@
 
 Sattler et al., "Sparse binary compression: towards distributed deep learning with minimal communication", IJCNN 2019, algorithm 2.
 
-The codec computes the mean of the k largest positive coordinates, and the mean magnitude of the k largest negative coordinates. Of these
-positive and negative groups, only the one with the larger mean magnitude μ is sent, with every coordinate decoded as μ or −μ. A group is
-smaller than k if the vector has fewer coordinates of its sign.
+The codec forms two groups: the k largest positive coordinates, and the k negative coordinates with the largest magnitudes. Only the group
+with the larger mean magnitude μ is sent. All coordinates of this group are decoded as μ if it is the positive group, and as −μ if it is the
+negative group. If the vector has fewer than k coordinates of one sign, the group of this sign is smaller.
 
-The magnitude μ is sent as float32; a flag of 1 means that the values are −μ. For the rest of the body, see codecs/selection.py.
+The magnitude μ is sent as float32; a flag of 1 means that all values are −μ. For the rest of the body, see codecs/selection.py.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ POSITIVE, NEGATIVE = 0, 1  # flags
 
 @dataclass(frozen=True)
 class SBC(selection.Largest):
-    """A codec that sends k coordinates of one sign, the largest of this sign, all as their mean."""
+    """A codec that sends the k largest coordinates of one sign, all with the same value: their mean."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "sbc"
@@ -35,8 +35,8 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # The sum of the k largest coordinates of either sign is at most kμ, and every other magnitude is at most μ, where μ is the larger
-        # mean.
+        # Let μ be the larger of the two mean magnitudes. The k largest coordinates of each sign add up to at most kμ in magnitude, and all
+        # other magnitudes are at most μ.
         return 1 / (1 + k * k + numel)
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
@@ -48,7 +48,8 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # The sign of a vector's first value determines its flag. The appended False is read for vectors without values at the end.
+        # The flag of a vector depends on the sign of its first value. If the last vectors have no values, the index of their first value
+        # points to the appended False.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

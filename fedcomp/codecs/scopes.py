@@ -2,12 +2,13 @@
 
 Examples are `stc:density=1%@layer` and `topk:density=1%@chunk=4096`. The last chunk of a vector may have fewer than N coordinates.
 SparseLoCo selects k coordinates of every chunk (Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025,
-arXiv:2508.15706). The seed of tensor or chunk i is the seed of the frame plus i.
+arXiv:2508.15706). The tensor or chunk with index i is encoded with the seed of the frame plus i.
 
-With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of its section, its coordinate count and its body.
-Codecs that select coordinates (codecs/selection.py) and `qsgd` instead write one body for all chunks, which is shorter.
+With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of the chunk's section, the coordinate count and
+the body. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body for all chunks instead, which is
+shorter.
 
-Only a codec with the same chunk size N decodes a frame, so that a sender cannot choose smaller chunks.
+A frame can only be decoded by a codec with the same chunk size N. A sender therefore cannot choose smaller chunks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
-# Largest number of bytes by which counts and lengths make one body for all chunks longer than separate sections.
+# A joint body for all chunks is longer than separate sections by at most this number of bytes, because it contains counts and lengths.
 JOINT_BYTES = 24
 
 
@@ -60,8 +61,8 @@ class LayerWise(Scoped):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        # Rounding the number k of selected coordinates can lower the density of a tensor by a third, and raise that of the whole vector by
-        # a third.
+        # The number of selected coordinates is rounded. Rounding can lower the density of a tensor by a third, and raise the density of the
+        # whole vector by a third.
         return whole / 2 if whole and hasattr(self.inner, "density") else whole
 
     def variance(self, numel: int) -> float | None:
@@ -116,7 +117,7 @@ class Chunked(Scoped):
         return f"{self.inner}@chunk={self.size}"
 
     def sizes(self, numel: int) -> set[int]:
-        """Return the set of the sizes of the chunks of a vector [numel]."""
+        """Return the sizes that chunks of a vector [numel] can have."""
         return {min(self.size, numel), numel % self.size or min(self.size, numel)}
 
     def contraction(self, numel: int) -> float | None:
@@ -148,9 +149,9 @@ class Chunked(Scoped):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         columns = [list(self._split(memoryview(section.body))) for section in sections]
         sizes = {tuple(section.count for section in column) for column in columns}
-        require(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         complete = set(sizes.pop()[:-1]) <= {self.size}
-        expect(complete, f"a chunk before the last has fewer than {self.size} coordinates")
+        expect(complete, f"a chunk that is not the last has fewer than {self.size} coordinates")
         merged = [self.inner._merge_sections(each) for each in zip(*columns, strict=True)]
         parts = (part for section in merged for part in frame.with_length(section))
         return Section(self.size, b"".join(parts))
@@ -162,7 +163,7 @@ class Chunked(Scoped):
 
 
 def worst(factors: Iterable[float | None], choose: Callable[[list[float]], float]) -> float | None:
-    """Return choose(factors), or None if any of the factors is None. `choose` is min or max."""
+    """Return the minimum or maximum of `factors`, or None if a factor is None. `choose`: min or max."""
     each = list(factors)
     known = [factor for factor in each if factor is not None]
     return choose(known) if len(known) == len(each) else None

@@ -4,11 +4,11 @@ The body of a section contains, in order:
 
     one byte: the form (encoding) of the positions in the low six bits, and a flag of the codec in the high two bits;
     the values, in a format defined by the codec;
-    the positions, in the shortest form, usually a Rice code (kernels/positions.py).
+    the positions, in the form with the fewest bytes, usually a Rice code (kernels/positions.py).
 
-Positions that are drawn from the seed are not sent: the first byte has the form 63, followed by the number of values (LEB128) and the
+Positions that are drawn from the seed are not sent: the first byte contains the form 63, followed by the number of values (LEB128) and the
 values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same seed can be added. If
-a codec that does not draw positions selects all coordinates, the coordinate count is also the size of the vector, and the form is 42.
+a codec that sends positions selects all coordinates, the coordinate count is also the size of the vector, and the form is 42.
 
 With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
 joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
@@ -38,7 +38,7 @@ MEAN = struct.Struct("<f")
 # first byte of the body: encoding (form) of the positions in the low bits, flag of the codec in the high bits
 FORM, FLAG_SHIFT, FLAG_BITS = 0x3F, 6, 2
 IMPLIED = 63  # form for positions that are drawn from the seed, not sent
-Unpacked = tuple[np.ndarray, int]  # decoded values, float32, and the number of bytes read
+Unpacked = tuple[np.ndarray, int]  # the decoded float32 values, and the number of bytes read
 NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -46,7 +46,7 @@ NO_POSITIONS, NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 class Selective(Codec):
     """A codec that selects coordinates and sends their positions and values.
 
-    Coordinates that are zero are selected only if positions are drawn from the seed.
+    Zeros are not selected, unless positions are drawn from the seed.
 
     Subclasses implement `select` or `choose` to select coordinates, and `pack_values` and `unpack_values` to encode and decode values.
     """
@@ -61,7 +61,7 @@ class Selective(Codec):
         )
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
-        """Select coordinates and return them with the float32 values to send.
+        """Select coordinates. Return their positions and the float32 values to send.
 
         Codecs that scale values before encoding override this method.
         """
@@ -69,7 +69,7 @@ class Selective(Codec):
         return chosen, kernels.values_at(rows, chosen)
 
     def most(self, numel: int) -> int:
-        """Return the largest number of coordinates that may be sent for a vector [numel]."""
+        """Return an upper bound of the number of coordinates that are sent for a vector [numel]."""
         return numel
 
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
@@ -87,8 +87,8 @@ class Selective(Codec):
     ) -> list[tuple[int, bytes]]:
         """Encode the selected values of each of m vectors. Return a flag 0..3 and the bytes for each vector.
 
-        `values`: the nonzero float32 values of all vectors, concatenated. `counts` [m]: the number of values of each vector. The result for
-        a vector without values is not used.
+        `values`: the nonzero float32 values of all vectors, concatenated. `counts` [m]: the number of values of each vector. The caller
+        ignores the result for a vector without values.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Selective(Codec):
     ) -> list[Update | FrameError]:
         numel = layout.numel
         opened: list[Update | FrameError] = [Sparse(numel, NO_POSITIONS, NO_VALUES)] * len(sections)
-        # for each section with positions: index in the batch, number of values, form, encoded positions, values
+        # one tuple for each section with positions: index in the batch, number of values, form, encoded positions, values
         read = []
         for i, ((count, body), seed) in enumerate(zip(sections, seeds, strict=True)):
             if not count:
@@ -161,7 +161,7 @@ class Selective(Codec):
             return super()._decode_chunks(data, numel, size, seed)
         count, start = read_varint(data)
         if not count:
-            expect(len(data) == start, "bytes follow, although no coordinates are selected")
+            expect(len(data) == start, "more bytes follow, although no coordinates are selected")
             return Sparse(numel, NO_POSITIONS, NO_VALUES)
         expect(
             count <= numel,
@@ -179,7 +179,7 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Encode the values of m chunks as a flag and bytes. If it is 0, the bytes begin with one such flag per chunk.
+        """Encode the values of m chunks. Return a flag and bytes. If the flag is 0, the bytes begin with one flag per chunk.
 
         `counts` [m]: the number of values of each chunk, at least 1.
         """
@@ -192,7 +192,7 @@ class Selective(Codec):
     ) -> np.ndarray:
         """Decode the values of m chunks into a float32 array.
 
-        Raises FrameError unless `data` contains exactly `counts` [m] ≥ 1 values of the chunks.
+        `counts` [m]: the number of values of each chunk, at least 1. Raises FrameError unless `data` contains exactly these values.
         """
         expect(flag == 0, f"the values of the chunks have the unknown format {flag}")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
@@ -208,7 +208,7 @@ class Selective(Codec):
 
     def _decode_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
         count, start = read_varint(data)
-        expect(0 < count <= numel, f"the header claims {count} values for {numel} coordinates")
+        expect(0 < count <= numel, f"the header claims {count} values, but the vector has {numel}")
         values, used = self.unpack_values(flag, data[start:], count, seed)
         expect(start + used == len(data), "bytes follow the last value")
         return Sparse(numel, self.implied(numel, count, seed), values)
@@ -232,20 +232,21 @@ class DensityCodec(Selective):
 
     @abstractmethod
     def value_bytes(self, count: int) -> int:
-        """Return an upper bound of the number of bytes that `pack_values` returns for `count` values."""
+        """Return an upper bound of the number of bytes of `count` values encoded by `pack_values`."""
 
 
 @dataclass(frozen=True)
 class Largest(DensityCodec):
     """A codec that sends the k coordinates with the largest magnitudes.
 
-    Of equal magnitudes, those at lower positions are selected first.
+    Among equal magnitudes, those at lower positions are selected first.
     """
 
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        # A position takes b low bits, a one bit, and (gap − 1) >> b zero bits. The zero bits total at most (numel − k) >> b.
+        # In a Rice code with the parameter b, a position takes b low bits, a one bit, and (gap − 1) >> b zero bits, where the gap is the
+        # distance from the previous position. All positions together have at most (numel − k) >> b zero bits.
         gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
@@ -280,7 +281,7 @@ def take(
 
 
 def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
-    """Return the mean magnitude of each of m runs of values, as the bytes of a float32.
+    """Return the mean magnitude of each of m consecutive runs of values, encoded as float32. `counts` [m]: lengths of the runs.
 
     Sums are computed in float64, in the order of the values.
     """

@@ -1,6 +1,6 @@
-"""Count Sketch: frames can be added, and their sum is decoded once.
+"""Count Sketch: the frames of many clients are added, and only the sum is decoded.
 
-Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Gradients are sketched in Ivkin et al.,
+Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Ivkin et al., who sketch gradients,
 "Communication-efficient distributed SGD with sketching", NeurIPS 2019.
 
 Coordinate x_i is added to one cell of each row r of a table S and is estimated as a median over the rows. The hash h_r(i) selects the cell,
@@ -9,18 +9,18 @@ and s_r(i) = ±1 is a random sign:
     S[r, h_r(i)] += s_r(i)·x_i,
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
-The decoded vector holds the k largest estimates, and 0 elsewhere. Cells and signs depend only on the seed (kernels/count_sketch.py). All
-clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the codec is unbiased: the estimate
-from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times this variance. The codec
-contracts only if a small number of coordinates has most of ‖x‖, so it declares no contraction factor. The strategies `fetchsgd` and
-`sketched-sgd` have their own error feedback.
+The decoded vector contains the k largest estimates; all other coordinates are 0. Cells and signs depend only on the seed
+(kernels/count_sketch.py). All clients encode with the seed of the round, and the server adds cells, not estimates. With density 1, the
+codec is unbiased: the estimate from one row has the variance (‖x‖² − x_i²)/columns, and the median of r rows has at most 2r/(r + 1) times
+this variance. The codec is contractive only for vectors in which a few coordinates have most of the norm ‖x‖, so it declares no contraction
+factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedback.
 
 The body of a section is specified in docs/reference/frame-format.md. Cells are float32 (form 0), bfloat16 (form 1), or integers of 8, 16 or
 32 bits (forms 2, 3 and 4) in units of 2^e, preceded by the exponent e (int16).
 
-With cells=int8, cells are rounded stochastically to multiples of 2^e, so they are unbiased. The sum of int8 cells is exact, in the smallest
-unit of the added frames, if 32 bits per cell suffice; otherwise it is rounded to a larger unit. With cells=bf16, cells are added in
-float32, and the sum is sent as bfloat16 if that is exact, and as float32 otherwise.
+With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 cells is exact, in
+the smallest unit of the added frames, if 32 bits per cell suffice. Otherwise the sum is rounded to a larger unit. With cells=bf16, cells
+are added in float32, and the sum is sent as float32 unless bfloat16 is exact.
 """
 
 import math
@@ -46,7 +46,7 @@ from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # default of the option `ratio`
 MAX_ROWS = 15
-MAX_COLUMNS_PER_COORDINATE = 8  # A table has at most 8 columns per coordinate, plus 64
+MAX_COLUMNS_PER_COORDINATE = 8  # a table has at most 8·numel + 64 columns
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES: dict[int, np.dtype[Any]] = {
@@ -58,19 +58,19 @@ TYPES: dict[int, np.dtype[Any]] = {
 }
 EXPONENT = np.dtype("<i2")
 MIN_EXPONENT, MAX_EXPONENT = -200, 127  # of units
-ROUNDING_STREAM = 1 << 17  # number of the random stream that rounds cells
+ROUNDING_STREAM = 1 << 17  # index of the random stream that rounds cells
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Sketch(Codec):
-    """A codec that sends a table of rows × columns cells, which the receiver decodes by medians. Frames with the same seed can be added."""
+    """A codec that sends a table of cells. The receiver estimates coordinates by medians. Frames with the same seed can be added."""
 
-    rows: int = 5  # An odd number of rows. More rows give fewer large errors.
-    columns: int = 0  # Cells per row; 0 = determined by `ratio`
-    ratio: float = RATIO  # size of the float32 vector divided by that of the cells
+    rows: int = 5  # Number of rows, odd. More rows make large errors rarer.
+    columns: int = 0  # Number of cells per row; 0 = determined by `ratio`
+    ratio: float = RATIO  # size of the float32 vector divided by the size of the table
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells
-    # Fraction of the coordinates that are decoded, those with the largest estimates; 1 = all, without bias.
+    # Fraction of the coordinates that are decoded, those with the largest estimates. The density 1 is unbiased.
     density: float = 1 / 100
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
@@ -79,7 +79,7 @@ class Sketch(Codec):
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # Sums may differ between devices in the last bit
+    portable: ClassVar[bool] = False  # sums of cells may differ between devices in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
@@ -130,7 +130,7 @@ class Sketch(Codec):
         read = [_read(section) for section in sections]
         pairs = zip(sections, read, strict=True)
         alike = {(s.count, one.count, one.form >= INT8, *one.raw.shape) for s, one in pairs}
-        problem = "sketches of different sizes, densities or kinds of cells cannot be merged"
+        problem = "sketches of different sizes, densities or cell types cannot be merged"
         require(len(alike) == 1, problem)
         first = read[0]
         if first.form >= INT8:
@@ -165,7 +165,7 @@ class SketchSection(NamedTuple):
 
 @dataclass
 class SketchUpdate(Update):
-    """An update stored as a count sketch, which is decoded when it is first added or read."""
+    """An update stored as a count sketch. The sketch is decoded when the update is first added or read."""
 
     numel: int
     cells: np.ndarray  # float32 [rows, columns]
@@ -174,7 +174,7 @@ class SketchUpdate(Update):
 
     @cached_property
     def decoded(self) -> Update:
-        """The decoded vector: the `count` largest estimates, and 0 elsewhere."""
+        """The decoded vector: the `count` largest estimates, and 0 for all other coordinates."""
         estimates = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
         if self.count == self.numel:
             return Dense(estimates)
@@ -204,7 +204,7 @@ class SketchUpdate(Update):
 
 
 def read_at_density(update: Update, codec: Sketch) -> Update:
-    """Return a copy of the update in which sketches are decoded at the density of `codec`, not at the density in their frames."""
+    """Return a copy of the update whose sketches are decoded at the density of `codec` instead of the density in their frames."""
     if isinstance(update, Sections):
         parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
         return Sections(update.numel, tuple(parts))
@@ -214,9 +214,9 @@ def read_at_density(update: Update, codec: Sketch) -> Update:
 
 
 def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[SketchUpdate]:
-    """Add the sketches among the updates, multiplied by their weights.
+    """Multiply each sketch among the updates by its weight, and add the sketches.
 
-    Return one sum for each seed and table shape, in the order of first occurrence.
+    Only sketches with the same seed and table shape can be added. Return one sum for each seed and shape, in the order of first occurrence.
     """
     totals: dict[tuple[Any, ...], SketchUpdate] = {}
     for update, weight in zip(updates, weights, strict=True):
@@ -241,7 +241,7 @@ def _head(rows: int, columns: int, count: int) -> bytes:
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
-    """Encode float32 cells [rows, columns] in the given form. Return the form and the cells as bytes."""
+    """Encode float32 cells [rows, columns] in the number format `form`. Return the form and the cells as bytes."""
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
@@ -249,14 +249,14 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
     key = seed ^ zlib.crc32(cells.tobytes()) << 32
     random = philox.words(key, cells.size, 0, ROUNDING_STREAM).reshape(cells.shape)
-    # Clipping ensures that no cell is rounded up beyond the largest float32.
+    # Cells are clipped, so that rounding up does not exceed the largest float32.
     top = min(127, math.floor(math.ldexp(LARGEST, -exponent)))
     rounded = np.floor(cells * np.float64(2.0**-exponent) + random * 2.0**-32)
     return _write_integers(exponent, rounded.clip(-top, top).astype(np.int64))
 
 
 def _exponent(largest: float) -> int:
-    """Return the smallest exponent e with largest ≤ 127·2^e."""
+    """Return the smallest exponent e for which `largest` is at most 127·2^e."""
     if not largest:
         return MIN_EXPONENT
     e = math.frexp(largest / 127)[1]
@@ -321,7 +321,7 @@ def _floats(body: SketchSection) -> np.ndarray:
     """Return the cells as float32. Raises FrameError if a cell is not finite."""
     _, form, exponent, raw = body
     if form == FLOAT32:
-        cells = raw.astype(np.float32)  # This aligned copy is read faster than the frame
+        cells = raw.astype(np.float32)  # an aligned copy, which is faster to read than the frame
     elif form == BFLOAT16:
         cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:

@@ -1,9 +1,9 @@
 """A section with only the largest coordinate, for vectors whose mean magnitude is a subnormal float32.
 
 A subnormal mean has fewer than 24 bits of precision, and its rounding error can break the contraction bound. Codecs that send means
-therefore send only the largest coordinate of a vector with a subnormal mean. Sending only the largest of n coordinates contracts with δ =
-1/n for every vector. A section with only the largest of n coordinates has the coordinate count 1 instead of n. The body contains the
-position (LEB128) and the value (float32, not zero).
+therefore send only the largest coordinate of a vector with a subnormal mean. Sending only the largest of n coordinates has the contraction
+factor δ = 1/n for every vector. A section with only the largest of n coordinates has the coordinate count 1 instead of n. The body contains
+the position (LEB128) and the value (float32, not zero).
 """
 
 import math
@@ -24,7 +24,7 @@ VALUE = struct.Struct("<f")
 def is_needed(mean: float | np.floating, numel: int) -> bool:
     """Return whether only the largest coordinate of a vector [numel] should be sent.
 
-    `mean`: the mean magnitude of the vector, or the largest mean magnitude of any part of it.
+    `mean`: the mean magnitude of the vector, or the largest mean magnitude of its parts.
     """
     return bool(mean < MIN_NORMAL) and (numel > 1 or bool(mean == 0))
 

@@ -1,4 +1,5 @@
-"""Stochastic quantization of rotated vectors: to evenly spaced levels (`srq`), or with codes of variable length (`vlc`).
+"""Stochastic quantization of rotated vectors to evenly spaced levels. The codec `srq` sends codes of equal length, the codec `vlc` codes of
+variable length.
 
 Suresh et al., "Distributed mean estimation with limited communication", ICML 2017, sections 3 and 4.
 
@@ -8,14 +9,14 @@ The rotated vector u = R·x of d coordinates is quantized as follows, where r is
     for `srq` with k levels, lo = min u and the step is s = (max u − lo)/(k − 1);
     for `vlc`, lo = 0 and the step is s = √2·‖u‖/(k − 1) with k = √d + 1 in the paper.
 
-For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the mean of the
-largest u² over the signs of the rotation is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4, s),
-where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for every d
-(theorem 4), since most levels are rare.
+For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the largest
+u_i², averaged over the signs of the rotation, is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4,
+s), where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for
+every d (theorem 4), since most levels are rare.
 
-Unlike in the paper, the rotation acts on blocks of d ≤ 2¹⁴ coordinates (kernels/hadamard.py), each with its own lo and s. The length of a
-`vlc` frame therefore hardly depends on x. `srq` rounds the lowest level lo down and the step s up before it sends them. `vlc` does not send
-lo, which is always 0.
+Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lo and s.
+Because each block has its own step, the length of a `vlc` frame hardly depends on x. Before `srq` sends the lowest level lo and the step s,
+it rounds lo down and s up. `vlc` does not send lo, which is always 0.
 
 The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 """
@@ -33,7 +34,7 @@ from . import rotated
 from .base import expect
 from .frame import read_varint, varint
 
-# Rounding increases the step s, or the range max u − min u, by at most this factor.
+# Rounding up increases the step s, or the range max u − min u, by at most this factor.
 ROUNDING = 1 + 2.0**-16
 HEAD = 1  # The first byte of the body for vlc
 # With MIN_STEP, a block of 2¹⁴ coordinates has at most 2051 possible symbols.
@@ -42,9 +43,9 @@ MIN_STEP, MAX_STEP = 1 / 8, 8.0
 
 @dataclass(frozen=True)
 class SRQ(rotated.RotatedCodec):
-    """A codec that quantizes every rotated coordinate to one of k evenly spaced levels."""
+    """A codec that rotates the vector and quantizes every rotated coordinate to one of k evenly spaced levels."""
 
-    # k, the number of levels between the smallest and the largest value of a block. Powers of two waste no codes.
+    # k: number of evenly spaced levels, from the smallest to the largest value of a block. If k is a power of two, every code is used.
     levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16
@@ -78,7 +79,7 @@ class SRQ(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class VLC(rotated.RotatedCodec):
-    """A codec that quantizes every rotated coordinate to a multiple of one step, and entropy-codes the multiples."""
+    """A codec that rotates the vector, quantizes every rotated coordinate to a multiple of a step, and entropy-codes the multiples."""
 
     # The step s, in units of the root mean square. Halving the step costs one bit per coordinate and divides the squared error by four.
     step: float = math.sqrt(2)
@@ -121,7 +122,9 @@ class VLC(rotated.RotatedCodec):
         expect(in_range, "the quantized values are out of range")
         symbols = range_coder.decode(data[start + used :], count, max(size, 2))
         both_occur = int(symbols.min()) == 0 and int(symbols.max()) == size - 1
-        expect(both_occur, "no value has the stated smallest or largest multiple of the step")
+        expect(
+            both_occur, "no value has the smallest or the largest multiple that the frame states"
+        )
         zeros_fit = bool((symbols.reshape(-1, 8)[is_zero] == -smallest).all())
         expect(zeros_fit, "a block with scale 0 has nonzero values")
         return lambda start, stop: symbols[start:stop].astype(np.float32) + np.float32(smallest)

@@ -3,8 +3,8 @@
 Sattler et al., "Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019, algorithm 1.
 
 The k coordinates with the largest magnitudes are decoded as μ·sign(x_i), where μ is the mean of these k magnitudes; all other coordinates
-are decoded as 0. Unlike in the paper, a frame never has more than k coordinates: of equal magnitudes, those at lower positions are selected
-first, and zeros are not sent.
+are decoded as 0. Unlike in the paper, a frame never has more than k coordinates: among equal magnitudes, those at lower positions are
+selected first, and zeros are not sent.
 
 Format of the values (for the rest of the body, see codecs/selection.py):
 
@@ -26,7 +26,7 @@ from .selection import Unpacked
 
 @dataclass(frozen=True)
 class STC(selection.Largest):
-    """A codec that sends the k largest coordinates as a sign each and one common magnitude."""
+    """A codec that sends the k largest coordinates: a sign for each, and one common magnitude."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
     name: ClassVar[str] = "stc"
@@ -35,7 +35,7 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # The contraction bound is attained by a constant vector, and in the limit by a vector with one large coordinate.
+        # The error reaches this bound for a vector of equal coordinates, and approaches it for a vector with one very large coordinate.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

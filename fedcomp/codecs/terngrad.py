@@ -4,12 +4,13 @@ Wen et al., "TernGrad: ternary gradients to reduce communication in distributed 
 
 Coordinates are clipped to ±2.5 standard deviations. Let the scale s be the largest magnitude after clipping. A coordinate x_i is then
 decoded as s·sign(x_i) with probability |x_i|/s, and otherwise as 0. The codec is unbiased apart from the clipping. The paper uses one scale
-per layer, like the scope @layer. If the server announces `scale` (one float32 per section), the announced scale is used, and larger values
-are clipped to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times the scale.
+per layer, like the scope @layer. If the server announces scales (one float32 per section, by the name `scale`), clients use the announced
+scale, and clip larger values to it. Frames with the same scale can be added: the sum of m frames consists of integers from −m to m, times
+the scale.
 
-The paper measures the standard deviation around the mean. Here the deviation is the root mean square ‖x‖₂/√n, so that values that are far
-from zero but close to each other are not clipped. The body contains −1, 0 or 1 for each coordinate, as multiples of the unit s (see
-codecs/levels.py).
+The paper measures the standard deviation around the mean. Here the deviation of n values is measured around zero, as ‖x‖₂/√n. The clipping
+therefore does not affect values that are far from zero but close to each other. The body contains −1, 0 or 1 for each coordinate, as
+multiples of the unit s (see codecs/levels.py).
 """
 
 import math
@@ -34,7 +35,7 @@ SCALE = np.dtype("<f4")  # format of an announced scale
 
 @dataclass(frozen=True)
 class TernGrad(Codec):
-    """A codec that sends every coordinate as −s, 0 or s, with a common scale s."""
+    """A codec that sends every coordinate as −s, 0 or s, where s is one scale for all coordinates."""
 
     clip: float = 2.5  # Clip values to this many standard deviations; 0 disables clipping
     name: ClassVar[str] = "terngrad"
@@ -50,14 +51,14 @@ class TernGrad(Codec):
             )
 
     def variance(self, numel: int) -> float | None:
-        # E‖x − C(x)‖² = Σ|x_i|(s − |x_i|), and ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖²
+        # The bound follows from E‖x − C(x)‖² = Σ|x_i|(s − |x_i|) with s = ‖x‖∞, and from ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖².
         return (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
 
     def longest_section(self, numel: int) -> int:
         return wire.max_multiples_bytes(numel, 1)
 
     def scale(self, x: Tensor) -> float:
-        """Return the scale s of x, a float32 number. Under the strategy `shared-scale`, a client reports its scale to the server."""
+        """Return the scale s of x, a float32 number. With the strategy `shared-scale`, a client reports its scale to the server."""
         largest = rounding.largest(x)
         if not self.clip or not largest:
             return largest
@@ -75,7 +76,7 @@ class TernGrad(Codec):
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         sizes, total, scales = {section.count for section in sections}, None, set()
-        require(len(sizes) == 1, "frames of different sizes cannot be merged")
+        require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
         for section in sections if sections[0].count else ():
             symbols, top, scale = wire.unpack_multiples(section)
             if top:
@@ -95,7 +96,7 @@ class TernGrad(Codec):
 
 
 def _announced(context: Context, own: float) -> float:
-    """Return the scale that the server announced for this section, or `own` if there is none. Raises ProtocolError for an invalid scale."""
+    """Return the scale that the server announced for this section, or else `own`. Raises ProtocolError for an invalid scale."""
     if "scale" not in context.announced:
         return own
     data, at = context.announced["scale"], context.section

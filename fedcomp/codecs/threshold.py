@@ -4,8 +4,8 @@ Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 
 with error feedback (the memory `residual`).
 
 Coordinates with |x_i| ≥ τ are decoded as τ·sign(x_i), or as x_i with values=fp32 or fp16. All other coordinates are decoded as 0. The
-number of selected coordinates depends on the update, from none to all. The error is never larger than ‖x‖, so the contraction factor is δ =
-0. The threshold τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
+number of selected coordinates depends on the update: there may be none, or all. The error is never larger than ‖x‖, so the contraction
+factor is δ = 0. The threshold τ is rounded to float32. The paper packs a position and a sign into 32 bits; this format needs fewer bits.
 
 If the values are ±τ, the flag is 2, and τ is sent as float32, followed by the signs, one bit each (1 = positive), padded to a byte. The
 flags 0 and 1 stand for float32 and float16 values (codecs/floats.py). For the rest of the body, see codecs/selection.py.
@@ -25,16 +25,16 @@ from .base import Context, expect
 from .selection import Unpacked
 
 MIN_TAU, MAX_TAU = 2.0**-149, float(np.finfo(np.float32).max)
-TAU = 2  # value of the flag for ±τ; the other values are those of codecs/floats.py
+TAU = 2  # flag of values ±τ; codecs/floats.py defines the other flags
 
 
 @dataclass(frozen=True)
 class Threshold(selection.Selective):
-    """A codec that sends the coordinates whose magnitude is at least τ, as ±τ or with their values."""
+    """A codec that sends the coordinates whose magnitude is at least τ, with values ±τ, or values in float32 or float16."""
 
-    # The threshold τ. A higher threshold gives smaller frames, but error feedback sends small coordinates later.
+    # The threshold τ. A higher threshold gives smaller frames, but error feedback then takes longer to send small coordinates.
     tau: float = 0.01
-    values: Literal["tau", "fp32", "fp16"] = "tau"  # Send ±τ, or the values in float32 or float16
+    values: Literal["tau", "fp32", "fp16"] = "tau"  # Send values as ±τ, float32 or float16
     name: ClassVar[str] = "threshold"
     id: ClassVar[int] = 8
     source: ClassVar[str] = "Strom 2015"

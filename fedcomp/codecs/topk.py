@@ -3,8 +3,8 @@
 Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017. With the memory `residual`, top-k is MEM-SGD (Stich,
 Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018).
 
-Values have the format of codecs/floats.py or, with values=2bit, are sent as means of bins, with the flag 2. For the rest of the body, see
-codecs/selection.py.
+Values are sent in the format of codecs/floats.py. With values=2bit, values are sent as means of bins, and the flag is 2. For the rest of
+the body, see codecs/selection.py.
 
 With values=2bit, each chunk has four bins, and a value is sent as the mean of its bin. The same quantizer is used in the public
 implementation of SparseLoCo (Sarfi et al. 2025), which takes it from the library hivemind. In a chunk with mean m and standard deviation σ,
@@ -46,7 +46,7 @@ class TopK(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
-            return 0.0  # Two values v and −v in one bin are both decoded as their mean, 0
+            return 0.0  # two values v and −v in the same bin are both decoded as their mean, 0
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - floats.FP16_ERROR)
 
@@ -92,7 +92,7 @@ class TopK(selection.Largest):
 
 
 def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
-    """Quantize the values of m chunks to the means of bins, and return them as bytes.
+    """Quantize the values of m chunks to the means of bins. Return the encoded means and bins.
 
     `counts` [m]: the number of values of each chunk, at least 1.
     """
@@ -111,7 +111,7 @@ def pack_bins(values: np.ndarray, counts: np.ndarray) -> bytes:
 
 
 def unpack_bins(data: memoryview, counts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Decode the values of m chunks, and return them as float32 with the number of bytes read.
+    """Decode the values of m chunks. Return the values, as float32, and the number of bytes read.
 
     `counts`: see `pack_bins`. Raises FrameError.
     """

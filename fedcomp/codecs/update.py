@@ -11,22 +11,23 @@ from torch import Tensor
 
 from .. import kernels
 
-BLOCK = 1 << 16  # number of coordinates that are processed at a time
+BLOCK = 1 << 16  # number of coordinates processed at a time
 
 
 def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
     """Add Σ wᵢ·updateᵢ to `into` in place, in the order of the updates.
 
-    Sketches are added before decoding, so that only their sum is decoded.
+    Sketches are added before they are decoded, so only their sum is decoded.
     """
     classes = {type(update) for update in updates}
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
 def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Join parts of a vector into one update, which is Sparse or Dense if all parts are, and Sections for a mixture.
+    """Join the updates of the parts of a vector into one update.
 
-    The slices of the parts cover a vector [numel] in order.
+    The slices of the parts cover a vector [numel] in order. The result is Dense if all parts are Dense, Sparse if all parts are Sparse, and
+    otherwise Sections.
     """
     dense = [part.values for _, part in parts if isinstance(part, Dense)]
     if parts and len(dense) == len(parts):
@@ -60,7 +61,7 @@ class Update(ABC):
 
     @classmethod
     def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
-        """The implementation of `add_all` for updates of this class."""
+        """Implement `add_all` for updates of this class."""
         for update, weight in zip(updates, weights, strict=True):
             update.add_to(into, weight)
 
@@ -153,7 +154,7 @@ class Sections(Update):
     """An update that consists of the updates of consecutive parts of a vector, such as tensors."""
 
     numel: int
-    # slices that cover the vector in order, each with its update
+    # pairs of a slice and its update; the slices cover the vector in order
     parts: tuple[tuple[slice, Update], ...]
 
     @property

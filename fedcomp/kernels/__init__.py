@@ -1,7 +1,7 @@
-"""Array operations, in numpy on the CPU and in torch on other devices. Loops for which numpy is too slow are compiled by numba.
+"""Array operations, in numpy on the CPU and in torch on other devices. Loops that would be too slow in numpy are compiled by numba.
 
-Results have the same bits on every machine and device and with any number of threads. Only results of training (pooled.py, regression.py)
-can differ between machines. The first call of a compiled loop imports numba.
+Results have the same bits on every machine and device and with any number of threads. The only exceptions are the training kernels
+(pooled.py, regression.py), whose results can differ between machines. The first call of a compiled loop imports numba.
 """
 
 from . import bits, rice

@@ -1,7 +1,7 @@
 """Small integers as bit planes: the first plane has the lowest bit of every integer, the second plane the next bit, and so on.
 
 A byte of a plane has the bits of eight integers, with the first integer in the most significant bit. The number of integers is a multiple
-of 8, so planes need no padding. Logic operations on whole planes count and compare many integers at a time.
+of 8, so planes need no padding. A bitwise operation on whole planes processes many integers at a time, for example to count or compare.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ PIECE = 1 << 17  # number of integers that are packed at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """Return the bit planes of integers [N] as bytes. The integers are uint8, below 2^width."""
+    """Return the bit planes of integers [N], uint8, below 2^width, as bytes."""
     planes = np.empty((width, codes.size // 8), np.uint8)
     for start in range(0, codes.size, PIECE):
         piece = codes[start : start + PIECE]
@@ -24,7 +24,7 @@ def pack(codes: np.ndarray, width: int) -> bytes:
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
-    """View `data` as the bit planes [width, count/8] of `count` integers below `size`.
+    """Return the bit planes [width, count/8] of `count` integers below `size`, as a view of `data`.
 
     Raises FrameError if `data` has another length or an integer is not below `size`.
     """
@@ -40,7 +40,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Return table[i] for each integer i that the planes hold at the indices start..stop-1.
+    """Look up integers in a table: return table[i] for the integer i at each of the indices start..stop-1.
 
     `start` and `stop` are multiples of 8. `table`: float32 [2^width].
     """
@@ -54,10 +54,10 @@ def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.nda
 def count(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
     """Count the ones in each column of several rows of packed bits.
 
-    Return the counts as bit planes. Memory for at most three rows per plane is needed.
+    Return the counts as bit planes. At most three rows per plane are kept in memory.
 
-    A full adder (five bit operations) replaces three rows of a plane by a sum row and a carry row, which belongs to the next plane (Warren,
-    Hacker's Delight, 2nd ed. 2013, §5–2).
+    A full adder (five bit operations) replaces three rows of a plane by a sum row in the same plane and a carry row in the next plane
+    (Warren, Hacker's Delight, 2nd ed. 2013, §5–2).
     """
     waiting: list[list[np.ndarray]] = []
     for row in rows:
@@ -90,7 +90,7 @@ def _full_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, 
 
 
 def at_least(planes: list[np.ndarray], number: int) -> np.ndarray:
-    """Return packed bits, 1 for each integer that is at least `number`."""
+    """Compare integers, given as bit planes, with `number`. Return packed bits: 1 for each integer ≥ `number`."""
     above = planes[0] ^ planes[0]
     equal = ~above
     if number <= 0:

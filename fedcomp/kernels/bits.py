@@ -1,4 +1,4 @@
-"""Packing of one bit per element, from the most significant bit of the first byte. The last byte is padded with zeros."""
+"""Packed bits: eight elements per byte, the first element in the most significant bit. The last byte is padded with zeros."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from . import philox
 from .parallel import Rows, stacked
 
 WORD = np.dtype("<u4")
-ZERO_STREAM = 1  # number of the random stream from which the signs of zeros are drawn
+ZERO_STREAM = 1  # index of the random stream from which the signs of zeros are drawn
 SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
 
 
@@ -42,7 +42,7 @@ def signs(x: Tensor, seed: int | None = None) -> bytes:
 
 
 def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
-    """Return the packed signs of each of m ≥ 1 vectors, as `signs` does, with one seed per vector."""
+    """Apply `signs` to each of m ≥ 1 vectors, with one seed per vector. Return a list."""
     row_seeds = [None] * len(rows) if seeds is None else seeds
     X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)
@@ -64,7 +64,7 @@ def flags(raw: np.ndarray, start: int, stop: int) -> np.ndarray:
 def values(raw: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     """Return the float32 values that the bits start..stop-1 stand for.
 
-    With c columns, bit i is in column j = i mod c and stands for high[j] if it is 1, else for low[j].
+    With c columns, bit i is in column j = i mod c. A bit 1 stands for high[j], and a bit 0 for low[j].
 
     `high`, `low`: float32 [c], c ≥ 1.
     """
@@ -87,7 +87,7 @@ def read_bits(data: bytes | memoryview, count: int) -> np.ndarray:
 
 
 def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return X >= 0 and X == 0 as packed bits, uint8 [m, ⌈n/8⌉] each, for X [m, n]."""
+    """For X [m, n], return the arrays X >= 0 and X == 0 as packed bits, uint8 [m, ⌈n/8⌉]."""
     if X.device.type == "cpu":
         values = X.to(torch.float32).numpy()
         return np.packbits(values >= 0, axis=1), np.packbits(values == 0, axis=1)
@@ -103,7 +103,7 @@ def pack_torch(flags: Tensor) -> Tensor:
 
 
 def random_bits(seed: int, count: int, stream: int) -> np.ndarray:
-    """Return packed random bits, uint8 [⌈count/8⌉]. Bit i is bit i of the random words of the seed and the stream (philox.py)."""
+    """Return the first bits of the random words of a seed and a stream (philox.py) as packed bits, uint8 [⌈count/8⌉]."""
     words = philox.words(seed, (count + 31) // 32, stream=stream).astype(WORD, copy=False)
     packed = words.view(np.uint8)[: (count + 7) // 8]
     if count % 8:

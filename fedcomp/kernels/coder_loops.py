@@ -12,9 +12,10 @@ from .range_coder import FLOOR, WORD
 
 @compiled
 def encode(symbols, frequencies, bits, states, words):
-    """Encode `symbols`.
+    """Encode `symbols`, from the last symbol to the first.
 
-    Fill `words` from its end, and `states` with the coder states from which decoding starts. Return the index of the first filled word.
+    Fill the array `words` from its end to its start, and return the index of the first filled word. Write the final coder states, from
+    which decoding starts, to `states`.
     """
     firsts = frequencies.cumsum() - frequencies
     divisors = frequencies.astype(np.float64)
@@ -37,9 +38,9 @@ def encode(symbols, frequencies, bits, states, words):
 
 @compiled
 def decode(words, states, table, frequencies, bits, symbols):
-    """Fill `symbols`.
+    """Decode symbols and write them to `symbols`.
 
-    `table`: the symbol for each value of a state mod 2^bits. Return the number of words read, or -1 if there are too few words.
+    `table`: the decoded symbol for each value of (state mod 2^bits). Return the number of words read, or -1 if there are too few words.
     """
     firsts = frequencies.cumsum() - frequencies
     mask, lanes, at = (int64(1) << bits) - 1, uint64(states.size - 1), 0

@@ -2,14 +2,14 @@
 
 Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
 
-Each row r of the table S has a random cell h_r(i), called bucket, and a random sign s_r(i) for every coordinate i:
+In each row r of the table S, every coordinate i has a random cell h_r(i), called its bucket, and a random sign s_r(i):
 
     S[r, h_r(i)] += s_r(i)·x_i;
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
 Word i of the random stream STREAM + r (kernels/philox.py) determines the bucket, ⌊word·columns/2³²⌋, and the sign, which is the lowest bit
-of the word. The number of rows is odd, so the median is the value of one row. Vectors are copied to the CPU and summed in float32, in
-order. Sparse vectors are summed in float64.
+of the word. The number of rows is odd, so the median is the value of one row. Dense vectors are copied to the CPU and added to the cells in
+float32, in order. Sparse vectors are added in float64.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ from torch import Tensor
 from . import philox
 from .parallel import map_ranges, pieces, starmap
 
-STREAM = 1 << 16  # number of the random stream of row 0; row r uses stream STREAM + r
-HALVED = 1 << 20  # A vector with at least this many elements is summed in two halves
-# Number of elements whose random words are drawn together; the parts of a vector start at multiples of UNIT.
+STREAM = 1 << 16  # index of the random stream for row 0; row r uses stream STREAM + r
+HALVED = 1 << 20  # the sums of a vector with at least this many elements are computed in two halves
+# Random words are drawn together for this number of elements. If a vector is divided, its parts start at multiples of UNIT.
 UNIT = 1024
 LARGEST = np.finfo(np.float32).max
 
@@ -41,7 +41,7 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
         cells = parts[0] if len(spans) == 1 else parts[0] + parts[1]
     if np.isfinite(cells).all():
         return cells
-    # These values are summed in float64, which cannot overflow.
+    # A sum overflowed, so all sums are computed again, in float64.
     values = x.to(torch.float32).numpy()
     return sketch_at(np.arange(values.size), values, rows, columns, seed)
 
@@ -60,9 +60,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
     """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
-    first = (
-        start // UNIT * UNIT
-    )  # UNIT random words are drawn together, so start at a multiple of UNIT
+    first = start // UNIT * UNIT  # a multiple of UNIT, as for all parts
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:

@@ -2,23 +2,24 @@
 
 Ailon and Chazelle, "Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform", STOC 2006.
 
-A diagonal matrix D of random signs and the Walsh–Hadamard matrix W rotate a block x of d coordinates to the block u, and back:
+A block x of d coordinates is rotated to the block u, and back, by a diagonal matrix D of random signs and the Walsh–Hadamard matrix W:
 
     u = W·D·x·2^−e;
     x = D·W·u·2^e/d.
 
 A coordinate with index i in the vector is negated by D if bit i of the random stream SIGNS (kernels/philox.py) is 1, counted from the
-lowest bit of the first 32-bit word. W has entries ±1, and W·W = d·I. The factor 2^−e scales the largest magnitude of the block into [½, 1),
-so no sum overflows, and subnormal numbers keep their bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their
+lowest bit of the first 32-bit word. W has entries ±1, and W·W = d·I. The factor 2^−e scales the largest magnitude of the block into [½, 1).
+No sum then overflows, and subnormal numbers keep their bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their
 scales.
 
-W is applied in stages (a butterfly) with strides d/2, …, 2, 1, which replace pairs a, b by a + b and a − b. Every machine computes the
-float32 sums of a butterfly in the same order, so the results have the same bits. Squared norms and inner products of a block are computed
-in integers.
+W is applied by a butterfly: in stages with strides d/2, …, 2, 1, each of which replaces pairs a, b by a + b and a − b. Every machine
+computes the float32 sums of a butterfly in the same order, so the results have the same bits. Squared norms and inner products of a block
+are computed in integers.
 
 A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks, the largest first, whose
-sizes are powers of two and at least 8. The last block is padded with at most 32 zeros. Error bounds for a rotation of d coordinates hold
-for each block, with the norm and size of the block. Error bounds that decrease with d are weak for the small blocks at the end of a vector.
+sizes are powers of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation of d coordinates holds
+for each block separately, with the norm and the size d of the block. Bounds that decrease with d are therefore weak for the small blocks at
+the end of a vector.
 """
 
 from collections.abc import Callable
@@ -33,10 +34,10 @@ from .parallel import map_ranges
 
 BLOCK, MIN_BLOCK = 1 << 14, 8  # Numbers of coordinates of a full block and of the smallest block
 MAX_PADDING = 32  # Largest number of zeros at the end of the last block
-# Number of coordinates that a thread rotates at a time, so that they fit in its cache.
+# Number of coordinates that a thread rotates at a time, chosen to fit in the cache.
 CHUNK = 8 * BLOCK
-SIGNS = 3  # Number of the random stream of the signs
-# Sums of squares and of products in a block are integers in units of 1/SQUARES and 1/PRODUCTS, below 2⁶².
+SIGNS = 3  # index of the random stream of the signs
+# Sums of squares are integers in units of 1/SQUARES, and sums of products are integers in units of 1/PRODUCTS, both below 2⁶².
 SQUARES, PRODUCTS = 2.0**33, 2.0**38
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -57,7 +58,7 @@ def edges(numel: int) -> np.ndarray:
 
 
 class RotatedBlocks:
-    """The rotated blocks u [N] of at most CHUNK coordinates of a vector x [n], from coordinate `start` on.
+    """Consecutive rotated blocks u [N] of a vector x [n]: at most CHUNK coordinates, from coordinate `start` of x on.
 
     Unless stated otherwise, methods return float64 arrays with one value per block.
     """
@@ -91,7 +92,7 @@ class RotatedBlocks:
         return low.astype(np.float64) + 0.0, high.astype(np.float64) + 0.0  # no −0
 
     def bins(self, thresholds: np.ndarray) -> np.ndarray:
-        """Return codes [N], uint8, for the rotated coordinates u.
+        """Quantize the rotated coordinates u. Return codes [N], uint8.
 
         A code is (u > 0) + 2 · (number of thresholds of the block below |u|). `thresholds`: float32 [blocks, t].
         """
@@ -106,7 +107,7 @@ class RotatedBlocks:
         return product / PRODUCTS, squared / PRODUCTS
 
     def rounded(self, low: np.ndarray, step: np.ndarray, top: int, dtype: type) -> np.ndarray:
-        """Return (u − low)/step for the rotated coordinates u, stochastically rounded to integers [N] of at most `top`, or 0 if step = 0.
+        """Round (u − low)/step stochastically for the rotated coordinates u. Return integers [N], at most `top`, and 0 if step = 0.
 
         `low` and `step` are float64 [blocks]; `dtype` is int16 or uint8.
         """
@@ -131,10 +132,10 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Rotate the blocks of a vector [numel] back, from block `first` on, given as scale·values + shift/d for blocks of d coordinates.
+    """Apply the inverse rotation to consecutive blocks of a vector [numel], from block `first` on.
 
-    `values`: complete blocks, float32, which are overwritten. `scale` and `shift`: float64 [blocks]. Returns
-    float32 coordinates, clipped to the range of float32.
+    A block of d coordinates is given as scale·values + shift/d. `values`: complete blocks, float32, which are overwritten.
+    `scale` and `shift`: float64 [blocks]. Returns float32 coordinates, clipped to the range of float32.
     """
     from . import hadamard_loops
 

@@ -1,6 +1,6 @@
 """Loops of kernels/hadamard.py, compiled by numba.
 
-`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`; all are multiples of 8.
+`edges`: the start of each block and the end of the last block, as indices of the rotated vector `u`. All edges are multiples of 8.
 """
 
 import math
@@ -17,7 +17,7 @@ N_WORDS = 1024  # number of random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements. This is a separate function, since numba would not vectorize an inner loop."""
+    """Compute one butterfly stage over 2h elements. Inside of `butterfly`, this loop would not be vectorized."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b
@@ -41,7 +41,7 @@ def butterfly(v, start, size):
 def rotate(x, signs, edges, exponents, u):
     """Rotate the blocks of x [n], float32, and write them to u [N], padded with zeros.
 
-    Write the exponent e of each block to `exponents`.
+    Write the exponent e of each block (see hadamard.py) to `exponents`.
     """
     bits = x.view(np.uint32)
     for block in range(exponents.size):
@@ -83,7 +83,7 @@ def rotate_back(v, signs, edges, scale, shift, out):
 
 @numba.njit(nogil=True, inline="always")
 def _flip(value, sign):
-    """Return a float32, with the opposite sign if the lowest bit of `sign` is 1."""
+    """Return the float32 `value`, with its sign flipped if the lowest bit of `sign` is 1."""
     bits = uint32(float32(value).view(uint32) ^ sign << uint32(31))
     return bits.view(float32)
 
@@ -107,7 +107,7 @@ def squares(u, edges, sums):
 
 @compiled
 def bins(u, edges, thresholds, codes):
-    """Write (u > 0) + 2 · (number of thresholds of its block below |u|) to codes [N] for each coordinate u. `thresholds`: [blocks, t]."""
+    """Write (u > 0) + 2 · (number of thresholds of the block below |u|) for each coordinate u to codes [N]. `thresholds`: [blocks, t]."""
     for block in range(edges.size - 1):
         start, stop = uint64(edges[block]), uint64(edges[block + 1])
         for i in range(start, stop):
@@ -131,7 +131,7 @@ def products(u, edges, table, codes, product, squared):
 
 @compiled
 def rounded(u, edges, low, inverse, top, key, start, codes):
-    """Write (u − low)·inverse, stochastically rounded and at most `top`, to codes [N].
+    """Round (u − low)·inverse stochastically for each coordinate u, and write the result, at most `top`, to codes [N].
 
     `key`: the seed. `inverse`: 1/step or 0. `start`: index of u[0] in the vector.
     """

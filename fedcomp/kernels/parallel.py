@@ -1,4 +1,4 @@
-"""Batches of vectors, and threads that share the work on large vectors on the CPU.
+"""Batches of vectors, and functions that use several threads for large vectors on the CPU.
 
 A batch is either a tensor [m, n] or a sequence of m tensors [n] of the same dtype on the same device.
 """
@@ -17,7 +17,8 @@ from torch import Tensor
 # Vectors on the CPU with at least this many elements are each processed on their own thread.
 LARGE = 100_000
 PIECE = 1 << 17  # Number of elements that are converted to float32 at a time
-# Each range of elements starts at a multiple of UNIT, so it contains whole bytes of packed bits and whole blocks of random words.
+# Each range of elements starts at a multiple of UNIT. A range therefore contains whole bytes of packed bits and whole blocks of random
+# words.
 UNIT = 128
 
 Rows = Tensor | Sequence[Tensor]
@@ -32,7 +33,7 @@ def stacked(rows: Rows) -> Tensor:
 
 
 def are_large(rows: Rows) -> bool:
-    """Return whether the vectors of a batch are so large that each is processed separately, on its own thread."""
+    """Return whether the vectors of a batch are so large that each vector should be processed on its own thread."""
     return rows[0].device.type == "cpu" and rows[0].numel() >= LARGE
 
 
@@ -47,7 +48,8 @@ def split_runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> list[Result]:
     """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses. Return the results in order.
 
-    Ranges begin at multiples of `unit`. There are at most four ranges per thread, so that one busy core hardly delays the other threads.
+    Ranges begin at multiples of `unit`. There are up to four ranges per thread: if one core is busy, other threads take over most of its
+    ranges.
     """
     parts = min(4 * torch.get_num_threads(), numel >> 20)
     if parts <= 1:
@@ -59,14 +61,14 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
     """Call work(*call) for each of `calls`, on as many threads as torch uses, including the calling thread. Return the results in order."""
     results: list[Any] = [None] * len(calls)
-    waiting = iter(list(enumerate(calls)))  # The next free thread takes the next call
+    waiting = iter(list(enumerate(calls)))  # each thread that is free takes the next call
 
     def run_calls() -> None:
         try:
             for i, call in waiting:
                 results[i] = work(*call)
         except BaseException:
-            list(waiting)  # Consume all remaining calls, so that no thread starts another one
+            list(waiting)  # discard all remaining calls, so that no thread starts another call
             raise
 
     n_others = min(len(calls), torch.get_num_threads()) - 1
@@ -75,22 +77,23 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
         run_calls()
     finally:
         for other in others:
-            if not other.cancel():  # The thread has started, so wait for it
+            if not other.cancel():  # wait for a thread that has started
                 other.result()
     return results
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return a thread pool that is reused, since starting a thread takes as long as processing millions of coordinates."""
+    """Return the thread pool for all calls, since starting a thread takes as long as processing millions of coordinates."""
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # Threads do not survive a fork
+# A forked process does not have the threads of its parent.
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yield x[start:stop] of a CPU tensor as float32 arrays, in one piece if x is float32.
+    """Yield the elements start..stop-1 of a CPU tensor x as consecutive float32 arrays; as one array if x is float32.
 
     A contiguous float32 x is not copied.
     """

@@ -1,19 +1,21 @@
 """Peeling recovers integers from a count sketch if the positions of the integers are known.
 
-Each integer q_i at a position i, its key, was added with a sign s_r(i) to cell h_r(i) of each row r of a table S (count_sketch.py):
+The position i of an integer q_i is called its key. The sketch adds q_i, with a sign s_r(i), to the cell h_r(i) of each row r of a table S
+(count_sketch.py):
 
     S[r, h_r(i)] += s_r(i)·q_i.
 
-A cell that contains a single key determines the integer of this key. Subtracting the integer from all cells of the key leaves other cells
-with a single key, and so on. Recovered integers are exact, modulo 2⁶⁴. In the limit of many keys, peeling recovers all integers if the
-table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells, peeling leaves a large core
-of keys (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
+A cell that contains a single key determines the integer of this key. Peeling subtracts this integer from all cells of the key. Peeling then
+continues with cells that now contain a single key. Recovered integers are exact, modulo 2⁶⁴. In the limit of many keys, peeling recovers
+all integers if the table has more than 1.222 cells per key with 3 rows, 1.295 with 4 rows, or 1.425 with 5 rows. With fewer cells, peeling
+stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean formulas", 2005).
 
-The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. The cells
-of unpeeled keys usually outnumber these keys, so the integers are computed by least squares. The solution by conjugate gradients is rounded
-to integers, and the residual is solved in the same way. To find out which integers are determined by the equations, the same system is also
-solved for known random integers. A key counts as determined if its random integer is recovered and its cells are zero after subtraction.
-Undetermined keys get the minimum-norm least-squares solution or an approximation, with at most the squared error of setting them to zero.
+The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. Usually
+more cells than keys are left. The integers of the remaining keys are therefore computed by least squares. The solution, computed by
+conjugate gradients, is rounded to integers and subtracted. The remainder of the table is then solved in the same way. The equations may not
+determine all integers. To find out which keys are determined, the same equations are also solved for known random integers. A key counts as
+determined if its random integer is recovered and its cells are zero after subtraction. The integers of undetermined keys are estimated: by
+the least-squares solution with the smallest norm, or an approximation whose squared error is at most that of the estimate 0.
 
 The time is O(keys · rows), because the number of steps of conjugate gradients decreases with the number of keys.
 """
@@ -27,12 +29,12 @@ from . import count_sketch, philox
 BLOCK = 1 << 14  # number of keys whose cells are computed at a time
 MAX_STEPS = 200  # largest number of steps of conjugate gradients
 MAX_WORK = 1 << 21  # largest product of the number of steps and the number of keys
-ROUNDS = 4  # number of least-squares solutions; each is for the residual of the previous one
-STREAM = 1 << 18  # number of the random stream of the known random integers
+ROUNDS = 4  # number of times that the equations are solved, each time for the table's remainder
+STREAM = 1 << 18  # index of the random stream of the known random integers
 
 
 class KeyCells(NamedTuple):
-    """The cells of k keys in a table of rows · columns cells."""
+    """The cells of k keys (positions) in a table of rows · columns cells."""
 
     cells: np.ndarray  # indices in the flattened table, int32 [k, rows]
     negative: np.ndarray  # bool [k, rows]
@@ -48,7 +50,7 @@ class Recovered(NamedTuple):
 
 
 def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyCells:
-    """Return the cells of the keys `positions`, int64 [k], in a count sketch [rows, columns] with this seed."""
+    """Return the cells of the keys `positions`, int64 [k], in a count sketch [rows, columns] with the given seed."""
     cells = np.empty((positions.size, rows), np.int32)
     negative = np.empty((positions.size, rows), np.bool_)
     for start in range(0, positions.size, BLOCK):
@@ -61,14 +63,14 @@ def key_cells(positions: np.ndarray, rows: int, columns: int, seed: int) -> KeyC
 
 
 def sums(where: KeyCells, values: np.ndarray) -> np.ndarray:
-    """Return a table, int64 [size]. Each cell is the sum of ±values[i], modulo 2⁶⁴, over the keys i in this cell."""
+    """Return the table of a count sketch, int64 [size]: each cell is the sum of ±values[i], modulo 2⁶⁴, over its keys i."""
     table = np.zeros(where.size, np.int64)
     _add(table, where, values)
     return table
 
 
 def recover(where: KeyCells, table: np.ndarray) -> Recovered:
-    """Recover the integers of keys from a table, int64 [size]. The recovered integers are subtracted from the table in place."""
+    """Recover the integers of keys from a table, int64 [size], and subtract them from the table in place."""
     values, is_peeled = peel(where, table)
     peeled = int(np.count_nonzero(is_peeled))
     if peeled == is_peeled.size:
@@ -80,7 +82,10 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 
 
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the integers of keys, int64 [k], 0 if unpeeled, and whether each was peeled, bool [k]. Subtract the peeled integers."""
+    """Peel keys. Return the integers of all keys, int64 [k], 0 for unpeeled keys, and whether each key was peeled, bool [k].
+
+    Subtract the peeled integers from the table.
+    """
     from . import peeling_loops
 
     values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
@@ -96,7 +101,7 @@ def solve(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     used, cells = np.unique(where.cells, return_inverse=True)
     dense = KeyCells(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)
     rest = table[used]
-    # These random integers have about the same magnitude as the unknown integers.
+    # The random integers have about the same magnitude as the unknown integers.
     bits = min(56, int(np.abs(rest).max()).bit_length())
     random = (philox.words(0, len(dense.cells), 0, STREAM).astype(np.int64) << 24) >> 56 - bits
     values, recovered = _solve(dense, rest), _solve(dense, sums(dense, random))
@@ -115,7 +120,10 @@ def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
 
 
 def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the minimum-norm least-squares solution [k] for a table, float64 [size], or an approximation by conjugate gradients (CGLS)."""
+    """Solve the equations of a table, float64 [size], by least squares, with conjugate gradients (CGLS).
+
+    Return the solution [k] with the smallest norm, or an approximation after the largest number of steps.
+    """
     x = np.zeros(len(signs))
     slope = _gather(where, signs, table)
     direction, square = slope.copy(), float(slope @ slope)

@@ -2,8 +2,9 @@
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The generator is Philox4x32 with ten rounds.
 
-A block consists of four words. Block j of a seed and a stream has the seed as key, and (low word of j, high word of j, stream, 0) as
-counter. Each use of a seed has its own stream: values are rounded with stream 0, and the signs of zeros are drawn with stream 1.
+A block consists of four words. For block j of a seed and a stream, the key of the generator is the seed, and the counter is (low word of j,
+high word of j, stream, 0). Each use of a seed has its own stream. For example, values are rounded with stream 0, and signs of zeros are
+drawn with stream 1.
 """
 
 import numpy as np
@@ -12,11 +13,11 @@ MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85  # constants that are added to the key after each round
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
-PIECE = 1 << 12  # number of blocks that are computed at a time, so that they fit in the cache
+PIECE = 1 << 12  # number of blocks that are computed at a time, chosen to fit in the cache
 
 
 def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
-    """Return the uniformly distributed random words start..start+count-1, uint32 [count], of a 64-bit seed and a 32-bit stream."""
+    """Return the random words start..start+count-1 of the 32-bit stream of a 64-bit seed, uniformly distributed, as uint32 [count]."""
     first, last = start // 4, (start + count + 3) // 4  # blocks
     out = np.empty((last - first, 4), np.uint32)
     for block in range(first, last, PIECE):
@@ -26,7 +27,7 @@ def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
 
 
 def words_at(seed: int, indices: np.ndarray, stream: int = 0) -> np.ndarray:
-    """Return the random words of a seed and a stream at `indices` ≥ 0, int64 [m]. The words are uint32 [m]."""
+    """Return the random words, uint32 [m], at the given indices ≥ 0, int64 [m], of the stream of a seed."""
     out = np.empty(indices.size, np.uint32)
     for start in range(0, indices.size, PIECE):
         piece = indices[start : start + PIECE]
@@ -40,9 +41,9 @@ def sample(numel: int, count: int, seed: int, stream: int) -> np.ndarray:
 
     Return the drawn positions as int64, ascending.
 
-    A seed and a stream determine a sequence of positions. Each position is 64 random bits modulo numel, with a bias below numel·2⁻⁶⁴. The
-    sample consists of the first `count` distinct positions of the sequence. If count > numel/2, the positions that are not in the sample
-    are drawn instead.
+    A seed and a stream determine a sequence of positions. Each position is a 64-bit random integer modulo numel, so it is uniformly
+    distributed up to a bias below numel·2⁻⁶⁴. The sample consists of the first `count` distinct positions of the sequence. If count >
+    numel/2, the positions that are not in the sample are drawn instead.
     """
     drawn, start = min(count, numel - count), 0
     marked = np.zeros(numel, np.bool_)

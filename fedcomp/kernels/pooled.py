@@ -1,7 +1,7 @@
 """Gradients of a convolution that is followed by max pooling and a ReLU.
 
 In each pooling patch, at most one output of the convolution has a nonzero gradient: the maximum, if the ReLU is active there. The loops
-process only the nonzero gradients, each with one input patch and one kernel.
+process only these nonzero gradients. A nonzero gradient belongs to one input patch and one convolution kernel.
 """
 
 import numpy as np
@@ -11,14 +11,16 @@ from torch.nn import functional as F
 
 from .parallel import starmap
 
-# Number of examples that a thread processes at a time. The order in which gradients are added does not depend on the number of threads.
+# Number of examples that a thread processes at a time. Because this number is fixed, the order in which gradients are added does not depend
+# on the number of threads.
 EXAMPLES = 8
-MIN_ROW = 32  # For kernels with shorter rows (columns · channels), dense gradients are faster
-MIN_WORK = 1 << 22  # For convolutions with fewer products, dense gradients are faster
+# Dense gradients are faster if a kernel row has fewer than MIN_ROW numbers (columns · channels), or a convolution has fewer than MIN_WORK
+# multiplications.
+MIN_ROW, MIN_WORK = 32, 1 << 22
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
-    """Return whether `gradients` supports inputs x [b, c, h, w] and a weight [k, c, i, j], and is faster than dense gradients."""
+    """Return whether `gradients` supports these inputs x [b, c, h, w] and weights [k, c, i, j], and is faster than dense gradients."""
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (

@@ -43,7 +43,7 @@ def add_to_inputs(weights, slopes, places, offsets, x):
             for k in range(kernels):
                 remaining[n_remaining] = k
                 n_remaining += slopes[b, o, k] != 0
-            while n_remaining:  # Process together all kernels with a maximum at the same place
+            while n_remaining:  # process all kernels with a maximum at the same place together
                 place, count, others = places[b, o, remaining[0]], 0, 0
                 for n in range(n_remaining):
                     k = remaining[n]

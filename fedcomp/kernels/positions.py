@@ -1,18 +1,20 @@
-"""Encoding of strictly increasing positions, such as the indices of a sparse vector. The encoder chooses the shortest of several forms.
+"""Encoding of strictly increasing positions, such as the indices of a sparse vector. There are several formats, called forms; the encoder
+chooses the shortest form.
 
     Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. Form 0 is a bitmap up to the last position.
     Form 41: the Rice code of blocks of positions; each block has its own parameter.
-    Forms 42..62: the Rice code of the complement (the coordinates that are not sent) with parameter form − 42; empty if all are sent.
+    Forms 42..62: the Rice code of the complement (the coordinates that are not sent) with parameter form − 42; empty for all coordinates.
     Form 63: the Rice code of blocks of the complement; each block has its own parameter.
 
-Blocks have different Rice parameters, because the density can change along the vector. A block is a number of positions, not a range of
-coordinates, so dense ranges of the vector have more blocks. A code in blocks is specified in docs/reference/frame-format.md. It has a block
-size exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096
-positions, and an offset of w bits. The last block may have fewer positions.
+Blocks have different Rice parameters, because the density can change along the vector. A block has a fixed number of positions, not a fixed
+range of coordinates, so dense ranges of the vector have more blocks. A code in blocks (docs/reference/frame-format.md) has a block size
+exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s positions, where u is 4, or 16 if there are at least 4096
+positions. The offset of a block, w bits, selects its Rice parameter. The last block may have fewer positions.
 
-The form is sent separately. Among the shortest codes, the encoder chooses that with the smallest form, then the smallest s, w and offsets.
-From 32 positions on, blocks are used if they save more than 1/64 of the bytes, since codes without blocks are decoded faster. The
-complement is tried if it is smaller than the set of positions. `unpack` accepts every form, not only the shortest.
+The form is sent separately. If several codes are shortest, the encoder chooses the code with the smallest form, and then the smallest s, w
+and offsets. For 32 positions or more, blocks are used if they save more than 1/64 of the bytes. Blocks are not used for smaller savings,
+because codes without blocks are decoded faster. The encoder tries the complement if it is smaller than the set of positions. The decoder,
+`unpack`, accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -26,16 +28,16 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-# BLOCKS: the form of codes in blocks. COMPLEMENT: the first form that codes the complement.
+# BLOCKS: the form of a Rice code in blocks. COMPLEMENT: the first of the forms that encode the complement.
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
-COMPLEMENT_BLOCKED = 63  # form of the complement in blocks
-MIN_BLOCKED_COUNT = 32  # Blocks are tried from this number of positions on
-LARGE_COUNT = 4096  # Blocks are larger from this number of positions on
-# The number u of positions in the smallest blocks, for fewer than LARGE_COUNT positions and for more.
+COMPLEMENT_BLOCKED = 63  # the form that encodes the complement in blocks
+MIN_BLOCKED_COUNT = 32  # blocks are tried if there are at least this many positions
+LARGE_COUNT = 4096  # blocks are larger (UNITS) if there are at least this many positions
+# The number u of positions in the smallest possible block, if there are fewer than LARGE_COUNT positions, and otherwise.
 UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
-COLUMNS = 1 << WIDTHS[-1]  # number of parameters that are tried for a block
-GAIN = 6  # Blocks must save more than the fraction 2^−GAIN of the bytes
+COLUMNS = 1 << WIDTHS[-1]  # number of Rice parameters that are tried for a block
+GAIN = 6  # blocks are used if they save more than the fraction 2^−GAIN of the bytes
 
 
 class Blocks(NamedTuple):
@@ -63,7 +65,7 @@ def pack_rows(
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows = split_runs(positions, counts)
-    # the form and the code of a row that contains all positions
+    # Rows that contain all positions have this form and code. The entries of all other rows are replaced below.
     packed = [(COMPLEMENT, b"")] * len(counts)
     partial = [i for i, row in enumerate(rows) if row.size < numel]
     codes = _pack_list([rows[i] for i in partial], numel, WIDEST)
@@ -157,7 +159,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return for each code whether its length and first bits suit its number of positions and its form, as bool [m]."""
+    """Return, as bool [m], whether each code has a possible length and first byte for its number of positions and its form."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -170,7 +172,7 @@ def _is_possible(
 def _unpack(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decode codes for which `_is_possible` is true.
+    """Decode codes that `_is_possible` accepts.
 
     Return the positions of all rows, concatenated, and whether each code is valid, bool [m].
     """
@@ -195,7 +197,7 @@ def _unpack(
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Blocks:
-    """Return each row's blocks, given its block size exponent (`size`) and offset width. A row without blocks counts as one block."""
+    """Return the blocks of all rows, given the block size exponents (`size`) and offset widths. An undivided row is one block."""
     return _divide(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
 
 
@@ -216,7 +218,8 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
     """Return the Rice parameter of a block with offset 0.
 
-    Most offsets of `width` bits give a parameter below `b`, the parameter for a constant density, since most gaps are small.
+    `b`: the parameter for uniformly distributed positions. Most offsets of `width` bits give a parameter below `b`, since most gaps are
+    small.
     """
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
@@ -224,7 +227,10 @@ def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
 def _plan(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the form, block size exponent and offset width (or 0) of each row's shortest code, and the Rice parameter of each position."""
+    """Find the shortest code of each row.
+
+    Return the form, block size exponent and offset width (or 0) of each row, and the Rice parameter of each position.
+    """
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
     tried = counts >= MIN_BLOCKED_COUNT
@@ -262,10 +268,10 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the block size exponents s, the offset widths w, and the Rice parameters for rows with the same b* and u.
+    """For rows with the same b* (see rice.py) and u, return the block size exponents s, the offset widths w and the Rice parameters.
 
-    Rows in which blocks save too little have s = w = 0 and keep their parameters in `each`. `limit` [m]: size in bytes of the code of each
-    row without blocks.
+    For rows in which blocks save too little, s = w = 0, and the parameters are those in `each`. `limit` [m]: size in bytes of the code of
+    each row without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
@@ -273,7 +279,7 @@ def _blocks(
         np.add.reduceat(rest >> parameter, cut.start) + (parameter + 1) * cut.length
         for parameter in range(first, first + COLUMNS)
     ]
-    table = np.stack(bits_of)  # code length in bits of each block with each parameter
+    table = np.stack(bits_of)  # code length in bits for each parameter and each block
     tables, lengths = [], []
     for s in range(SIZES):
         if s:
@@ -298,6 +304,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the rows of a table [COLUMNS, blocks] for the parameters that an offset of `width` bits can select."""
+    """Return the part of a table [COLUMNS, blocks] with the parameters that an offset of `width` bits can select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

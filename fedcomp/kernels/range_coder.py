@@ -4,17 +4,18 @@ Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman cod
 (arXiv:1311.2540). Giesen, "Interleaved entropy coders", 2014 (arXiv:1402.3392).
 
 Let f_s be the frequency of symbol s, scaled so that all frequencies add up to 2^B, and at least 1 for every symbol that occurs. Let F_s be
-the sum of the frequencies of all smaller symbols. Each chunk of symbols has several coder states, called lanes, and symbol i uses state i
-mod (number of lanes). Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two steps:
+the sum of the frequencies of all smaller symbols. Each chunk of symbols has one or several coder states, called lanes. Symbol i uses the
+lane i mod (number of lanes). Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two
+steps:
 
-    If state ≥ f_s·2^(53−B), write the low 32 bits of the state as a word, and shift the state right by 32.
+    If state ≥ f_s·2^(53−B), append the low 32 bits of the state to the code as a word, and shift the state right by 32.
     Replace the state by state // f_s · 2^B + F_s + state mod f_s.
 
-Decoding inverts each step, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
+Decoding inverts these steps, from the first symbol to the last. After decoding, all states are 2²¹ and all words have been read. The code
 contains the frequencies, and the states and words of each chunk, as specified in docs/reference/frame-format.md.
 
 The frequencies and their sum 2^B are computed in integers, so the bytes are the same on every machine and for any number of threads.
-Existing rANS libraries, such as constriction, use floating-point tables or have no stable format.
+Existing rANS libraries, such as constriction, are not used, because they have floating-point tables or no stable format.
 """
 
 import struct
@@ -29,10 +30,10 @@ LARGEST = 4096  # largest number of possible symbols
 MAX_BITS = 20  # largest B
 CHUNK = 1 << 22  # number of symbols in a chunk
 LANES, MIN_LANE_SYMBOLS = 8, 1 << 14
-# FLOOR: the smallest state. WORD: bits of a word; states are below FLOOR · 2^WORD = 2⁵³.
+# FLOOR: the smallest coder state. WORD: number of bits of a word. Coder states are below FLOOR · 2^WORD = 2⁵³.
 FLOOR, WORD = 1 << 21, 32
-STATE = 7  # bytes of an encoded state
-GROUP = 256  # largest number of values of a combined symbol
+STATE = 7  # number of bytes of an encoded coder state
+GROUP = 256  # largest number of possible values of a combined symbol
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
@@ -59,7 +60,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     data = memoryview(data)
     if count == 0:
-        _expect(len(data) == 0, "bytes follow, although there are no values to decode")
+        _expect(len(data) == 0, "expected no values, but entropy-coded values follow")
         return np.empty(0, np.uint16)
     frequencies, bits, start = _read_head(data, count, size)
     if bits == 0:
@@ -104,7 +105,7 @@ def group(digits: np.ndarray, base: int) -> np.ndarray:
 
 
 def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
-    """Split symbols into their digits [count], uint8. Raises FrameError unless `group` returns exactly these symbols for the digits."""
+    """Split symbols into their digits [count], uint8. Raises FrameError if `group` cannot have returned these symbols."""
     width = group_width(base)
     if symbols.size != -(-count // width):
         raise FrameError(
@@ -128,7 +129,7 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
     bits = _bits(total, present.size)
     frequencies = _scale(counts, total, bits)
     used = frequencies[present]
-    # The lengths of the frequencies in bits; frexp is exact for these numbers.
+    # The number of bits of each frequency. For integers of this size, frexp is exact.
     lengths = np.frexp(used.astype(np.float64))[1].astype(np.int64)
     changes = np.diff(lengths, prepend=0)
     owner, shift = _low_bits(lengths)
@@ -143,7 +144,8 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
     """Parse the start of a code.
 
-    Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must compare the frequencies to the symbols.
+    Return the frequencies [size], the exponent B of their sum, and the bytes read. The caller must check that the frequencies match the
+    symbols.
     """
     _expect(len(data) >= HEAD.size, "the entropy-coded values end too early")
     bits, used = HEAD.unpack_from(data)
@@ -178,7 +180,7 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
 
 
 def _pack_list(positions: np.ndarray) -> bytes:
-    """Encode positions as a Rice code, preceded by its parameter and its length."""
+    """Encode positions as a Rice code, with its Rice parameter and its length in front."""
     b = min(range(13), key=lambda b: rice.bits(positions, b))
     code = rice.pack(positions, b)
     return HEAD.pack(b, len(code)) + code
@@ -201,21 +203,24 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each bit below the leading bit of each number, return the index of the number and the shift of the bit."""
+    """List all bits of numbers except the leading bits. Return, for each bit, the index of its number and its place in the number."""
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
     return owner, widths.cumsum()[owner] - 1 - np.arange(owner.size)
 
 
 def _bits(total: int, present: int) -> int:
-    """Return B, where 2^B is the sum of frequencies. No frequency of a million symbols is rounded up to 1, and tables fit in the cache."""
+    """Return the exponent B of the sum of frequencies, 2^B.
+
+    For up to a million symbols, B is so large that no frequency must be rounded up to 1. Tables of 2^B entries fit in the cache.
+    """
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
 
 def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
-    """Scale counts to integers with the sum 2^B. Nonzero counts stay at least 1.
+    """Scale counts to integers with the sum 2^B. A nonzero count gives at least 1.
 
-    The integers with the largest remainders are rounded up; of equal remainders, that of the lower symbol.
+    The integers with the largest remainders are rounded up. Among equal remainders, lower symbols come first.
     """
     frequencies, remainders = np.divmod(counts << bits, total)
     frequencies = np.where(counts > 0, np.maximum(frequencies, 1), 0)
@@ -252,7 +257,7 @@ def _encode_chunk(
     from . import coder_loops
 
     lanes = _lanes(symbols.size)
-    room = symbols.size * (bits + 1) // WORD + lanes + 1  # Each symbol adds at most B + 1 bits
+    room = symbols.size * (bits + 1) // WORD + lanes + 1  # each symbol needs at most B + 1 bits
     states, words = np.empty(lanes, np.int64), np.empty(room, np.uint32)
     start = coder_loops.encode(symbols, frequencies, bits, states, words)
     return states, words[start:].astype(SIZE, copy=False)
@@ -263,7 +268,7 @@ def _state_bytes(states: np.ndarray) -> bytes:
 
 
 def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the states and the words of each chunk. `counts`: number of symbols of each chunk."""
+    """Return the coder states and the words of each chunk. `counts`: number of symbols of each chunk."""
     edge = SIZE.itemsize * (len(counts) - 1)
     _expect(len(data) >= edge, "the chunk lengths of the entropy-coded values end too early")
     ends = [4 * length for length in np.frombuffer(data[:edge], SIZE).tolist()]

@@ -1,4 +1,4 @@
-"""SGD for softmax regression on a batch of client models, with each client on one thread.
+"""SGD for softmax regression on the models of many clients. Each client is processed by one thread.
 
 A step with learning rate η on a batch B of examples (x_j, y_j) computes, with sums over B:
 
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from .parallel import starmap
 
-MIN_WORK = 100_000  # For batches whose gradient needs fewer products, torch is faster
+# torch is faster if the gradient of a batch needs fewer multiplications than this.
+MIN_WORK = 100_000
 
 
 def is_faster(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
-    """Return whether `descend` supports the inputs [N, width] and targets [N], and is faster than torch.
+    """Return whether the function `descend` supports these inputs [N, width] and targets [N], and is faster than torch.
 
     `examples`: number of examples in a batch. `outputs`: the number of classes.
     """
@@ -55,11 +56,11 @@ def descend(
 ) -> Tensor:
     """Run s steps of SGD on the mean cross-entropy for each of m clients, in place.
 
-    Return the loss of each client before each step: [m, s].
+    Return the loss of each client before each step, [m, s].
 
     `stack` [m, n], contiguous: one client per row, with weights [outputs, i] from column `weights` on and biases from column `biases` on.
     `positions` [m, Σ sizes]: the examples of each client, as indices into inputs [N, i] and targets [N], in batches of `sizes` [s]
-    examples. Targets must be in 0..outputs−1, which is not checked. Raises IndexError for positions out of range.
+    examples. Targets must be in 0..outputs−1; this function does not check them. Raises IndexError for positions out of range.
     """
     from .regression_loops import descend_each
 

@@ -6,7 +6,7 @@ from numpy import float32, uint64
 from .loops import add_rows, compiled
 
 
-@compiled(fastmath={"contract", "nsz", "reassoc"})  # These flags allow numba to vectorize the sums
+@compiled(fastmath={"contract", "nsz", "reassoc"})  # with these flags, numba can vectorize sums
 def multiply(source, starts, weights, out):
     """Set out[j, o] to the dot product of weights[o] and the row that starts at source[starts[j]]. Four rows are processed at a time."""
     (outputs, width), last = weights.shape, starts.size - 1

@@ -7,12 +7,12 @@ Positions p_0 < p_1 < … are coded as their gaps g_i = p_i − p_(i−1), where
     Padding: zero bits up to a whole byte.
 
 The low stream starts at the bit after the unary stream. Bits are packed from the most significant bit of the first byte. The number of
-positions, the parameter b and the size of the vector are sent separately. In `pack_rows` and `unpack_rows`, each position can have its own
-parameter.
+positions, the parameter b and the size of the vector are sent separately. The functions `pack_rows` and `unpack_rows` allow a different
+parameter for each position.
 
-The parameter b* suits `count` uniformly distributed positions of a vector [numel]. The parameter b* is the largest b with (1 − p)^(2^(b−1))
-≥ φ − 1, but at least 0, where φ = (√5 + 1)/2 and p = count/numel. The parameter b* is computed in integers, so that it is the same on every
-machine.
+The optimal parameter for `count` uniformly distributed positions of a vector [numel] is called b*. The parameter b* is the largest b with
+(1 − p)^(2^(b−1)) ≥ φ − 1, but at least 0, where φ = (√5 + 1)/2 and p = count/numel. The parameter b* is computed in integers, so that it is
+the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ import numpy as np
 
 from ..errors import FrameError
 
-WIDEST = 40  # largest parameter b; positions in damaged codes are then below 2^63
-SPARE = 8  # number of zero bytes after the last code, since eight bytes are read at a time
+WIDEST = 40  # largest parameter b; even in damaged codes, positions are then below 2^63
+SPARE = 8  # number of zero bytes after the last code, needed because eight bytes are read at a time
 AFTER = bytes(SPARE)
-MANY = 1_000  # Importing the compiled loops is worthwhile from this number of positions on
+MANY = 1_000  # importing the compiled loops saves time if there are at least this many positions
 _FRACTION = 128  # number of fractional bits of fixed-point numbers
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
 
 class Fields(NamedTuple):
-    """Numbers of `widths` ≤ 40 bits that are written before the codes, in the order of the rows: int64 arrays with one entry per number."""
+    """Numbers that are written before the code of a row. Each field is an int64 array with one entry per number; widths are ≤ 40 bits."""
 
     rows: np.ndarray
     widths: np.ndarray
@@ -43,7 +43,7 @@ class Fields(NamedTuple):
 
 @lru_cache(4096)
 def parameter(count: int, numel: int) -> int:
-    """Return the parameter b* for `count` uniformly distributed positions of numel, or 0 without positions."""
+    """Return the optimal parameter b* for `count` uniformly distributed positions of a vector [numel], or 0 if `count` is 0."""
     if count == 0:
         return 0
     power, b = ((numel - count) << _FRACTION) // numel, 0
@@ -53,12 +53,12 @@ def parameter(count: int, numel: int) -> int:
 
 
 def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
-    """Return the parameter b* for each of `counts` [m], as int64 [m]."""
+    """Return the optimal parameter b* for each number of positions in `counts` [m], as int64 [m]."""
     return np.array([parameter(count, numel) for count in counts.tolist()], np.int64)
 
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
-    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code, and the smallest such parameter in case of a tie."""
+    """Return the parameter from b* − 2 to b* + 2 that gives the shortest code. In case of a tie, return the smallest parameter."""
     return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
@@ -71,14 +71,15 @@ def best_parameters(
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
         b = low + i
-        # Increasing b by one adds a bit per position and halves each unary part, rounded down. The length of the code is convex in b.
+        # Increasing the parameter b by one adds a bit per position and halves each unary part, rounded down. The code length is convex in
+        # b.
         saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
 
 
 def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest Rice parameter to try, given b*, the parameter for uniformly distributed positions."""
+    """Return the smallest and the largest Rice parameter to try. `b`: the optimal parameter for uniformly distributed positions."""
     return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 
@@ -207,14 +208,13 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Read integers of `widths` ≤ 40 bits from the bit offsets `at` of `raw`, which `padded` returned. Return int64."""
-    words = np.ndarray(
-        raw.size - SPARE + 1, ">u8", raw, strides=(1,)
-    )  # the eight bytes from each byte offset on
+    # Entry i of `words` contains the eight bytes from byte i on.
+    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))
     return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 
 def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the gaps minus one, g_i − 1, of all positions of m rows. `counts` [m]: number of positions in each row."""
+    """Return g_i − 1, the gap minus one, for all positions of m rows. `counts` [m]: number of positions in each row."""
     rest = np.diff(positions, prepend=-1) - 1
     first = (counts.cumsum() - counts)[counts > 0]
     rest[first] = positions[first]
@@ -230,7 +230,7 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def loops(count: int) -> ModuleType | None:
-    """Return the compiled loops, or None if importing them takes longer than they save for `count` positions."""
+    """Return the compiled loops, or None if `count` positions are so few that importing the loops takes longer than it saves."""
     return _loops() if count >= MANY else None
 
 
@@ -242,7 +242,7 @@ def _loops() -> ModuleType:
 
 
 def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:
-    """Write the lowest `widths` bits of each value into a stream with one element per bit, from the indices `at` on."""
+    """Write the lowest `widths` bits of each value to a stream with one element per bit, starting at the indices `at`."""
     for bit in range(widths.max(initial=0)):
         if bit == widths.min():
             has = widths > bit

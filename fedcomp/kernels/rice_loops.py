@@ -22,7 +22,7 @@ def leading_zeros(_, word):
 def _word(raw, at):
     """Return the eight bytes from the byte that contains bit `at`, as a big-endian number."""
     word = uint64(0)
-    for i in range(8):  # The compiler turns this loop into one load and one byte swap
+    for i in range(8):  # this loop is compiled to one load and one byte swap
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
     return word
 
@@ -59,9 +59,9 @@ def _unary(raw, start, end, high):
 
 @compiled
 def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, good):
-    """Decode rows.
+    """Decode the Rice codes of all rows.
 
-    Write the positions of all rows to `positions`, and whether each row is valid to `good`. No byte outside of `raw` is read.
+    Write the positions of all rows to `positions`. Set good[r] to whether row r is valid. No byte outside of `raw` is read.
 
     The positions of a valid row are strictly increasing and below numel.
     """
@@ -81,7 +81,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
         last, i = int64(-1), uint64(0)
         for j in range(blocks, block):
             b = parameters[j]
-            # `most`: larger numbers of zero bits are invalid and could overflow.
+            # More than `most` zero bits are invalid, and could cause an overflow.
             most = (numel >> b) + 1
             for _ in range(lengths[j]):
                 last = min(last + (min(row[i], most) << b) + _bits(raw, at, b) + 1, numel)
@@ -93,7 +93,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @numba.njit(nogil=True, inline="always")
 def _put(out, at, width, value):
-    """Write the lowest `width` bits of a number to `out`, from bit `at` on, where `out` is still zero. Return the index of the next bit."""
+    """Write the lowest `width` bits of a number to `out`, which is zero from bit `at` on. Return the index of the next bit."""
     while width > 0:
         room = 8 - (at & 7)
         step = min(room, width)
@@ -106,9 +106,9 @@ def _put(out, at, width, value):
 
 @compiled
 def pack(rest, each, counts, starts, fields, widths, values, out):
-    """Write the codes of all rows to `out`, which must contain zeros.
+    """Write the Rice codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r] with its fields: the next fields[r] numbers of `values`, of `widths` bits each.
+    Row r starts at bit starts[r]. The next fields[r] numbers of `values`, with the numbers of bits in `widths`, precede the code of row r.
     """
     i, f = 0, 0
     for r in range(starts.size):
@@ -127,8 +127,8 @@ def pack(rest, each, counts, starts, fields, widths, values, out):
 
 @compiled
 def best_parameter(rest, low, high):
-    """Return the parameter from `low` to `high` that gives the shortest code of a row, and the smallest such parameter in case of a tie."""
-    for b in range(low, high):  # The length of the code is convex in b
+    """Return the parameter from `low` to `high` that gives the shortest code of a row. In case of a tie, return the smallest parameter."""
+    for b in range(low, high):  # the code length is convex in the parameter b
         saved = 0
         for i in range(rest.size):
             saved += ((rest[i] >> b) + 1) >> 1
@@ -139,14 +139,15 @@ def best_parameter(rest, low, high):
 
 @compiled
 def best_blocks(rest, each, begins, unit, sizes, gain):
-    """Find a row's shortest code in blocks. Return the block size exponent and offset width, and write Rice parameters to `each`.
+    """Find the shortest code in blocks for a row (see positions.py), and write the Rice parameter of each position to `each`.
 
-    If blocks save at most the fraction 2^-gain of the bytes of the code without blocks, return 0, 0 and leave `each` unchanged. `begins`:
-    the lowest parameter of a block for each width w from 2 on. `sizes`: number of values of s to try.
+    Return the block size exponent and the offset width. If blocks save no more than the fraction 2^-gain of the bytes of the code without
+    blocks, return 0, 0 and leave `each` unchanged. `begins`: the lowest possible Rice parameter of a block for each offset width, starting
+    with width 2. `sizes`: number of block size exponents to try.
     """
     first, columns = begins[-1], 1 << (begins.size + 1)
     n_blocks = (rest.size + unit - 1) // unit
-    # code length in bits of each block with each parameter
+    # code length in bits for each block and each parameter
     table, bits = np.zeros((n_blocks, columns), np.int64), 0
     for i in range(rest.size):
         bits += (rest[i] >> each[i]) + 1 + each[i]

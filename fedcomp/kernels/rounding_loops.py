@@ -1,6 +1,7 @@
 """Loops of kernels/rounding.py, compiled by numba.
 
-`start`: index of x[0] in the vector, a multiple of 4. `low`, `high`: the two 32-bit halves of the seed.
+In these loops, x is a part of a vector. `start`: index of x[0] in the vector, a multiple of 4. `low`, `high`: the two 32-bit halves of the
+seed.
 """
 
 import numpy as np
@@ -49,7 +50,7 @@ def levels(x, arguments, low, high, start, out):
         draw(low, high, 0, start + first, words)
         count = uint64(min(N_WORDS, x.size - first))
         cells[:] = 0
-        for edge in edges:  # A binary search would not be vectorized
+        for edge in edges:  # numba would not vectorize a binary search
             for i in range(count):
                 cells[i] += uint8(x[uint64(first) + i] >= edge)
         for i in range(count):
@@ -61,7 +62,7 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first_bin, bin_bits, table):
-    """Add x·factor to a histogram: the count of each bin to table[0], and the sum of the lowest `bin_bits` bits of its keys to table[1].
+    """Add the values x·factor to a histogram. table[0]: number of values in each bin; table[1]: sum of the lowest `bin_bits` bits of the keys.
 
     `first_bin`: the value of key >> bin_bits for bin 0. Keys: see `rounding._keys`.
     """

@@ -1,8 +1,10 @@
-"""Exact selection of coordinates without sorting: the largest magnitudes, the largest of one sign, or those above a threshold.
+"""Exact selection of coordinates without sorting: the k largest magnitudes, the k largest values of one sign, or all magnitudes above a
+threshold.
 
-Functions take m finite vectors [n], of any float dtype and on any device: a tensor [m, n] or a sequence of tensors [n]. The bits of a
-float32 without the sign bit, read as an integer, increase with the magnitude. Selection compares such integers, called *keys*. Of equal
-magnitudes, those at lower positions are selected first. Zeros are never selected, so fewer than k positions can be selected.
+Functions take m finite vectors [n], of any float dtype and on any device: a tensor [m, n] or a sequence of tensors [n]. Selection compares
+integers, called *keys*, that are computed from the bits of float32 values. For example, the key for a magnitude is the integer that
+consists of all bits but the sign bit; it increases with the magnitude. Among equal magnitudes, those at lower positions are selected first.
+Zeros are never selected, so fewer than k positions can be selected.
 """
 
 from collections.abc import Sequence
@@ -16,11 +18,11 @@ from .parallel import Rows, map_ranges, split_runs, stacked
 
 MAGNITUDE = 0x7FFFFFFF  # mask of all bits but the sign bit
 SIGN = -0x80000000  # the sign bit of an int32
-MANY = 100_000  # Importing the compiled loops is worthwhile from this total number of elements on
-# The compiled loops are faster than numpy on a batch if a vector has at least this many elements.
+MANY = 100_000  # importing the compiled loops saves time if a batch has at least this many elements in total
+# The compiled loops are faster than numpy if each vector has at least this many elements.
 LONG = 1 << 10
 SAMPLE = 1 << 14  # Smallest number of elements in a sample
-# Largest stride of a sample; a prime number, so that all columns of a matrix are sampled.
+# Largest distance between sampled elements. STEP is a prime number, so that all columns of a matrix are sampled.
 STEP = 251
 # For a vector with at least this many elements, a sample is used to exclude small elements.
 SAMPLED = 1 << 17
@@ -29,14 +31,14 @@ Array = np.ndarray | Tensor  # numpy arrays on the CPU, torch tensors elsewhere
 
 
 class Chosen(NamedTuple):
-    """The selected positions in m vectors, ascending within each vector and concatenated, and the number of positions in each vector."""
+    """The positions selected in m vectors, concatenated, and the number of positions in each vector."""
 
-    positions: Tensor  # int64, on the device of the vectors
+    positions: Tensor  # int64, ascending within each vector, on the device of the vectors
     counts: np.ndarray  # int64 [m]
 
 
 class Side(NamedTuple):
-    """The definition of the keys by which values are selected: (bits ^ flip) & mask, where `bits` are the bits of a float32.
+    """The definition of a key: a value is selected by (bits ^ flip) & mask, where `bits` are its bits as a float32.
 
     Only keys above 0 are selected.
     """
@@ -54,9 +56,9 @@ def top_k(rows: Rows, k: int) -> Chosen:
 
 
 def top_side(rows: Rows, k: int) -> Chosen:
-    """For each vector x, select the k largest of x or the k largest of −x, whichever have the larger mean.
+    """For each vector x, select the k largest values of x or of −x, whichever have the larger mean. Only positive values are selected.
 
-    Only positive values of x or −x are selected. If the means are equal, the k largest of x are selected.
+    If the means are equal, values of x are selected.
     """
     sides = [_top(rows, k, side) for side in (POSITIVES, NEGATIVES)]
     means_of = [abs(means(values_at(rows, side), side.counts)) for side in sides]
@@ -84,7 +86,7 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
         return torch.from_numpy(np.concatenate([_floats(row)[at] for row, at in each]))
     stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
     if stack.is_cpu:
-        # Indexing in numpy does not use torch's threads.
+        # Indexing in numpy does not start torch's threads.
         return torch.from_numpy(_floats(stack)[row, positions.numpy()])
     return stack[torch.from_numpy(row).to(stack.device), positions].to(torch.float32)
 
@@ -94,7 +96,7 @@ def means(values: Array, counts: Array) -> np.ndarray:
 
     The mean of an empty run is 0. `counts` [m]: lengths of the runs.
 
-    Values are summed in order, in float64 on the CPU, so the result is the same on every device.
+    Values are summed on the CPU, in float64 and in order, so the result is the same for values on every device.
     """
     values, counts = (v.cpu().numpy() if isinstance(v, Tensor) else v for v in (values, counts))
     runs = np.arange(len(counts)).repeat(counts)
@@ -102,7 +104,7 @@ def means(values: Array, counts: Array) -> np.ndarray:
 
 
 def are_finite(rows: Rows) -> list[bool]:
-    """Return for each vector whether all its elements are finite."""
+    """Return for each vector whether all elements are finite."""
     if not len(rows):
         return []
     if _compiles(rows):
@@ -116,7 +118,7 @@ def are_finite(rows: Rows) -> list[bool]:
 def add_finite(onto: Sequence[Tensor], rows: Rows) -> tuple[Rows, list[bool]]:
     """Add rows[i] to onto[i] in place if the sum is finite. Return the m ≥ 1 sums [n], and whether each sum is finite.
 
-    For large vectors on the CPU, the returned sums are the tensors in `onto` themselves.
+    For large vectors on the CPU, the returned sums are not copies, but the tensors in `onto`.
     """
     if _compiles(rows):
         fine = [_add_finite(e.numpy(), _floats(x)) for e, x in zip(onto, rows, strict=True)]
@@ -147,7 +149,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 def _compiles(rows: Rows) -> bool:
-    """Return whether the compiled loops process the vectors one by one, instead of numpy or torch as a batch."""
+    """Return whether to process the vectors one by one with compiled loops, instead of as a batch with numpy or torch."""
     if not len(rows) or not _on_cpu(rows[0]):
         return False
     numel = rows[0].numel()
@@ -184,7 +186,8 @@ def _top(rows: Rows, k: int, side: Side) -> Chosen:
 def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
     """Return the positions of the k largest positive keys, ascending, given the bits [n] of a vector.
 
-    In a large vector, a sample excludes most elements from the search; if it excludes too many or too few, all elements are searched.
+    In a large vector, a threshold determined from a sample excludes most elements from the search. If the threshold excludes too many or
+    too few elements, all elements are searched.
     """
     from . import select_loops
 
@@ -199,7 +202,7 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions of the k largest keys and a few more, ascending: all keys that reach a threshold determined from a sample.
+    """Return the positions, ascending, of all keys that reach a threshold determined from a sample: the k largest and a few more.
 
     Return None if fewer than k keys, or far more than k, reach the threshold.
     """
@@ -207,7 +210,8 @@ def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    # The sample rank is 4 standard deviations above that expected of the k-th key, so almost certainly at least k keys reach the threshold.
+    # The threshold is the key with this rank in the sample. The rank is 4 standard deviations above the expected rank of the k-th largest
+    # key, so almost certainly at least k keys reach the threshold.
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)
@@ -246,7 +250,7 @@ def _sum_is_finite(onto: np.ndarray | None, x: np.ndarray) -> bool:
 
 
 def _split(keep: Array) -> Chosen:
-    """Return the positions of the true flags [m, n]."""
+    """Return the positions at which the flags [m, n] are true."""
     if isinstance(keep, Tensor):
         return Chosen(keep.nonzero(as_tuple=True)[1], _count(keep).cpu().numpy())
     rows, positions = np.divmod(np.flatnonzero(keep), max(keep.shape[1], 1))
@@ -256,7 +260,7 @@ def _split(keep: Array) -> Chosen:
 def _count(keep: Array) -> Array:
     if isinstance(keep, Tensor):
         return keep.count_nonzero(1)
-    # This expression is three times as fast as count_nonzero.
+    # np.bincount is three times as fast as count_nonzero.
     return np.bincount(np.flatnonzero(keep) // max(keep.shape[1], 1), minlength=len(keep))
 
 

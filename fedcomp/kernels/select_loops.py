@@ -1,7 +1,7 @@
 """Loops of kernels/select.py, compiled by numba.
 
-The key of a float32 is the integer `(bits ^ flip) & mask`, computed from its bits. Most blocks of elements have no key large enough to be
-selected, and cost only one vectorized maximum.
+The key of a float32 is the integer `(bits ^ flip) & mask`, computed from its bits. The loops first compute the largest key of each block of
+elements, which is vectorized, and skip a block if its largest key is too small to be selected.
 """
 
 import numba
@@ -11,7 +11,8 @@ from numpy import int32, uint64
 from .loops import compiled
 
 BLOCK = 64
-DIGITS = (11, 10, 10)  # numbers of bits of a key by which each pass narrows down the k-th largest
+# Each pass over the keys determines this number of bits of the k-th largest key.
+DIGITS = (11, 10, 10)
 
 
 @numba.njit(nogil=True, inline="always")
@@ -56,9 +57,9 @@ def kth_largest(bits, flip, mask, k):
 def collect(bits, flip, mask, threshold, ties, first, out):
     """Write the positions of the keys above the threshold, and of the first `ties` keys equal to the threshold, to `out`.
 
-    `first` is added to each position.
+    `first`: a number that is added to each position.
 
-    Return the number of positions, or a number above the size of `out` if they do not fit.
+    Return the number of positions. A number above the size of `out` means that the positions do not fit.
     """
     flip, mask, threshold = int32(flip), int32(mask), int32(threshold)
     filled = 0

@@ -1,6 +1,7 @@
 """Loops of kernels/count_sketch.py, compiled by numba.
 
-The lowest bit of a random word decides whether the sign of a coordinate is flipped. `first`: first coordinate of a range, a multiple of 4.
+The lowest bit of a random word decides whether the sign of a coordinate is flipped. `first`: index of the first coordinate of a range, a
+multiple of 4.
 """
 
 import numba
@@ -37,9 +38,9 @@ def add(x, first, low, high, stream, cells):
 
 @compiled
 def estimate(cells, positions, first, low, high, stream, out):
-    """Write estimates of coordinates to `out`. An estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
+    """Write estimates of coordinates to `out`. Each estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
 
-    The coordinates are positions[first:], int64, or those from `first` on if `positions` is None.
+    The coordinates are positions[first:], int64, or without `positions` all coordinates from `first` on.
     """
     rows, columns = cells.shape[0], uint64(cells.shape[1])
     low, high, bits = uint32(low), uint32(high), cells.view(np.uint32)
@@ -53,7 +54,7 @@ def estimate(cells, positions, first, low, high, stream, out):
                 word = words[i]
                 cell = bits[r, uint64(word) * columns >> uint64(32)]
                 estimate_bits[r, i] = cell ^ word << uint32(31)
-        for last in range(rows - 1, 0, -1):  # This bubble sort is vectorized over the coordinates
+        for last in range(rows - 1, 0, -1):  # a bubble sort, vectorized over the coordinates
             for r in range(uint64(last)):
                 below, above = estimates[r], estimates[r + uint64(1)]
                 for i in range(uint64(UNIT)):

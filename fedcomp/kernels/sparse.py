@@ -20,7 +20,7 @@ def add_all_at(
     values: Sequence[np.ndarray],
     weights: Sequence[float],
 ) -> None:
-    """Add weights[j]·values[j] to into[positions[j]] in place for each update j, in order.
+    """Add sparse updates to a vector in place: for each update j, in order, add weights[j]·values[j] to into[positions[j]].
 
     `into`: contiguous float32 [n], on any device. Positions are int64, ascending. A product is rounded to float32 before it is added, so
     all devices compute the same bits. The time is proportional to the number of positions, not to n. Raises IndexError, with `into`

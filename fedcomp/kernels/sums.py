@@ -1,8 +1,8 @@
-"""Sums over vectors, which are the same on every device and for any number of threads.
+"""Sums over the elements of vectors. Results are the same on every device and for any number of threads.
 
 Norms are computed exactly and rounded once, by a method of Rump, Ogita and Oishi, "Accurate floating-point summation, part I: faithful
-rounding", SIAM Journal on Scientific Computing 2008. Vectors are finite, float32, float16 or bfloat16, on any device. Norms are Python
-floats, since they may exceed the range of float32.
+rounding", SIAM Journal on Scientific Computing 2008. All functions take finite vectors, float32, float16 or bfloat16, on any device. Norms
+are Python floats, since a norm may exceed the range of float32.
 """
 
 import math
@@ -16,13 +16,13 @@ from torch import Tensor
 from .parallel import map_ranges
 
 UNIT = 149  # A float32 is an integer times 2^-UNIT
-ROOT_BITS = 65  # Number of fractional bits of a square root, more than in float64
-# Numbers of elements that are summed at a time on CPUs and GPUs.
+ROOT_BITS = 65  # number of fractional bits of a square root, more than float64 has
+# Number of elements that are summed at a time, on CPUs and on GPUs.
 PIECE, DEVICE_PIECE = 1 << 16, 1 << 20
-# number of elements, and smallest number of rows, of a block in a column sum
+# a column sum adds blocks of about BLOCK elements, but at least MIN_BLOCK_ROWS rows
 BLOCK, MIN_BLOCK_ROWS = 1 << 16, 64
-LANES = 64  # number of columns into which a single column is divided
-TILE = 4096  # number of columns that are sorted at a time, so that they fit in the cache
+LANES = 64  # number of columns into which `column_sides` divides a single column
+TILE = 4096  # number of columns that are sorted at a time, chosen to fit in the cache
 LARGEST = float(np.finfo(np.float32).max)
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -51,7 +51,7 @@ def norm1_rows(X: Tensor) -> np.ndarray:
 def _root(total: int) -> int:
     """Return √total · 2^ROOT_BITS, truncated.
 
-    If the root is not exact, its last bit is set, so that it rounds to the same float64 as the exact root.
+    If the truncated root is not exact, its last bit is set. The result then rounds to the same float64 as the exact root.
     """
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)
@@ -78,9 +78,9 @@ def _sums(X: Tensor, power: int) -> list[int]:
 
 
 def _exact_sums(v: Array) -> Iterator[Array]:
-    """Yield float64 arrays [m] whose sum is the row sums of v [m, n], n ≥ 1. Each array is exact. v is overwritten.
+    """Yield float64 arrays [m] that add up to the row sums of v [m, n], n ≥ 1. No array has rounding errors. The argument v is overwritten.
 
-    Every step splits off the leading bits of all elements, as many as float64 can add exactly in any order.
+    Every step splits off the leading bits of all elements: as many bits as float64 can add without rounding, in any order.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -89,7 +89,7 @@ def _exact_sums(v: Array) -> Iterator[Array]:
         largest = library.maximum(next(ends), -next(ends))
         if not largest.any():
             return
-        # `above` is a power of two.
+        # `above` is computed as a power of two.
         above = room * largest / library.frexp(largest)[0].clip(0.5)
         leading = v + above
         leading -= above
@@ -98,12 +98,11 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums and numbers of the entries ≥ 0 and of the negative entries in each column, as float64 and int64 [2, columns].
+    """Sum and count the entries ≥ 0 and the negative entries of each column. Return two arrays [2, columns], float64 and int64.
 
-    x [rows · columns] must be finite, nonempty and row-major.
-    Sums are not exact, but computed in the same order everywhere: on the CPU, in float64, row after row within a block, and then block
-    after block. A block has about BLOCK elements, but at least MIN_BLOCK_ROWS rows. A single column is summed as LANES columns and a
-    remainder, whose sums are then added in order.
+    x [rows · columns] must be finite, nonempty and row-major. The sums are not exact, but are computed in the same order on every machine:
+    on the CPU, in float64, row after row within a block, and then block after block. A block has about BLOCK elements, but at least
+    MIN_BLOCK_ROWS rows. A single column is divided into LANES columns and a remainder, and the sums of these parts are added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)

@@ -1,11 +1,11 @@
-"""Tallies of packed one-bit votes.
+"""Majority votes over packed bits.
 
 A vote is ±1 in each of n coordinates, packed as bits (kernels/bits.py): 1 for positive. The majority of m votes in a coordinate is 1 if
 more than m/2 votes are positive, a random bit if exactly m/2 are positive, and otherwise 0. If m is even, random bits that depend on the
 seed are counted as one more vote, which breaks ties.
 
 Each vote is a buffer (bytes, memoryview or array) of ⌈n/8⌉ bytes. Padding bits are zero in votes and in results. Functions raise FrameError
-for a vote of another size or with other padding, and ValueError if there are no votes.
+for a vote with the wrong size or padding, and ValueError if there are no votes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from torch import Tensor
 from . import bit_planes, bits
 from .parallel import map_ranges
 
-TIE_STREAM = 4  # Number of the random stream that breaks ties
-# Number of bytes of each vote that are tallied at a time, so that they fit in the cache.
+TIE_STREAM = 4  # index of the random stream that breaks ties
+# Number of bytes of each vote that are counted at a time, chosen to fit in the cache.
 BLOCK = 1 << 17
 
 PackedSigns = bytes | memoryview | np.ndarray  # a vote, a ballot or a result
@@ -43,13 +43,13 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 def disagreement(
     votes: Votes, result: PackedSigns, numel: int, margin: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many coordinates each voter lost, and how many it lost by a margin of at least `margin` ≥ 1, as int64 [m] each.
+    """Return two arrays, int64 [m]: how many coordinates each voter lost, and how many of these by a margin of at least `margin` ≥ 1.
 
-    A voter loses a coordinate if its bit differs from the packed `result`. If `ones` of m votes are positive, the margin is |2·ones − m|.
+    A voter loses a coordinate if its vote differs from the packed `result`. If `ones` of m votes are positive, the margin is |2·ones − m|.
     """
     arrays = _as_arrays(votes, numel)
     (won,) = _as_arrays([result], numel)
-    # The margin is reached if at least `high` votes, or fewer than `low`, are positive.
+    # The margin is reached if at least `high` votes are positive, or fewer than `low`.
     high, low = (len(arrays) + margin + 1) // 2, (len(arrays) - margin) // 2 + 1
 
     def work(start: int, stop: int) -> np.ndarray:
@@ -87,6 +87,6 @@ def _ones(packed: np.ndarray) -> int:
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Return ranges of at most BLOCK bytes that together contain the packed coordinates start..stop-1."""
+    """Divide the bytes that contain the packed coordinates start..stop-1 into ranges of at most BLOCK bytes."""
     first, last = start // 8, (stop + 7) // 8
     return ((a, min(a + BLOCK, last)) for a in range(first, last, BLOCK))

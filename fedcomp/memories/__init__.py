@@ -1,6 +1,6 @@
 """Memories: error-feedback algorithms, each in its own file.
 
-A memory stores the part of a client's updates that a lossy codec did not send.
+A memory stores the part of a client's updates that the lossy codec has not sent yet.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # value of --memory for the memory `residual` or `none`, whichever suits the codec
+AUTO = "auto"  # value of --memory that selects `residual` or `none`, as suits the codec
 
 __all__ = [
     "AUTO",
@@ -57,9 +57,9 @@ def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) ->
 
 
 def with_memories(options: T, numel: int) -> T:
-    """Return a copy of `options` in which a memory `auto` is replaced by `residual` or `none`, whichever suits the codec of that link.
+    """Return a copy of `options` in which the value `auto` for a memory is replaced by `residual` or `none`, as suits the codec.
 
-    `options` is a dataclass with the fields uplink, memory, downlink and downlink_memory. Raises SpecError.
+    `options` is a dataclass with the codecs `uplink` and `downlink` and their memories, `memory` and `downlink_memory`. Raises SpecError.
     """
     links = {"memory": options.uplink, "downlink_memory": options.downlink}
     auto = [name for name in links if getattr(options, name) == AUTO]
@@ -73,7 +73,7 @@ def _suited(codec: Codec, numel: int) -> str:
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> tuple[type[Memory], Any]:
-    """Parse a spec string into memory class and options. Results are cached, since a simulation creates a memory for every client."""
+    """Parse a spec string into memory class and options. Results are cached, since a simulation has one memory per client."""
     with spec.error_context(text):
         return spec.choose(spec.parse_part(text, "memory"), _MEMORIES, "memory")
 

@@ -1,14 +1,14 @@
 """AdaComp, adaptive residual gradient compression: the number of sent coordinates adapts to the values of each update.
 
-Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan: AdaComp: adaptive residual gradient compression for data-parallel distributed training.
-AAAI 2018, algorithm 2. With the residual e and the update x,
+Chen et al., "AdaComp: adaptive residual gradient compression for data-parallel distributed training", AAAI 2018, algorithm 2. With the
+residual e and the update x, a client computes:
 
-    G = e + x,  H = G + x;  send sign(G_i)·s at each coordinate i where |H_i| ≥ max|G| over the bin of i;  e ← G − the accepted update.
+    G = e + x,  H = G + x;  send sign(G_i)·s at each coordinate i where |H_i| ≥ max|G| over the bin of i;  e ← G − (accepted update).
 
 A bin is a group of T consecutive coordinates, and the scale s is the mean of max|G| over the bins. The paper uses T = 50 for convolutions,
 T = 500 for dense layers, and a scale s for each layer. With `@layer` in --uplink, each tensor has its own scale s. Without `@layer`, the
 model has one scale s, and a bin can span several tensors. AdaComp itself selects the coordinates, so the codec's option `density` has no
-effect. Coordinates where G is zero are never sent.
+effect. A coordinate i with G_i = 0 is never sent.
 """
 
 import math
@@ -53,7 +53,7 @@ class AdaComp(VectorMemory):
 def select(g: Tensor, x: Tensor, size: int) -> Tensor:
     """Return the vector to send. `g` [n]: the residual plus the update; `x` [n]: the update.
 
-    A bin has `size` coordinates.
+    `size`: the number of coordinates in a bin.
     """
     n = g.numel()
     size = min(size, n)

@@ -1,6 +1,6 @@
 """The base class of memories. A memory stores the part of a client's updates that its lossy codec has not sent yet.
 
-`propose(x)` returns a frame: the encoded update x. The caller then calls `commit()` if the receiver accepted the frame, or else
+`propose(x)` returns a frame: the encoded update x. The caller then calls `commit()` if the receiver accepted the frame, and otherwise
 `rollback()`. The state of a memory consists of tensors and bytes, so that it can be written to disk and moved between devices.
 
 Subclasses of `Memory` implement `_propose` and `_commit` for a stack: a list of m memories with the same class and codec.
@@ -28,7 +28,7 @@ Vectors = Mapping[str, Tensor]  # state vectors [numel] by name
 Updated = tuple[Vectors, Tensor]  # the state vectors after an update, and the vector to encode
 # Entries to write to a checkpoint, by name: a dict of vectors [numel], and a dict of bytes, where None deletes an entry.
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]
-# Functions that return the checkpoint entry of a given name, or None if there is none.
+# Functions that return the checkpoint entry with a given name, or None if no entry has this name.
 ReadVector = Callable[[str], Tensor | None]
 ReadValue = Callable[[str], bytes | None]
 
@@ -40,7 +40,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class MomentumOptions:
-    # Factor by which the momentum is multiplied in each round; larger = old updates count for longer
+    # Factor by which the momentum is multiplied in each round; with a larger factor, old updates count for longer
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -48,14 +48,14 @@ class MomentumOptions:
 
 
 class Memory(ABC):
-    """A codec, with the error-feedback state that one client keeps between rounds, for updates [numel]."""
+    """The codec of one client, together with the error-feedback state that the client keeps between rounds. Updates are vectors [numel]."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # server part of the memory
-    required_strategy: ClassVar[str] = ""  # the only strategy that allows this memory ("" = any)
-    # Whether the memory itself selects the coordinates to send; the density of its codec is then 1.
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # the class of the server part
+    required_strategy: ClassVar[str] = ""  # the strategy that this memory needs ("" = any strategy)
+    # Whether the memory, instead of its codec, selects the coordinates to send. If so, the density of the codec is set to 1.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
@@ -81,7 +81,7 @@ class Memory(ABC):
         self._check_codec()
 
     def set_density(self, density: float) -> None:
-        """Set the density of the codec (the fraction of coordinates that it sends). 0 restores the codec's original density.
+        """Set the density of the codec, the fraction of the coordinates that it sends. The density 0 restores the codec's original density.
 
         Raises ConfigError if the codec has no option `density`, or if error feedback would diverge with the new density.
         """
@@ -92,7 +92,7 @@ class Memory(ABC):
 
     @property
     def warning(self) -> str:
-        """The warning that a run shows at its start if the codec does not suit this memory, else ""."""
+        """A warning to show at the start of a run if the codec does not suit this memory; "" = no warning."""
         return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
@@ -114,8 +114,8 @@ class Memory(ABC):
     ) -> list[bytes | None | NonFiniteError]:
         """Encode the updates of m memories with the same class and codec.
 
-        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. If an
-        update holds NaN or infinity, the returned list has a NonFiniteError in place of its frame, and its memory is unchanged.
+        `x`: a tensor [m, numel] or m vectors [numel]. `context.moments`: sums of gradients and squared gradients [m, numel], or None. For
+        an update with NaN or infinity, the returned list has a NonFiniteError in place of the frame, and the memory is unchanged.
         """
         if not memories:
             return []
@@ -139,7 +139,7 @@ class Memory(ABC):
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """Return the next frame of the pending proposal, if a round has several frames.
+        """Return the next frame of the pending proposal, for memories that send several frames for an update.
 
         Raises ConfigError, with the memory unchanged, if no proposal is pending, or if this memory sends only one frame per proposal.
         """
@@ -151,8 +151,8 @@ class Memory(ABC):
     def commit(self, *, returned: bytes | None = None) -> Update | None:
         """Record that the receiver accepted the pending frame. Return the decoded frame `returned`, or None if `returned` is None.
 
-        `returned`: a frame that the receiver sent back, with the part of the update that it did not use. Raises FrameError if `returned` is
-        damaged; the proposal then stays pending.
+        `returned`: a frame sent back by the receiver, with the part of the update that the receiver did not use. Raises FrameError if
+        `returned` is damaged; the proposal then stays pending.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
@@ -165,11 +165,11 @@ class Memory(ABC):
 
     @classmethod
     def commit_batch(cls, memories: Sequence["Memory"]) -> None:
-        """Commit the pending frames of one or more memories with the same class and codec. Decoding all frames together is faster."""
+        """Commit the pending frames of one or more memories with the same class and codec. All frames are decoded together, for speed."""
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame. A memory with a residual keeps the frame's content in the residual."""
+        """Record that the receiver did not accept the pending frame. The frame's content stays in the residual, if there is one."""
         self._settle()
         self._rollback()
 
@@ -187,7 +187,8 @@ class Memory(ABC):
     def state_dict(self, *, copy: bool = True) -> State:
         """Return the whole state as a dict of float32 vectors [numel] and bytes.
 
-        With `copy=False` the vectors share storage with the memory: do not modify them, and read them before the memory's next use.
+        With `copy=False`, the vectors share storage with the memory. Do not modify the vectors, and read them before the next use of the
+        memory.
         """
         state = self._state()
         return _copied(state) if copy else state
@@ -212,7 +213,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Restore a state that `_state` returned, after its vectors were checked. Subclasses first call `super()._load_state(state)`."""
+        """Restore a state that `_state` returned; its vectors are already checked. Subclasses first call `super()._load_state(state)`."""
         self.pending = state.get("pending")
 
     # Methods for subclasses to implement.
@@ -225,10 +226,10 @@ class Memory(ABC):
     def _propose(
         cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        """Implement `propose_batch` without modifying x. The new state must be valid even if no frame is accepted."""
+        """Implement `propose_batch` without modifying x. The new state must be valid even if the receiver accepts no frame."""
 
     def _pending_part(self, frame: bytes) -> bytes:
-        """Return the bytes to store in `pending` for a proposed frame, by default the whole frame."""
+        """Return the bytes of a proposed frame to store in `pending`; by default, the whole frame."""
         return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
@@ -243,7 +244,7 @@ class Memory(ABC):
     def _commit(
         cls, memories: Sequence["Memory"], frames: Sequence[bytes], dropped: Sequence[Update | None]
     ) -> None:
-        """Call `_on_accepted` for one or more accepted frames. Memories whose frames are not in the codec's format override this method."""
+        """Call `_on_accepted` for one or more accepted frames. Memories with their own frame format override this method."""
         updates = cls._open(memories, frames)
         for memory, update, dropped_part in zip(memories, updates, dropped, strict=True):
             memory._on_accepted(update, dropped_part)
@@ -283,7 +284,7 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector that is None stands for zeros.
+    """A memory whose state consists of float32 vectors [numel], on the device of the last update. None stands for zeros.
 
     Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
     `_on_accepted` if an accepted frame changes vectors other than `residual`.
@@ -292,9 +293,10 @@ class VectorMemory(Memory):
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # attributes with state vectors
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
-        """Return the new state vectors after the update x [numel], and the vector to encode. Do not modify the arguments.
+        """Return the new state vectors after the update x [numel], and the vector to encode. Implementations must not modify the arguments.
 
-        The new state must be valid even if no frame is accepted. `context.moments`: sums of gradients and squared gradients, or None.
+        The new state must be valid even if the receiver accepts no frame. `context.moments`: sums of gradients and squared gradients, or
+        None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement _update_vectors or _propose"
@@ -328,7 +330,7 @@ class VectorMemory(Memory):
         return proposals
 
     def _vectors_on(self, like: Tensor) -> Vectors:
-        """Return the state vectors on the device of `like`. `like`: a float32 vector [numel]."""
+        """Return the state vectors on the same device as `like`, a float32 vector [numel]."""
         values = [getattr(self, name) for name in self.vectors]
         filled = [torch.zeros_like(like) if v is None else v.to(like.device) for v in values]
         return dict(zip(self.vectors, filled, strict=True))
@@ -352,41 +354,42 @@ class VectorMemory(Memory):
 class Counterpart(ABC):
     """The part of a memory that runs on the server and estimates each client's update.
 
-    Server and client have the same state, because they apply the same updates with the same operations. If a client starts without state
-    (`fresh`), the server deletes what it stored for this client. `memory`: a memory configured like the clients' memories.
+    Server and client have the same state for a client, because they apply the same updates with the same operations. If a client starts
+    without state (`fresh`), the server deletes the state that it stored for this client. `memory`: a memory configured like the clients'
+    memories.
     """
 
     rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run
     rates: Mapping[int, float] = {}  # relative learning rate of each client's update
-    # Whether the server compares the norms of model steps and of client updates.
+    # Whether the memory compares the norm of model changes (`squared_step` in `settle`) with the norms of client updates.
     compares_model_steps: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return a dict from name to bytes, which the server sends to clients before they encode updates, and counts as traffic."""
+        """Return values by name, as bytes. The server sends these values to clients before they encode updates, as counted traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the relative learning rates of a round (`rate`) and of its clients' updates (`rates`). Called at the end of a round."""
+        """Set the relative learning rates of the round (`rate`) and of each client's update (`rates`). Called after a round."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
-        """Return the estimate of a client's update, valid until the next `settle`, without changing the state.
+        """Return the estimate of a client's update, without changing the state. The estimate is valid until the next call of `settle`.
 
         `update`: the decoded frame of the client, or None if the client sent no frame.
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate), ascending by client, for each client that counts in this round although it has no accepted update."""
+        """Yield (client, estimate), ascending, for each client that counts in this round although it has no accepted update."""
         return ()
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
     ) -> Update | None:
-        """Return a vector to add to the mean estimate of the clients in this round, or None if there is nothing to add.
+        """Return a vector that the server adds to the mean estimate of the clients in this round, or None to add nothing.
 
         `weights`: the weights of all clients of the run, normalized. `present`: the weights of the clients in this round, normalized.
         Neither `weights` nor `present` includes clients that start without state.
@@ -405,11 +408,11 @@ class Counterpart(ABC):
 
     @abstractmethod
     def take_changes(self) -> Changes:
-        """Return the state that changed since the last call, to write it to a checkpoint."""
+        """Return the parts of the state that changed since the last call, for writing to a checkpoint."""
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint, whose entries `vector` and `value` read. Raises ValueError or TypeError for invalid data."""
+        """Restore the state from a checkpoint. `vector`, `value`: functions that read an entry. Raises ValueError or TypeError."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:
@@ -419,8 +422,8 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
     """Set `vectors` [numel] to zero, in place, at the coordinates that the receiver accepted.
 
-    This is momentum factor masking (Lin et al. 2018): momentum of an accepted coordinate is stale. `sent`: indices of the sent coordinates;
-    None = all. `dropped`: the part of the update that the receiver did not use.
+    This is momentum factor masking (Lin et al. 2018): once a coordinate is accepted, its momentum is stale. `sent`: indices of the sent
+    coordinates; None = all. `dropped`: the part of the update that the receiver did not use.
     """
     if dropped is not None:
         sent = np.arange(dropped.numel) if sent is None else sent

@@ -1,15 +1,15 @@
-"""Deep gradient compression (DGC): error feedback with momentum, which is applied before the codec selects coordinates.
+"""Deep gradient compression (DGC): error feedback with momentum. Momentum is applied before the codec selects coordinates.
 
-Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communication bandwidth for distributed training. ICLR 2018. With the
-update x, the velocity u, the momentum factor m, the codec C, and N clients in a round (option `nodes`):
+Lin, Han, Mao, Wang and Dally, "Deep gradient compression: reducing the communication bandwidth for distributed training", ICLR 2018. With
+the update x, the velocity u, the sum v of unsent velocities, the momentum factor m, the codec C, and N clients in a round (option `nodes`):
 
     x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  set u and v to zero where C(v) was accepted.
 
-Momentum correction: v accumulates the velocity u, so a coordinate that is sent late has the same momentum as without compression. Momentum
-factor masking: the velocity of a sent coordinate is stale and is set to zero. As in the paper, v is also set to zero at sent coordinates,
-so the quantization error of a sent value is lost. The default uplink is therefore `topk`, which sends exact values. A run with this memory
-warns about codecs that quantize. As with momentum SGD, a sent vector can be 1/(1 − m) times as large as the updates x. The run option
-`density_warmup` is the paper's warm-up.
+Momentum correction: the velocity u is added to v, so a coordinate that is sent late has the same momentum as without compression. Momentum
+factor masking: once a coordinate is sent, its velocity is stale and is set to zero. As in the paper, v is also set to zero at sent
+coordinates, so the quantization error of a sent value is lost. The default uplink is therefore `topk`, which sends exact values. With a
+codec that quantizes, a run shows a warning. As in momentum SGD, a vector that is sent can be 1/(1 − m) times as large as the updates x. The
+run option `density_warmup` implements the warm-up of the paper.
 """
 
 import math
@@ -40,7 +40,7 @@ class DGCOptions(MomentumOptions):
 
 
 def _keeps_values(codec: Codec) -> bool:
-    """Return whether a codec sends values exactly, or rounded to bfloat16 or to a higher precision."""
+    """Return whether a codec sends values with at least the precision of bfloat16."""
     inner = codec.unscoped
     if isinstance(inner, Product):
         return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)
@@ -70,7 +70,7 @@ class DGC(VectorMemory):
         if _keeps_values(self.codec):
             return ""
         return (
-            f"memory 'dgc' does not keep the quantization error of sent coordinates, and {self.codec} quantizes them; "
+            f"memory 'dgc' loses the quantization error of sent coordinates, and {self.codec} quantizes; "
             "use --uplink topk, or --memory residual"
         )
 

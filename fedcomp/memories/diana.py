@@ -1,14 +1,14 @@
 """DIANA, for unbiased codecs: a client sends the compressed difference between its update and a learned shift.
 
-Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed gradient differences. 2019, algorithm 1. With the update x, the
-client's shift h, and the codec C with variance bound ω (`Codec.variance`):
+Mishchenko, Gorbunov, Takáč and Richtárik, "Distributed learning with compressed gradient differences", 2019, algorithm 1. With the update
+x, the client's shift h, and the codec C with variance bound ω (`Codec.variance`):
 
     send C(x − h);  client and server set h ← h + α·C(x − h), with α ≤ 1/(1 + ω).
-    The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round; this sum is unbiased.
+    The server's update is the mean of h over all clients plus the mean of C(x − h) over the clients in the round. This update is unbiased.
 
-With `@layer`, ω is the largest variance bound among the tensors. The server stores the shift of each client, not the mean shift, so that a
+With `@layer`, ω is the largest variance bound among the tensors. The server stores the shift of each client, not only the mean, so that a
 single client can start again without state. Before the first accepted update of a client, its shift h is 0. With a robust strategy or
-`--clip-update`, the server instead aggregates h + C(x − h) of the clients in the round only, which bounds the influence of each client.
+`--clip-update`, the server aggregates h + C(x − h) over the clients in the round only, to bound the influence of each client.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from .shift import ShiftCounterpart, ShiftMemory
 
 @dataclass(frozen=True)
 class DianaOptions:
-    # α: step size of the shift, above 0, at most 1/(1 + ω) for the codec's variance bound ω (None = 1/(1 + ω))
+    # α: step size of the shift, above 0 and at most 1/(1 + ω), where ω is the codec's variance bound; None = 1/(1 + ω)
     alpha: float | None = None
 
 

@@ -1,18 +1,18 @@
 """ECQ-SGD: error feedback with a weight α and a decay β for the accumulated error.
 
-Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to large-scale distributed optimization. ICML 2018. With the
-update x, the accumulated error h and the codec C:
+Wu, Huang, Huang and Zhang, "Error compensated quantized SGD and its applications to large-scale distributed optimization", ICML 2018. With
+the update x, the accumulated error h and the codec C:
 
     y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) if accepted, else h ← β·h + x.
 
 The number γ bounds the relative squared error of the codec: ‖y − C(y)‖² ≤ γ‖y‖². A contractive codec with contraction δ has γ = 1 − δ. An
 unbiased codec with variance bound ω has γ = ω. Since x − C(y) = (y − C(y)) − α·h, the old error h shrinks if α²γ + (β − α)² < 1. Options
-with α²γ + (β − α)² ≥ 1 are an error. With biased codecs, β > 1 is also an error: coordinates that the codec never sends would grow by the
-factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory `residual`.
+with α²γ + (β − α)² ≥ 1 are rejected with an error. With biased codecs, β > 1 is also rejected: the error of a coordinate that the codec
+never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory `residual`.
 
-For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs use α = β: with a smaller α,
-old errors would be too small to be selected. The default α and β are stable with every contractive codec, and with unbiased codecs whose
-variance bound ω is at most 1.1.
+For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs, use α = β. With a smaller α,
+a sparse codec would rarely select coordinates with old errors. With the default α and β, every contractive codec is stable, and so is every
+unbiased codec with a variance bound ω of at most 1.1.
 """
 
 import math
@@ -25,7 +25,7 @@ from ..codecs import Context
 from ..errors import MismatchError
 from .base import Updated, VectorMemory, Vectors
 
-SAFE = 0.9  # safety factor for the α that an error message suggests
+SAFE = 0.9  # factor that keeps the α suggested in an error message below its limit
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ECQOptions:
 
 
 class ECQ(VectorMemory):
-    """Error feedback that weights the accumulated error (`residual`) and lets it decay."""
+    """Error feedback with a weight and a decay for the accumulated error, the attribute `residual`."""
 
     name: ClassVar[str] = "ecq"
     source: ClassVar[str] = "Wu et al. 2018"
@@ -61,8 +61,8 @@ class ECQ(VectorMemory):
             )
         if gamma > 0 and abs(beta) > 1 and variance is None:
             raise MismatchError(
-                f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: unsent coordinates grow by the factor beta "
-                "in every round; give a beta of at most 1"
+                f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: the error of unsent coordinates grows by "
+                "the factor beta in every round; give a beta of at most 1"
             )
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:

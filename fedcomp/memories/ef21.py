@@ -1,13 +1,13 @@
-"""EF21: error feedback in which a client sends the compressed difference between its update and the server's estimate of it.
+"""EF21: error feedback in which a client sends the compressed difference between its update and the server's estimate of this update.
 
-Richtárik, Sokolov, Fatkhullin: EF21: a new, simpler, theoretically better, and practically faster error feedback. NeurIPS 2021, algorithm
-2. With the update x, its estimate g on the server, and the codec C:
+Richtárik, Sokolov and Fatkhullin, "EF21: a new, simpler, theoretically better, and practically faster error feedback", NeurIPS 2021,
+algorithm 2. With the update x, the server's estimate g of the update, and the codec C:
 
     c = C(x − g);  send c;  client and server set g ← g + c;  the server moves the model by the mean of all g.
 
-The mean includes the stored estimate g of each client that is not in the round or whose reply is lost, as in EF21-PP (Fatkhullin, Sokolov,
-Gorbunov, Li, Richtárik 2021, "EF21 with bells & whistles"). In EF21-PP, every client has an estimate from the start. In fedcomp, the mean
-includes a client only after its first accepted update.
+If a client is not in the round, or its reply is lost, its stored estimate g still counts in the mean, as in EF21-PP (Fatkhullin, Sokolov,
+Gorbunov, Li and Richtárik, "EF21 with bells & whistles", 2021). In EF21-PP, every client has an estimate from the start. In fedcomp, a
+client has an estimate, and counts in the mean, only from its first accepted update on.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
 class EF21Counterpart(ShiftCounterpart):
-    """The server's estimates of the clients' updates, all of which count in every round."""
+    """The server's estimates of the clients' updates. All estimates count in every round."""
 
     counts_absent: ClassVar[bool] = True
 

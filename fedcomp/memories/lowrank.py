@@ -1,9 +1,10 @@
 """The memory of PowerSGD: error feedback for matrices that are sent as low-rank factors.
 
-Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithms 1, 2.
-With the residual e and the update x:
+Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS 2019, algorithms 1
+and 2. With the residual e and the update x:
 
-    e ← e + x,  P = M Q for each matrix M of e,  P̂ is an orthonormal basis of P,  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update is accepted.
+    e ← e + x,  P = M Q for each matrix M of e,  P̂ is an orthonormal basis of the columns of P,  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ if the update
+    is accepted.
 
 With the strategy `powersgd`, a client sends P in the phase `left` and Q' in the phase `right` of a round. Before the phase `left`, the
 server announces Q, the mean of the clients' last Q'. Before the phase `right`, the server announces P̂, which it computes from the mean of
@@ -35,7 +36,7 @@ PHASE, BASIS = "phase", "left"  # names of entries in the memory's state
 
 
 class LowRank(VectorMemory):
-    """Error feedback for low-rank factors.
+    """Error feedback for matrices that are sent as low-rank factors.
 
     The state has a float32 residual [numel] and, for each matrix, the Q of the next power iteration.
     """
@@ -46,7 +47,7 @@ class LowRank(VectorMemory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.factor_layout = FactorLayout(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by `start_name`
+        self.starts: dict[str, bytes] = {}  # factor Q of each matrix, by its `start_name`
         self.phase = ""  # phase of the pending frame, "" if the proposal has only one frame
         self.basis = b""  # basis P̂ of the pending update in the phase `right`, else b""
 
@@ -99,7 +100,7 @@ class LowRank(VectorMemory):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, frame, dropped_part in zip(memories, frames, dropped, strict=True):
-            if memory.phase != LEFT:  # in phase `left`, the update is incomplete
+            if memory.phase != LEFT:  # after the phase `left`, the update is still incomplete
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
                 memory._on_accepted(update, dropped_part)
@@ -127,7 +128,7 @@ class LowRank(VectorMemory):
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
     ) -> list[Tensor]:
-        """Return the float64 factors that the server announced as `name`. Raises ProtocolError for missing factors and for other shapes."""
+        """Return the float64 factors that the server announced as `name`. Raises ProtocolError if the factors are missing or invalid."""
         if name not in context.announced:
             raise ProtocolError(
                 f"the server did not announce '{name}', which the phase '{context.phase}' needs; server and client need the same strategy"
@@ -151,13 +152,13 @@ class LowRank(VectorMemory):
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:
-    """Encode the numbers in the tensors `parts` as one frame, clamped to the range of float32."""
+    """Clamp the numbers in the tensors `parts` to the range of float32, and encode them as one frame."""
     numbers = [part.clamp(-LARGEST, LARGEST).to(torch.float32).reshape(-1) for part in parts]
     return NUMBERS.encode(torch.cat(numbers) if numbers else torch.empty(0, dtype=torch.float32))
 
 
 def _starts(update: Update) -> dict[str, bytes]:
-    """Return the right factor of each matrix in `update`, as bytes, by `start_name` of the matrix."""
+    """Return the right factors of the matrices in `update`, as bytes, in a dict whose keys are the `start_name` of each matrix."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
     return {
         start_name(i): part.right.tobytes()

@@ -10,11 +10,11 @@ from ..errors import NonFiniteError
 from ..kernels import Rows
 from .base import Memory
 
-SENT_ALL = b""  # stored as `pending` in place of a frame with all coordinates
+SENT_ALL = b""  # value of `pending` in place of a frame that contains all coordinates
 
 
 class NoMemory(Memory):
-    """A memory without state. The pending frame of a lossless codec, which is as large as the model, is not stored."""
+    """A memory without state. If the codec is lossless, the pending frame is not stored, because it is as large as the model."""
 
     name: ClassVar[str] = "none"
 

@@ -1,17 +1,18 @@
-"""Error feedback: the unsent part of an update is added to the next one.
+"""Error feedback: the unsent part of an update is added to the next update.
 
-Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified SGD with memory.
-NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019. With update x, residual e and codec C:
+Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient descent", Interspeech 2014. Stich, Cordonnier and Jaggi, "Sparsified SGD with
+memory", NeurIPS 2018. Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD", ICML 2019. With the update x, the residual e
+and the codec C:
 
     a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a.
 
 After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. Until `commit` subtracts
-C(a), the attribute `residual` holds a, so `rollback` changes nothing.
+C(a), the attribute `residual` contains a, so `rollback` does not change `residual`.
 
 With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of a in `residual`.
 
-The option `decay` is a factor β for the residual: with β < 1, a = x + β·e, so that old errors fade. SparseLoCo uses β = 0.95 (Sarfi,
-Thérien, Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
+The option `decay` is a factor β for the residual: a = x + β·e. With β < 1, old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien,
+Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
 """
 
 from collections.abc import Sequence

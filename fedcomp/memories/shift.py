@@ -1,11 +1,11 @@
-"""Base classes of memories that send the difference to a *shift*: a vector that client and server store and change by the same operations.
-With the update x, the codec C, and the learning rate η of the round divided by the run's --lr:
+"""Base classes of memories that send the difference between an update and a *shift*, a vector that client and server both store and change
+in the same way. With the update x, the codec C, and the learning rate η of the round divided by the run's --lr:
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift).
 
-Updates grow with the learning rate, but shifts estimate gradients, which do not. Shifts are therefore stored for η = 1, so that they stay
-valid when a schedule or a warm-up changes the learning rate, also for clients that are not in the round. If a schedule changes the local
-steps or the batch size, shifts are not rescaled, but adapt in later rounds.
+Updates grow with the learning rate. Shifts are therefore stored for η = 1, so that they stay valid when a schedule or a warm-up changes the
+learning rate, also for clients that are not in the round. If a schedule changes the local steps or the batch size, shifts are not rescaled,
+and need some rounds to adapt.
 
 The shift changes only when a proposal is committed. Client and server therefore have the same shift while a proposal is pending, and after
 a rollback.
@@ -32,17 +32,17 @@ CLIENTS = "clients"  # name of the checkpoint entry that lists the clients with 
 
 
 def contraction(codec: Codec, numel: int) -> float:
-    """Return max(δ, 1 − ω, 0), where δ is the codec's contraction and ω its variance bound."""
+    """Return max(δ, 1 − ω, 0), where δ is the contraction factor of the codec and ω its variance bound."""
     omega = codec.variance(numel)
     return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
 
 class ShiftMemory(Memory):
-    """A memory that stores a float32 shift [numel] on the device of the last update."""
+    """A memory that stores a float32 shift [numel], on the device of the last update."""
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
-    rate: float = 1.0  # relative learning rate in the round of the pending proposal
+    rate: float = 1.0  # η for the pending proposal: relative learning rate of its round
 
     @classmethod
     def _propose(
@@ -65,7 +65,7 @@ class ShiftMemory(Memory):
         return proposals
 
     def _filter(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """Return the frame to send, or None to skip the round. `difference`: x − rate·shift, which `_filter` must not modify."""
+        """Return the frame to send, or None if the client skips the round. `difference`: x − rate·shift, which must not be modified."""
         return frame
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
@@ -86,7 +86,7 @@ class ShiftMemory(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """A client's estimated update, valid until the shift changes: rate · shift, plus the difference that the client sent, if any."""
+    """The server's estimate of a client's update: rate · shift, plus the difference in the client's frame, if there is one."""
 
     shift: Tensor  # the client's shift [numel], on the CPU
     update: Update | None
@@ -109,9 +109,9 @@ class Estimate(Update):
 
 
 class ShiftCounterpart(Counterpart):
-    """The server's shifts: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
+    """The shifts that the server stores: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
 
-    # Whether a client without an accepted update in the round counts, with its shift as update
+    # Whether the mean also includes clients without an accepted update in the round, each with its shift as update
     counts_absent: ClassVar[bool] = False
 
     def __init__(self, memory: ShiftMemory):

@@ -1,12 +1,12 @@
 """Signum: the client sends its momentum instead of its update.
 
-Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019, algorithm
-1. With the update x, the codec C, the momentum u and its factor β:
+Bernstein, Zhao, Azizzadenesheli and Anandkumar, "signSGD with majority vote is communication efficient and fault tolerant", ICLR 2019,
+algorithm 1. With the update x, the codec C, the momentum u and the momentum factor β:
 
     u ← β·u + (1 − β)·x;  send C(u).
 
-The momentum u does not depend on whether the server accepts C(u), since u is not an unsent error. With `--uplink sign --strategy vote`,
-this memory is the paper's algorithm. With β = 0, Signum is signSGD.
+The memory keeps u whether or not the server accepts C(u), because u is not an unsent error. With `--uplink sign --strategy vote`, this
+memory is the paper's algorithm. With β = 0, Signum is signSGD.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from .base import MomentumOptions, Updated, VectorMemory, Vectors
 
 
 class Signum(VectorMemory):
-    """A memory that sends the momentum of the client's updates, the attribute `velocity`."""
+    """A memory that sends the momentum of the client's updates. The momentum is the attribute `velocity`."""
 
     name: ClassVar[str] = "signum"
     source: ClassVar[str] = "Bernstein et al. 2019"

@@ -1,14 +1,14 @@
 """The memory of sketched SGD: a client sends a sketch of its residual, and then exact values at the coordinates that the server requests.
 
-Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithm 3. With
-the update x, the momentum u, its factor m and the residual v:
+Ivkin et al., "Communication-efficient distributed SGD with sketching", NeurIPS 2019, algorithm 3. With the update x, the momentum u, the
+momentum factor m and the residual v:
 
     u ← m·u + x;  v ← v + u;  send the sketch S(v);  then send v at the announced candidates;  set u and v to zero where accepted.
 
 The candidates are coordinates that the server expects to be large. The memory works only with the strategy `sketched-sgd`, in which a
-client sends two frames for an update, in the phases `sketch` and `values`. The second frame contains exact values, so if m = 0, the sum of
-all accepted values plus the residual equals the sum of all updates. The server sends back only the positions of the candidates that it did
-not use, since the client knows their values. With any other strategy, a client would not know which part of its sketch was used.
+client sends two frames for an update, in the phases `sketch` and `values`. The second frame contains exact values. If m = 0, the sum of all
+accepted values plus the residual therefore equals the sum of all updates. The server sends back the positions of candidates that it did not
+use, without values, since the client knows the values. With any other strategy, a client would not know which part of its sketch was used.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from ..errors import MismatchError, ProtocolError
 from .base import MomentumOptions, State, Updated, VectorMemory, Vectors, mask
 
 SKETCH, VALUES = "sketch", "values"  # names of the phases
-# Name of the announced candidates (coordinates to send), and of their entry in the state
+# Name of the candidates (coordinates to send) in the server's announcement and in the memory's state
 CANDIDATES = "candidates"
 NUMBERS = codec("identity")  # codec for values at the candidates
 MARKS = codec("sbc:density=1")  # codec for sets of positions
 
 
 class Sketched(VectorMemory):
-    """Momentum and error feedback for sketches. The client sketches the vector `residual`."""
+    """Error feedback with momentum, for sketches. The client sends a sketch of the vector `residual`."""
 
     name: ClassVar[str] = "sketched"
     source: ClassVar[str] = "Ivkin et al. 2019"
@@ -40,7 +40,7 @@ class Sketched(VectorMemory):
     required_strategy: ClassVar[str] = "sketched-sgd"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u
-    candidates: bytes = b""  # encoded candidates that were announced for the pending proposal
+    candidates: bytes = b""  # the announced candidates of the pending proposal, encoded
 
     @property
     def gain(self) -> float:

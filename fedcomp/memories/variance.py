@@ -1,13 +1,14 @@
 """Variance-based gradient compression: a coordinate is sent once its gradient is large compared to its variance.
 
-Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distributed deep learning. ICLR 2018 (workshop), algorithm 1.
+Tsuzuku, Imachi and Akiba, "Variance-based gradient compression for efficient distributed deep learning", ICLR 2018 (workshop), algorithm 1.
+With the gradients g of the local steps, and factors α and ζ:
 
     r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  set r and v to zero where accepted, and v ← ζ·v elsewhere.
 
-The sums are over the gradients g of the local steps; in the paper, the sums are over the examples of a batch. The client sends the
-accumulated update e, which for plain SGD with the learning rate η is −η·r. As in error feedback, the sum e keeps the codec's error. Without
-`Context.moments` (sums of g and g²), an update counts as the gradient of a single step. The memory itself selects the coordinates, so the
-codec's `density` has no effect. The codec `topk` suits best, since the magnitudes of the selected coordinates differ widely.
+In the paper, the sums Σ g and Σ g² are over the examples of a batch. The client sends the accumulated update e, which for plain SGD with
+the learning rate η is −η·r. As in error feedback, the codec's error remains in the sum e. Without `Context.moments` (sums of g and g²), an
+update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's `density` has no effect. The most
+suitable codec is `topk`, since the magnitudes of the selected coordinates differ widely.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from .base import Updated, VectorMemory, Vectors, mask
 
 @dataclass(frozen=True)
 class VarianceOptions:
-    # α: a coordinate is sent if (sum of its gradients)² > α · (sum of squares); larger = fewer coordinates, and later
+    # α: a coordinate is sent if (sum of its gradients)² > α · (sum of squared gradients). A larger α sends fewer coordinates, and later.
     alpha: float = 2.0
     zeta: float = 0.999  # ζ: factor by which the sum of squares is multiplied in each round
 
@@ -35,7 +36,7 @@ class VarianceOptions:
 
 
 class Variance(VectorMemory):
-    """Error feedback that sends a coordinate when its gradient is large compared to its variance. `residual` is the accumulated update."""
+    """Error feedback that sends a coordinate once its gradient is large compared to its variance. The accumulated update is `residual`."""
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"

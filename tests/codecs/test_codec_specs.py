@@ -105,7 +105,7 @@ def test_a_name_without_options_has_the_default_options_of_a_run(option):
         ("topk@layer+fp16", "scope 'layer+fp16'; write @model, @layer or @chunk=4096"),
         (
             "topk+fp16+identity",
-            "'topk+fp16+identity' has 3 parts; give at most two: a codec that selects coordinates and one for their values",
+            "'topk+fp16+identity' has 3 parts; give at most two: a codec that selects coordinates, and a codec for their values",
         ),
         (
             "fp16+topk",

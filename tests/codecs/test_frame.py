@@ -119,7 +119,7 @@ def test_invalid_varints_are_rejected(data):
         ),
         (
             lambda f: reseal(f[:9] + b"\x00" + f[10:], 401),
-            "bytes follow, although there are no coordinates",
+            "bytes follow, although the coordinate count is 0",
         ),
     ],
 )

@@ -127,5 +127,5 @@ def test_invalid_bodies_are_rejected():
     assert refused(bytes([23, 0x41, 100, 101, 0]), 3, "padding bits after 3 bits are not zero")
     assert refused(bytes([23, 0x20, 100, 101, 0]), 3, "a zero has a negative sign")
     assert refused(bytes([23, 0x40, 100, 101]), 3, "damaged")
-    assert refused(bytes([23]), 3, "end too early")
-    assert refused(b"", 3, "end too early")
+    assert refused(bytes([23]), 3, "ends too early")
+    assert refused(b"", 3, "ends too early")

@@ -302,7 +302,7 @@ def test_truncated_and_extended_frames_are_detected(spec):
 def test_a_product_has_two_parts(spec):
     with pytest.raises(
         SpecError,
-        match="parts; give at most two: a codec that selects coordinates and one for their values, such as topk",
+        match="parts; give at most two: a codec that selects coordinates, and a codec for their values, such as topk",
     ):
         codec(spec)
 
@@ -320,7 +320,9 @@ def test_the_first_codec_must_select_coordinates(first, second):
 
 @for_each("first, second", list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"])))
 def test_the_second_codec_must_encode_every_value(first, second):
-    why = "(selects coordinates again|needs matrices|needs the same coordinates of all clients)"
+    why = (
+        "(selects coordinates again|needs matrices|needs all clients to send the same coordinates)"
+    )
     with pytest.raises(
         SpecError, match=f"'{second}' {why}; give another codec, such as {first}.fp16"
     ):

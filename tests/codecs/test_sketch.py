@@ -303,7 +303,8 @@ def test_frames_with_different_seeds_sizes_or_kinds_are_not_merged():
         codec("sketch:columns=30,density=2%").encode(x, seed=1),
     ):
         with pytest.raises(
-            FrameError, match="different seeds|scopes or seeds|different sizes, densities or kinds"
+            FrameError,
+            match="different seeds|scopes or seeds|different sizes, densities or cell types",
         ):
             codec("sketch").merge([one, other])
     assert codec("sketch").merge([one, codec("sketch:columns=30,cells=bf16").encode(x, seed=1)])

@@ -91,7 +91,7 @@ def test_a_large_update_is_added_to_the_residual_and_encoded(spec):
 def test_threshold_has_no_density():
     for spec in ("threshold", "threshold@layer", "threshold+fp16"):
         with pytest.raises(
-            ConfigError, match="threshold:tau=0.01,values=tau has no density that could change"
+            ConfigError, match="threshold:tau=0.01,values=tau has no option density"
         ):
             at_density(codec(spec), 0.1)
 

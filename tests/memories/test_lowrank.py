@@ -173,7 +173,7 @@ def test_a_state_loaded_between_the_phases_continues_with_the_same_bits(phase, s
             ProtocolError,
             "the server did not announce 'right', which the phase 'left' needs; server and client need the same strategy",
         ),
-        ({RIGHT: START.tobytes()[:-4]}, ProtocolError, "are not 36 float32 values"),
+        ({RIGHT: START.tobytes()[:-4]}, ProtocolError, "cannot hold 36 float32 values"),
         ({RIGHT: (START * np.float32("inf")).tobytes()}, ProtocolError, "NaN or infinity"),
     ],
 )
