@@ -62,7 +62,7 @@ def levels(x, arguments, low, high, start, out):
 
 @compiled
 def add_to_histogram(x, factor, first_bin, bin_bits, table):
-    """Add the values x·factor to a histogram. table[0]: number of values in each bin; table[1]: sum of the lowest `bin_bits` bits of the keys.
+    """Add the values x·factor to a histogram. table[0]: number of values in each bin; table[1]: sum of the lowest `bin_bits` bits of keys.
 
     `first_bin`: the value of key >> bin_bits for bin 0. Keys: see `rounding._keys`.
     """
