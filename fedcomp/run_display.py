@@ -245,7 +245,7 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """List up to three clients that lose votes by a wide margin much more often than the median client. Return "" if there are none."""
+    """List up to three clients that are outvoted far more often than the median client, by a wide margin. Return "" if there are none."""
     median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     suspects = [
         (fraction, client)

@@ -21,9 +21,9 @@ decoded values. On updates of the task `digits`, the sum of N frames of `s2` is 
 
 The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frames of `s2`. Frames can be added only if their tables have the
 same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.
-With the spec `s2` alone, the table has room for the number of nonzeros, multiplied by `union`. The option `columns` sets the size of the
-table directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot recover its
-own values from the table, it doubles the number of columns; the frame can then not be added to other frames.
+Without a given size, the table has room for `union` times as many coordinates as the vector has nonzeros. The option `columns` sets the
+size of the table directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot
+recover its own values from the table, it doubles the number of columns; the frame can then not be added to other frames.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
 subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. If the largest value would need

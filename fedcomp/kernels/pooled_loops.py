@@ -31,7 +31,10 @@ def add_to_weights(x, slopes, places, offsets, weights):
 
 @compiled(fastmath={"contract"})
 def add_to_inputs(weights, slopes, places, offsets, x):
-    """Add gradients to inputs x [b, h, w·c], given `weights` [k, i, j·c] and gradients `slopes` [b, o, k] of outputs at `places`."""
+    """Add the gradients with respect to the inputs to x [b, h, w·c].
+
+    Arguments: `weights` [k, i, j·c], and `slopes` [b, o, k], the gradients with respect to the outputs at `places`.
+    """
     examples, outputs, kernels = slopes.shape
     (_, rows, row), line = weights.shape, x.shape[2]
     flat, remaining = weights.reshape(-1), np.empty(kernels, np.int64)

@@ -190,7 +190,7 @@ class Metrics(Callback, Collector):
                 self.latency_s,
             ),
             "versions_behind": (
-                "Model versions that the client missed before its last assignment.",
+                "Number of model versions by which the client was behind at its last assignment.",
                 behind,
             ),
             "staleness_rounds": ("Rounds by which the client's last answer was late.", staleness),
@@ -235,7 +235,7 @@ def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
 
 
 def _without_created(histogram: Histogram) -> Metric:
-    """Return the metric family of a histogram without `_created` samples, since Prometheus would show them as another family."""
+    """Return the metric family of a histogram. Leave out its `_created` samples, which Prometheus would show as another family."""
     (family,) = histogram.collect()
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return family

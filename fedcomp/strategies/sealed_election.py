@@ -485,7 +485,7 @@ class SealedRound:
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the clients to exclude because voters do not know a sender's announced key, as a dict from client to reason.
+        """Return the senders whose announced key is unknown to voters, and who are therefore excluded, as a dict from client to reason.
 
         If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. If at most
         `f` voters do not know the key, these voters are excluded.

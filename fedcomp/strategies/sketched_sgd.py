@@ -7,10 +7,10 @@ sketch Σ wᵢ S(vᵢ) / Σ wᵢ, the server estimates every coordinate of the m
 estimates as candidates. In the phase `values`, client i sends the values of vᵢ at the candidates. The server keeps the k largest values of
 the weighted mean as the update; all other coordinates of the update are 0.
 
-The momentum and the unsent part of vᵢ stay in the clients' memory `sketched`. After the round, the server sends clients the positions of
-the dropped candidates (`returned_frame`). The frame with the positions is the same for all clients, and takes about 3.3 bits per kept
-coordinate for P = 4. The broadcast cannot tell clients which candidates were dropped: the downlink codec may drop further coordinates, and
-an absent client may download the model without the broadcast.
+Each client keeps its momentum, and the part of vᵢ that was not sent, in the memory `sketched` (error feedback). After the round, the server
+sends clients the positions of the dropped candidates (`returned_frame`). The frame with the positions is the same for all clients, and
+takes about 3.3 bits per kept coordinate for P = 4. The broadcast cannot tell clients which candidates were dropped: the downlink codec may
+drop further coordinates, and an absent client may download the model without the broadcast.
 
 The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
 tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends

@@ -47,7 +47,7 @@ def add_frames(
     """Return the reports that a relay sends to the server, in the order of its clients' reports.
 
     The first report with an update carries the sum of all frames (encoded updates). If an update cannot be added to the largest sum, a
-    failure report with the stage "relay" replaces it. A report for which `can_add` returns False is unchanged.
+    failure report with the stage "relay" replaces it. If `can_add` returns False for a report, the relay forwards the report unchanged.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]

@@ -75,7 +75,8 @@ class FrameCache:
             yield number
 
 
-# Messages that are lists of entries. KEYS and WITHDRAW messages have any number of entries, messages of the other kinds have one entry.
+# Messages that are lists of entries. KEYS and WITHDRAW messages have any number of entries. Messages of all other kinds have exactly one
+# entry.
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
