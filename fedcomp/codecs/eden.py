@@ -98,7 +98,7 @@ class Eden(rotated.RotatedCodec):
 
 @dataclass(frozen=True)
 class Drive(Eden):
-    """A codec that rotates the vector and sends the sign of every rotated coordinate."""
+    """A codec that sends the sign of every coordinate of the rotated vector."""
 
     bits: ClassVar[int] = 1
     # Use the scale with the smallest squared error; for use with error feedback.

@@ -352,7 +352,7 @@ def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct 
         raise
     except BaseException as error:
         lacks_folder = task._lacks_folder and call in ("train()", "test()")
-        fix = GIVE_FOLDER if lacks_folder else "correct the task"
+        fix = GIVE_FOLDER if lacks_folder else fix
         raise out_of_memory(error) or TaskError(
             f"task '{task.name}': {call} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
         ) from error

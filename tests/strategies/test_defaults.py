@@ -51,7 +51,7 @@ def test_a_run_warns_about_a_codec_whose_error_dgc_would_lose(uplink, loses):
     heard = []
     f = Federation(StrategyConfig(uplink=uplink, memory="dgc"))
     Average(f.strategy.config, f.layout, warn=heard.append)
-    assert ["quantizes them; use --uplink topk" in sentence for sentence in heard] == [True] * loses
+    assert ["quantizes; use --uplink topk" in sentence for sentence in heard] == [True] * loses
 
 
 @for_each(
