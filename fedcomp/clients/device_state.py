@@ -19,8 +19,8 @@ MAX_PAST_VERSIONS = 32  # maximum number of hashes of earlier model versions tha
 
 
 def pack(session: EncodingSession, client: int) -> dict[str, Tensor | bytes | list[bytes]]:
-    """Return the tensors and bytes that a device stores for a client, by name. The byte strings in a list are concatenated in the file.
-    Tensors are not copied.
+    """Return the tensors and bytes that a device stores for a client, by name. If a value is a list of byte strings, the file contains
+    their concatenation. Tensors are not copied.
     """
     state, round_state = session.states.at(client), session.rounds.get(client)
     vectors, record = state.pack(CLIENT)
@@ -54,7 +54,7 @@ def restore(session: EncodingSession, client: int, stored: Mapping[str, Any]) ->
         head = json.loads(stored[SESSION])
         replica = session.replica
         new = len(replica.past_versions) == 1
-        # All clients of a session share one copy of the model, which an older version must not replace.
+        # An older stored copy must not replace the copy of the model that all clients of the session share.
         if new or replica.version in head["passed"]:
             replica.restore(stored[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(restored))

@@ -69,7 +69,7 @@ class Replica:
         """Raise NeedDense if the download in an assignment cannot be applied to model version `version`.
 
         A download of several frames (encoded updates) can be applied if `version` is the model version before or after one of the frames.
-        If the server did not receive the client's last report, the client has already applied the first frames.
+        If the server did not receive the client's previous report, it sends the client frames that the client has already applied.
         """
         a = assignment
         if a.form == DENSE or version == a.base:

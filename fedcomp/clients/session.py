@@ -55,11 +55,11 @@ class ClientHook:
         """Receive the assignments of the first phase of a round, before the session handles them."""
 
     def no_answer_reason(self, assignment: Assignment) -> str:
-        """Return why the client does not answer, or the empty string if it answers."""
+        """Return the reason why the (simulated) client does not send a report, or the empty string if it sends one."""
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Divide assignments into groups that the session handles one after the other. Each group has a hashable key."""
+        """Divide assignments into groups that the session handles one after the other. Return a hashable key with each group."""
         return [(None, list(assignments))] if assignments else []
 
     def training_data(self, group: Any, data: Examples) -> Examples:
@@ -202,7 +202,7 @@ class ClientSession(EncodingSession):
 
     @property
     def at_once(self) -> int:
-        """The number of assignments that one call of `handle` should get."""
+        """The number of assignments that the caller should pass to one call of `handle`."""
         whole = self.hook.needs_whole_cohort or self.algorithm.trains_on_partitions
         return len(self.trainer.shards) if whole else self.trainer.at_once
 
@@ -283,7 +283,8 @@ class ClientSession(EncodingSession):
     def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
         """Commit accepted updates to the memories of all clients in one call.
 
-        `download` commits updates that the server accepted only partly, and the updates of clients that keep momentum.
+        Two kinds of updates are not committed here, but in the method `download`: updates that the server accepted only partly, and updates
+        of clients that keep momentum.
         """
         accepted = []
         for a in assignments:
@@ -426,7 +427,7 @@ def encoding_error(error: FedcompError, trainer: Trainer, client: int) -> Fedcom
     """Return `error`, or a more specific error if NaN or infinity in the training data may be the cause."""
     if not isinstance(error, NonFiniteError):
         return error
-    if isinstance(trainer.data, LazyData):  # searching the data may take longer than training
+    if isinstance(trainer.data, LazyData):  # searching this data for NaN may take too long
         return NonFiniteError(f"{error}, and check the data of train() for NaN and infinity")
     if found := describe_non_finite(trainer.data, trainer.shards[client]):
         return NonFiniteError(

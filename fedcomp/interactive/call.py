@@ -45,11 +45,11 @@ def simulate(
         run = fedcomp.simulate(out="runs/first", resume=True, rounds=20)  # ten more rounds
 
     `task` is a Task, the name of a built-in task, or path/file.py:name. If `task` is None, the task is digits, or the task of the resumed
-    run. A run with a Task object trains in this process, so the engines `processes` and `ray` are refused.
+    run. A run with a Task object trains in this process, so it cannot use the engines `processes` and `ray`.
 
     `options` are the fields of RunConfig by name, which are also the options of `fedcomp sim` (`local_steps` is `--local-steps`). An option
-    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". If an option
-    is None, its default applies, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like
+    is a Python object (a number, codec, Path or torch.device), or a string as on the command line, such as "1/400". If an option is None,
+    the run uses the option's default, or the value of the resumed run. With a Task object, `optimizer` may also be a function, like
     `Task.optimizer`. Without `out`, the run folder is a new folder in `runs`.
 
     `progress` is None for a display that suits the terminal, log or notebook, False for no display, or a Callback.
@@ -77,7 +77,7 @@ def simulate(
 
 
 def run_config(task: str | Task | None, options: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig of a run. If an option is None, its default or the value of the resumed run applies.
+    """Return the RunConfig of a run. If an option is None, the run uses the option's default, or the value of the resumed run.
 
     Raises ConfigError for invalid values and unknown options. For an unknown option, the message suggests the closest name.
     """

@@ -31,7 +31,7 @@ MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays, which records the progress of a run but shows nothing."""
+    """Base class of the displays. It records the progress of a run but shows nothing."""
 
     _has_rejections = False
 

@@ -1,7 +1,7 @@
 """Small integers as bit planes: the first plane has the lowest bit of every integer, the second plane the next bit, and so on.
 
-A byte of a plane has the bits of eight integers, with the first integer in the most significant bit. The number of integers is a multiple
-of 8, so planes need no padding. A bitwise operation on whole planes processes many integers at a time, for example to count or compare.
+A byte of a plane contains one bit of each of eight integers; the bit of the first integer is the most significant. The number of integers
+is a multiple of 8, so planes need no padding. A bitwise operation on whole planes processes many integers at a time.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ PIECE = 1 << 17  # number of integers that are packed at a time
 
 
 def pack(codes: np.ndarray, width: int) -> bytes:
-    """Return the bit planes of integers [N], uint8, below 2^width, as bytes."""
+    """Return the `width` bit planes of integers [N] as bytes. The integers are uint8 and below 2^width."""
     planes = np.empty((width, codes.size // 8), np.uint8)
     for start in range(0, codes.size, PIECE):
         piece = codes[start : start + PIECE]
@@ -26,7 +26,7 @@ def pack(codes: np.ndarray, width: int) -> bytes:
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     """Return the bit planes [width, count/8] of `count` integers below `size`, as a view of `data`.
 
-    Raises FrameError if `data` has another length or an integer is not below `size`.
+    Raises FrameError if the length of `data` does not match `count` and `size`, or if an integer is not below `size`.
     """
     width = (size - 1).bit_length()
     if len(data) != width * count // 8:
@@ -40,7 +40,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.ndarray:
-    """Look up integers in a table: return table[i] for the integer i at each of the indices start..stop-1.
+    """Return table[i] for each integer i at the indices start..stop-1 of the bit planes.
 
     `start` and `stop` are multiples of 8. `table`: float32 [2^width].
     """

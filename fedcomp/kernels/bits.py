@@ -42,7 +42,7 @@ def signs(x: Tensor, seed: int | None = None) -> bytes:
 
 
 def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
-    """Apply `signs` to each of m ≥ 1 vectors, with one seed per vector. Return a list."""
+    """Call the function `signs` for each of m ≥ 1 vectors, with one seed per vector. Return a list."""
     row_seeds = [None] * len(rows) if seeds is None else seeds
     X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)

@@ -1,4 +1,4 @@
-"""Count Sketch: a linear map from vectors to small tables, from which the coordinates are estimated.
+"""Count Sketch: a linear map from a vector to a small table. The coordinates of the vector are estimated from the table.
 
 Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
 
@@ -8,8 +8,8 @@ In each row r of the table S, every coordinate i has a random cell h_r(i), calle
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
 Word i of the random stream STREAM + r (kernels/philox.py) determines the bucket, ⌊word·columns/2³²⌋, and the sign, which is the lowest bit
-of the word. The number of rows is odd, so the median is the value of one row. Dense vectors are copied to the CPU and added to the cells in
-float32, in order. Sparse vectors are added in float64.
+of the word. The number of rows is odd, so the median is the value of one row. The sums in the cells are computed in float32 for dense
+vectors, on the CPU and in the order of the coordinates, and in float64 for sparse vectors.
 """
 
 import numpy as np
@@ -20,8 +20,8 @@ from . import philox
 from .parallel import map_ranges, pieces, starmap
 
 STREAM = 1 << 16  # index of the random stream for row 0; row r uses stream STREAM + r
-HALVED = 1 << 20  # the sums of a vector with at least this many elements are computed in two halves
-# Random words are drawn together for this number of elements. If a vector is divided, its parts start at multiples of UNIT.
+HALVED = 1 << 20  # a vector with at least this many elements is sketched in two halves, in parallel
+# Number of random words that are drawn at a time. If a vector is divided into parts, each part starts at a multiple of UNIT.
 UNIT = 1024
 LARGEST = np.finfo(np.float32).max
 
@@ -60,7 +60,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
     """Return float32 estimates of the coordinates start..stop−1 from a sketch `cells` [rows, columns]."""
     from . import sketch_loops
 
-    first = start // UNIT * UNIT  # a multiple of UNIT, as for all parts
+    first = start // UNIT * UNIT  # random words are drawn from a multiple of UNIT
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:

@@ -2,24 +2,24 @@
 
 Ailon and Chazelle, "Approximate nearest neighbors and the fast Johnson–Lindenstrauss transform", STOC 2006.
 
-A block x of d coordinates is rotated to the block u, and back, by a diagonal matrix D of random signs and the Walsh–Hadamard matrix W:
+A block x of d coordinates is rotated to a block u, with a diagonal matrix D of random signs and the Walsh–Hadamard matrix W:
 
-    u = W·D·x·2^−e;
-    x = D·W·u·2^e/d.
+    u = W·D·x·2^−e      (rotation);
+    x = D·W·u·2^e/d     (inverse rotation).
 
-A coordinate with index i in the vector is negated by D if bit i of the random stream SIGNS (kernels/philox.py) is 1, counted from the
+The matrix D negates the coordinate with index i in the vector if bit i of the random stream SIGNS (kernels/philox.py) is 1. Bit 0 is the
 lowest bit of the first 32-bit word. W has entries ±1, and W·W = d·I. The factor 2^−e scales the largest magnitude of the block into [½, 1).
-No sum then overflows, and subnormal numbers keep their bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their
+Therefore no sum overflows, and subnormal numbers lose no bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their
 scales.
 
 W is applied by a butterfly: in stages with strides d/2, …, 2, 1, each of which replaces pairs a, b by a + b and a − b. Every machine
 computes the float32 sums of a butterfly in the same order, so the results have the same bits. Squared norms and inner products of a block
 are computed in integers.
 
-A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks, the largest first, whose
-sizes are powers of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation of d coordinates holds
-for each block separately, with the norm and the size d of the block. Bounds that decrease with d are therefore weak for the small blocks at
-the end of a vector.
+A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks of decreasing size. Each size
+is a power of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation of d coordinates holds for
+each block separately, with the norm and the size d of the block. Bounds that decrease with d are therefore weak for the small blocks at the
+end of a vector.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from . import philox
 from .parallel import map_ranges
 
 BLOCK, MIN_BLOCK = 1 << 14, 8  # Numbers of coordinates of a full block and of the smallest block
-MAX_PADDING = 32  # Largest number of zeros at the end of the last block
+MAX_PADDING = 32  # Largest number of padding zeros at the end of the last block
 # Number of coordinates that a thread rotates at a time, chosen to fit in the cache.
 CHUNK = 8 * BLOCK
 SIGNS = 3  # index of the random stream of the signs
@@ -58,7 +58,7 @@ def edges(numel: int) -> np.ndarray:
 
 
 class RotatedBlocks:
-    """Consecutive rotated blocks u [N] of a vector x [n]: at most CHUNK coordinates, from coordinate `start` of x on.
+    """Consecutive rotated blocks u [N] of a vector x [n]: at most CHUNK coordinates, the first of which has the index `start` in x.
 
     Unless stated otherwise, methods return float64 arrays with one value per block.
     """
@@ -132,7 +132,7 @@ def rotate(x: Tensor, seed: int, use: Callable[[RotatedBlocks], None]) -> None:
 def rotate_back(
     values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> np.ndarray:
-    """Apply the inverse rotation to consecutive blocks of a vector [numel], from block `first` on.
+    """Apply the inverse rotation to consecutive blocks of a vector [numel]. `first`: the index of the first block.
 
     A block of d coordinates is given as scale·values + shift/d. `values`: complete blocks, float32, which are overwritten.
     `scale` and `shift`: float64 [blocks]. Returns float32 coordinates, clipped to the range of float32.

@@ -17,7 +17,7 @@ N_WORDS = 1024  # number of random words that are drawn at a time
 
 @compiled
 def _stage(v, start, h):
-    """Compute one butterfly stage over 2h elements. Inside of `butterfly`, this loop would not be vectorized."""
+    """Compute one butterfly stage over 2h elements. Inside of `butterfly`, numba would not vectorize this loop."""
     for i in range(start, start + h):
         a, b = v[i], v[i + h]
         v[i], v[i + h] = a + b, a - b

@@ -90,7 +90,7 @@ def philox(low, high, c0, c1, c2, c3):
 
 @numba.njit(nogil=True, inline="always")
 def draw(low, high, stream, start, out):
-    """Fill `out` with consecutive random words of the stream of a seed, from word `start` on. `start` and `out.size` are multiples of 4."""
+    """Fill `out` with random words of the stream of a seed, starting with word `start`. `start` and `out.size` are multiples of 4."""
     low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
     for j in range(uint64(out.size >> 2)):
         block, at = first + j, j << uint64(2)

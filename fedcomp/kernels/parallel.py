@@ -46,10 +46,10 @@ def split_runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 
 
 def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> list[Result]:
-    """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses. Return the results in order.
+    """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses. Return a list of results in this order.
 
-    Ranges begin at multiples of `unit`. There are up to four ranges per thread: if one core is busy, other threads take over most of its
-    ranges.
+    Ranges begin at multiples of `unit`. There are up to four ranges per thread, so that a thread on a busy core processes fewer ranges than
+    the other threads.
     """
     parts = min(4 * torch.get_num_threads(), numel >> 20)
     if parts <= 1:
@@ -59,7 +59,7 @@ def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT)
 
 
 def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
-    """Call work(*call) for each of `calls`, on as many threads as torch uses, including the calling thread. Return the results in order."""
+    """Call work(*call) for each of `calls`, on as many threads as torch uses (one is the calling thread). Return the list of results."""
     results: list[Any] = [None] * len(calls)
     waiting = iter(list(enumerate(calls)))  # each thread that is free takes the next call
 
@@ -77,14 +77,14 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
         run_calls()
     finally:
         for other in others:
-            if not other.cancel():  # wait for a thread that has started
+            if not other.cancel():  # if the thread has already started, wait until it ends
                 other.result()
     return results
 
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return the thread pool for all calls, since starting a thread takes as long as processing millions of coordinates."""
+    """Return the thread pool. It is shared by all calls, because starting a thread takes as long as processing millions of coordinates."""
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 
@@ -93,7 +93,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yield the elements start..stop-1 of a CPU tensor x as consecutive float32 arrays; as one array if x is float32.
+    """Yield the elements start..stop-1 of a CPU tensor x as consecutive float32 arrays, or as one array if x is float32.
 
     A contiguous float32 x is not copied.
     """

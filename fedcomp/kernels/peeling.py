@@ -12,12 +12,12 @@ stops while many keys are left (Molloy, "Cores in random hypergraphs and Boolean
 
 The keys that peeling leaves are usually either a few keys that share all their cells, or many keys in a table that is too small. Usually
 more cells than keys are left. The integers of the remaining keys are therefore computed by least squares. The solution, computed by
-conjugate gradients, is rounded to integers and subtracted. The remainder of the table is then solved in the same way. The equations may not
-determine all integers. To find out which keys are determined, the same equations are also solved for known random integers. A key counts as
-determined if its random integer is recovered and its cells are zero after subtraction. The integers of undetermined keys are estimated: by
-the least-squares solution with the smallest norm, or an approximation whose squared error is at most that of the estimate 0.
+conjugate gradients, is rounded to integers, and these integers are subtracted from the table. The same steps are then repeated with the new
+table. In some tables, the equations do not determine all integers. To find out which keys are determined, the same equations are also
+solved for known random integers. A key counts as determined if its random integer is recovered and its cells are zero after subtraction.
+For undetermined keys, the rounded solution is only an estimate.
 
-The time is O(keys · rows), because the number of steps of conjugate gradients decreases with the number of keys.
+The time is O(keys · rows), because fewer steps of conjugate gradients are allowed if there are many keys.
 """
 
 from typing import NamedTuple
@@ -29,8 +29,8 @@ from . import count_sketch, philox
 BLOCK = 1 << 14  # number of keys whose cells are computed at a time
 MAX_STEPS = 200  # largest number of steps of conjugate gradients
 MAX_WORK = 1 << 21  # largest product of the number of steps and the number of keys
-ROUNDS = 4  # number of times that the equations are solved, each time for the table's remainder
-STREAM = 1 << 18  # index of the random stream of the known random integers
+ROUNDS = 4  # number of least-squares solutions, each of which is subtracted from the table before the next
+STREAM = 1 << 18  # index of the random stream that gives the known random integers
 
 
 class KeyCells(NamedTuple):

@@ -11,7 +11,9 @@ from .loops import add_rows, compiled
 
 @compiled(fastmath={"contract"})
 def add_to_weights(x, slopes, places, offsets, weights):
-    """Add gradients to `weights` [k, i, j·c], given padded inputs x [b, h, w·c] and gradients `slopes` [b, o, k] of outputs at `places`."""
+    """Add the gradients with respect to the weights to `weights` [k, i, j·c], computed from the padded inputs x [b, h, w·c] and `slopes`
+    [b, o, k], the gradients with respect to the outputs at `places`.
+    """
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
     starts = np.empty((kernels, outputs), np.int64)
     factors, counts = np.empty(starts.shape, np.float32), np.empty(kernels, np.int64)
@@ -33,7 +35,7 @@ def add_to_weights(x, slopes, places, offsets, weights):
 def add_to_inputs(weights, slopes, places, offsets, x):
     """Add the gradients with respect to the inputs to x [b, h, w·c].
 
-    Arguments: `weights` [k, i, j·c], and `slopes` [b, o, k], the gradients with respect to the outputs at `places`.
+    Arguments: the weights [k, i, j·c], and `slopes` [b, o, k], which are the gradients with respect to the outputs at `places`.
     """
     examples, outputs, kernels = slopes.shape
     (_, rows, row), line = weights.shape, x.shape[2]
@@ -46,7 +48,7 @@ def add_to_inputs(weights, slopes, places, offsets, x):
             for k in range(kernels):
                 remaining[n_remaining] = k
                 n_remaining += slopes[b, o, k] != 0
-            while n_remaining:  # process all kernels with a maximum at the same place together
+            while n_remaining:  # process together all kernels whose maxima are at the same place
                 place, count, others = places[b, o, remaining[0]], 0, 0
                 for n in range(n_remaining):
                     k = remaining[n]

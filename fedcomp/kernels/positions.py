@@ -1,9 +1,9 @@
 """Encoding of strictly increasing positions, such as the indices of a sparse vector. There are several formats, called forms; the encoder
 chooses the shortest form.
 
-    Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. Form 0 is a bitmap up to the last position.
+    Forms 0..40: the Rice code (kernels/rice.py) whose parameter is the form. The code of form 0 is a bitmap that ends at the last position.
     Form 41: the Rice code of blocks of positions; each block has its own parameter.
-    Forms 42..62: the Rice code of the complement (the coordinates that are not sent) with parameter form − 42; empty for all coordinates.
+    Forms 42..62: the Rice code of the complement (all other coordinates) with parameter form − 42. An empty complement has an empty code.
     Form 63: the Rice code of blocks of the complement; each block has its own parameter.
 
 Blocks have different Rice parameters, because the density can change along the vector. A block has a fixed number of positions, not a fixed
@@ -12,9 +12,9 @@ exponent s from 0 to 7 and an offset width w from 2 to 4. A block has u·2^s pos
 positions. The offset of a block, w bits, selects its Rice parameter. The last block may have fewer positions.
 
 The form is sent separately. If several codes are shortest, the encoder chooses the code with the smallest form, and then the smallest s, w
-and offsets. For 32 positions or more, blocks are used if they save more than 1/64 of the bytes. Blocks are not used for smaller savings,
-because codes without blocks are decoded faster. The encoder tries the complement if it is smaller than the set of positions. The decoder,
-`unpack`, accepts every form, not only the shortest.
+and offsets. For 32 or more positions, blocks are used if they shorten the code by more than 1/64 of its bytes. Blocks are not used for
+smaller savings, because codes without blocks are decoded faster. The encoder tries the complement if it is smaller than the set of
+positions. The decoder, `unpack`, accepts every form, not only the shortest.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
 COMPLEMENT_BLOCKED = 63  # the form that encodes the complement in blocks
 MIN_BLOCKED_COUNT = 32  # blocks are tried if there are at least this many positions
 LARGE_COUNT = 4096  # blocks are larger (UNITS) if there are at least this many positions
-# The number u of positions in the smallest possible block, if there are fewer than LARGE_COUNT positions, and otherwise.
+# The number u of positions in the smallest possible block: the first value if there are fewer than LARGE_COUNT positions, else the second.
 UNITS = 4, 16
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # number of Rice parameters that are tried for a block
-GAIN = 6  # blocks are used if they save more than the fraction 2^−GAIN of the bytes
+GAIN = 6  # blocks are used if they shorten the code by more than 2^−GAIN of its bytes
 
 
 class Blocks(NamedTuple):
@@ -94,7 +94,7 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: Sequence[int], forms: Sequence[int], numel: int
 ) -> list[np.ndarray | FrameError]:
-    """Decode m codes into positions. An invalid code gives a FrameError in the list."""
+    """Decode m codes into positions. For an invalid code, the list contains a FrameError."""
     if len(codes) == 1 and forms[0] <= WIDEST:
         try:
             return [rice.unpack(codes[0], counts[0], forms[0], numel)]
@@ -123,7 +123,7 @@ def unpack_rows(
 
 
 def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:
-    """For each row of positions, return the form of the shortest Rice code (not of the complement), and this code."""
+    """For each row of positions, return the form and the shortest Rice code of the row itself (not of its complement)."""
     if not rows:
         return []
     counts = np.array([row.size for row in rows])
@@ -140,7 +140,7 @@ def _complement(positions: np.ndarray, numel: int) -> np.ndarray:
 def _pack(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> tuple[list[int], list[bytes]]:
-    """Implement `pack_rows` without complements, for Rice parameters up to `widest`."""
+    """Do the same as `pack_rows`, but do not try complements, and use Rice parameters of at most `widest`."""
     (form, size, width, each), lead = _plan(positions, counts, numel, widest), None
     blocked = np.flatnonzero(width)
     if blocked.size:
@@ -159,7 +159,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return, as bool [m], whether each code has a possible length and first byte for its number of positions and its form."""
+    """Return whether each code, by its length and first byte, can have its form and number of positions, as bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)
@@ -218,8 +218,8 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
     """Return the Rice parameter of a block with offset 0.
 
-    `b`: the parameter for uniformly distributed positions. Most offsets of `width` bits give a parameter below `b`, since most gaps are
-    small.
+    `b`: the parameter for uniformly distributed positions. Most offsets of `width` bits select a parameter below `b`, because most gaps are
+    smaller than the mean gap.
     """
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
@@ -229,7 +229,7 @@ def _plan(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Find the shortest code of each row.
 
-    Return the form, block size exponent and offset width (or 0) of each row, and the Rice parameter of each position.
+    Return the form, block size exponent and offset width (0 without blocks) of each row, and the Rice parameter of each position.
     """
     if compiled := rice.loops(positions.size):
         return _plan_rows(compiled, positions, counts, numel, widest)
@@ -268,9 +268,10 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For rows with the same b* (see rice.py) and u, return the block size exponents s, the offset widths w and the Rice parameters.
+    """Return the block size exponents s, offset widths w and Rice parameters of rows that all have the same `b` (b* in rice.py) and `unit`
+    (u).
 
-    For rows in which blocks save too little, s = w = 0, and the parameters are those in `each`. `limit` [m]: size in bytes of the code of
+    If blocks save too little in a row, s and w are 0, and the parameters are copied from `each`. `limit` [m]: size in bytes of the code of
     each row without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
@@ -304,6 +305,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the part of a table [COLUMNS, blocks] with the parameters that an offset of `width` bits can select."""
+    """Return the rows of a table [COLUMNS, blocks] for the Rice parameters that an offset of `width` bits can select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

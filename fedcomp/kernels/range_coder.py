@@ -83,7 +83,7 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
 
 def group_width(base: int) -> int:
-    """Return how many digits below `base` are combined into one symbol, for 2 ≤ base ≤ 256."""
+    """Return the number of digits (integers below `base`) that `group` combines into one symbol, for 2 ≤ base ≤ 256."""
     width = 1
     while base ** (width + 1) <= GROUP:
         width += 1
@@ -91,7 +91,7 @@ def group_width(base: int) -> int:
 
 
 def group(digits: np.ndarray, base: int) -> np.ndarray:
-    """Combine each w = group_width(base) digits [n] into one symbol: uint8 [⌈n / w⌉]. The digits are uint8, below `base`.
+    """Combine every w = group_width(base) consecutive digits into one symbol: uint8 [⌈n / w⌉]. The digits [n] are uint8, below `base`.
 
     The first digit is the lowest digit of a symbol. The last symbol is padded with zeros. Combined symbols are faster to encode, and the
     code is shorter if neighboring digits are correlated.
@@ -122,7 +122,7 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
-    """Return the encoded frequencies, the frequency of each symbol [size], and the exponent B of their sum (0 for a single symbol)."""
+    """Return the encoded frequencies, the frequency of each symbol [size], and the exponent B of the sum 2^B of the frequencies."""
     total, present = int(counts.sum()), np.flatnonzero(counts)
     if present.size == 1:
         return HEAD.pack(0, present[0]), (counts > 0).astype(np.int64), 0
@@ -203,7 +203,7 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """List all bits of numbers except the leading bits. Return, for each bit, the index of its number and its place in the number."""
+    """List all bits of numbers except the leading bits. Return the index of the number and the position in the number of each bit."""
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
     return owner, widths.cumsum()[owner] - 1 - np.arange(owner.size)
@@ -212,7 +212,7 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _bits(total: int, present: int) -> int:
     """Return the exponent B of the sum of frequencies, 2^B.
 
-    For up to a million symbols, B is so large that no frequency must be rounded up to 1. Tables of 2^B entries fit in the cache.
+    For up to a million symbols, B is so large that no count of 1 or more is scaled to less than 1. Tables of 2^B entries fit in the cache.
     """
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 
@@ -220,7 +220,7 @@ def _bits(total: int, present: int) -> int:
 def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
     """Scale counts to integers with the sum 2^B. A nonzero count gives at least 1.
 
-    The integers with the largest remainders are rounded up. Among equal remainders, lower symbols come first.
+    The integers with the largest remainders are rounded up; among equal remainders, those of the smallest symbols.
     """
     frequencies, remainders = np.divmod(counts << bits, total)
     frequencies = np.where(counts > 0, np.maximum(frequencies, 1), 0)

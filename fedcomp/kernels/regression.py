@@ -1,4 +1,4 @@
-"""SGD for softmax regression on the models of many clients. Each client is processed by one thread.
+"""SGD for softmax regression: trains the models of many clients at the same time. Each client is processed by one thread.
 
 A step with learning rate η on a batch B of examples (x_j, y_j) computes, with sums over B:
 
@@ -58,9 +58,9 @@ def descend(
 
     Return the loss of each client before each step, [m, s].
 
-    `stack` [m, n], contiguous: one client per row, with weights [outputs, i] from column `weights` on and biases from column `biases` on.
-    `positions` [m, Σ sizes]: the examples of each client, as indices into inputs [N, i] and targets [N], in batches of `sizes` [s]
-    examples. Targets must be in 0..outputs−1; this function does not check them. Raises IndexError for positions out of range.
+    `stack` [m, n], contiguous: one client per row. In each row, the weights [outputs, i] start at column `weights`, and the biases at
+    column `biases`. `positions` [m, Σ sizes]: the examples of each client, as indices into inputs [N, i] and targets [N], in batches of
+    `sizes` [s] examples. Targets must be in 0..outputs−1; this function does not check them. Raises IndexError for positions out of range.
     """
     from .regression_loops import descend_each
 

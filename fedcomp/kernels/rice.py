@@ -71,8 +71,8 @@ def best_parameters(
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
         b = low + i
-        # Increasing the parameter b by one adds a bit per position and halves each unary part, rounded down. The code length is convex in
-        # b.
+        # If b increases by one, each position gets one more low bit and half as many zero bits (rounded down) in the unary stream. The code
+        # length is convex in b.
         saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
@@ -170,8 +170,9 @@ def unpack_rows(
     Return the positions of all rows, concatenated, and whether each code is valid, bool [m]. The positions of an invalid code are
     undefined.
 
-    `raw`: the bytes that `padded` returns. Code i consists of the bits starts[i]..ends[i]−1 and contains counts[i] ≥ 1 positions. A row
-    consists of blocks of positions with a common parameter b. `parameters` and `lengths`: the parameter and the length of every block.
+    `raw`: the bytes that `padded` returns. Code i consists of the bits starts[i]..ends[i]−1 and contains counts[i] ≥ 1 positions. A row is
+    divided into blocks, and all positions of a block have the same parameter b. `parameters` and `lengths`: the parameter and the number of
+    positions of every block.
     """
     total = sum(counts.tolist())
     if compiled := loops(total):
@@ -207,8 +208,8 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Read integers of `widths` ≤ 40 bits from the bit offsets `at` of `raw`, which `padded` returned. Return int64."""
-    # Entry i of `words` contains the eight bytes from byte i on.
+    """Read int64 numbers from `raw`, a result of `padded`. Number i has widths[i] ≤ 40 bits and starts at bit at[i]."""
+    # Entry i of `words` contains eight bytes, starting with byte i.
     words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))
     return words[at >> 3].astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
@@ -230,7 +231,7 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def loops(count: int) -> ModuleType | None:
-    """Return the compiled loops, or None if `count` positions are so few that importing the loops takes longer than it saves."""
+    """Return the compiled loops, or None if `count` positions are encoded faster without importing the loops."""
     return _loops() if count >= MANY else None
 
 

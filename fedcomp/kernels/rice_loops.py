@@ -20,7 +20,7 @@ def leading_zeros(_, word):
 
 @numba.njit(nogil=True, inline="always")
 def _word(raw, at):
-    """Return the eight bytes from the byte that contains bit `at`, as a big-endian number."""
+    """Return eight bytes, starting with the byte that contains bit `at`, as a big-endian number."""
     word = uint64(0)
     for i in range(8):  # this loop is compiled to one load and one byte swap
         word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
@@ -29,13 +29,13 @@ def _word(raw, at):
 
 @numba.njit(nogil=True, inline="always")
 def _bits(raw, at, width):
-    """Return the number in the `width` ≤ 40 bits from bit `at` on."""
+    """Return the number that starts at bit `at` and has `width` ≤ 40 bits."""
     return int64((_word(raw, at) << uint64(at & 7)) >> uint64(1) >> uint64(63 - width))
 
 
 @numba.njit(nogil=True)
 def _unary(raw, start, end, high):
-    """Write the number of 0 bits before each 1 bit to `high`, from bit `start` on.
+    """Read unary numbers, starting at bit `start`: for each 1 bit, write the number of 0 bits before it to `high`.
 
     Return the index of the bit after the last 1 bit, or end + 1 if there are too few 1 bits.
     """
@@ -93,7 +93,7 @@ def unpack(raw, starts, ends, counts, parameters, lengths, numel, positions, goo
 
 @numba.njit(nogil=True, inline="always")
 def _put(out, at, width, value):
-    """Write the lowest `width` bits of a number to `out`, which is zero from bit `at` on. Return the index of the next bit."""
+    """Write the lowest `width` bits of `value` to `out` at bit `at`. These bits of `out` must be zero. Return the index of the next bit."""
     while width > 0:
         room = 8 - (at & 7)
         step = min(room, width)
@@ -108,7 +108,8 @@ def _put(out, at, width, value):
 def pack(rest, each, counts, starts, fields, widths, values, out):
     """Write the Rice codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r]. The next fields[r] numbers of `values`, with the numbers of bits in `widths`, precede the code of row r.
+    Row r starts at bit starts[r]. The next fields[r] numbers of `values` precede the code of row r. `widths`: number of bits of each
+    number.
     """
     i, f = 0, 0
     for r in range(starts.size):

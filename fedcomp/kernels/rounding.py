@@ -46,7 +46,7 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
 
 
 def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
-    """Return the powers of two with signs, float32 [n], for the given codes and sign bits. A code for 2^128 gives the largest float32.
+    """Return the power of two for each code, negative if its sign bit is 1: float32 [n]. A code for 2^128 gives the largest float32.
 
     Raises FrameError if a zero has a negative sign.
     """
@@ -60,14 +60,15 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray:
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
-    """Round each value of x to a level, nearest or stochastically, and return the index of the level: uint8 [n].
+    """Round each value of x to the nearest level or, if not `nearest`, stochastically. Return the indices of the levels: uint8 [n].
 
     `levels`: at most 256 levels, float32, ascending. Values outside of the range of the levels are rounded to the first or the last level.
     """
     exact_levels = levels.astype(np.float64)
-    # A value is in cell i if it is at or above exactly i edges. It is rounded to level i, or, if not `nearest`, to level i or i + 1.
+    # The edges divide the numbers into cells: a value is in cell i if exactly i edges are less than or equal to the value. With `nearest`,
+    # the value is rounded to level i, otherwise to level i or i + 1.
     exact_edges = (exact_levels[1:] + exact_levels[:-1]) / 2 if nearest else exact_levels[1:-1]
-    # Rounded up, so that each float32 value has the same cell as with the exact edges.
+    # The edges are rounded up to float32, so that each float32 value is in the same cell as with the exact edges.
     edges = exact_edges.astype(np.float32)
     edges = np.where(edges < exact_edges, np.nextafter(edges, np.float32(np.inf)), edges)
     # The slope with which the probability of rounding up increases in each cell, in fixed point.

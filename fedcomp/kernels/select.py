@@ -38,9 +38,9 @@ class Chosen(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The definition of a key: a value is selected by (bits ^ flip) & mask, where `bits` are its bits as a float32.
+    """The definition of a key: the key of a value is (bits ^ flip) & mask, where `bits` are the bits of the value as a float32.
 
-    Only keys above 0 are selected.
+    Only values with positive keys are selected.
     """
 
     flip: int
@@ -56,7 +56,7 @@ def top_k(rows: Rows, k: int) -> Chosen:
 
 
 def top_side(rows: Rows, k: int) -> Chosen:
-    """For each vector x, select the k largest values of x or of −x, whichever have the larger mean. Only positive values are selected.
+    """For each vector x, select the k largest positive values of x or of −x, whichever have the larger mean.
 
     If the means are equal, values of x are selected.
     """
@@ -86,7 +86,7 @@ def values_at(rows: Rows, chosen: Chosen) -> Tensor:
         return torch.from_numpy(np.concatenate([_floats(row)[at] for row, at in each]))
     stack, row = stacked(rows), np.arange(len(counts)).repeat(counts)
     if stack.is_cpu:
-        # Indexing in numpy does not start torch's threads.
+        # numpy is faster here, because torch would start threads for the indexing.
         return torch.from_numpy(_floats(stack)[row, positions.numpy()])
     return stack[torch.from_numpy(row).to(stack.device), positions].to(torch.float32)
 

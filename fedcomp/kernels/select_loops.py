@@ -1,7 +1,7 @@
 """Loops of kernels/select.py, compiled by numba.
 
 The key of a float32 is the integer `(bits ^ flip) & mask`, computed from its bits. The loops first compute the largest key of each block of
-elements, which is vectorized, and skip a block if its largest key is too small to be selected.
+elements with vector instructions, and skip a block if its largest key is too small to be selected.
 """
 
 import numba

@@ -24,7 +24,7 @@ def _draw(positions, first, count, low, high, stream, words):
 
 @compiled
 def add(x, first, low, high, stream, cells):
-    """Add x [n], float32, to the cells [columns] of one row of a sketch. x holds the coordinates from `first` on."""
+    """Add x [n], float32, to the cells [columns] of one row of a sketch. x[0] is coordinate `first` of the vector."""
     low, high, stream, columns = uint32(low), uint32(high), uint32(stream), uint64(cells.size)
     bits, words = x.view(np.uint32), np.empty(UNIT, np.uint32)
     for start in range(uint64(0), uint64(x.size), uint64(UNIT)):
@@ -40,7 +40,7 @@ def add(x, first, low, high, stream, cells):
 def estimate(cells, positions, first, low, high, stream, out):
     """Write estimates of coordinates to `out`. Each estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
 
-    The coordinates are positions[first:], int64, or without `positions` all coordinates from `first` on.
+    If `positions` (int64) is None, the first estimate is for coordinate `first`, otherwise for coordinate positions[first].
     """
     rows, columns = cells.shape[0], uint64(cells.shape[1])
     low, high, bits = uint32(low), uint32(high), cells.view(np.uint32)

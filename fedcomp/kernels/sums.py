@@ -89,7 +89,7 @@ def _exact_sums(v: Array) -> Iterator[Array]:
         largest = library.maximum(next(ends), -next(ends))
         if not largest.any():
             return
-        # `above` is computed as a power of two.
+        # `above` is a power of two, so that leading bits are split off without rounding errors.
         above = room * largest / library.frexp(largest)[0].clip(0.5)
         leading = v + above
         leading -= above
@@ -98,7 +98,7 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and count the entries ≥ 0 and the negative entries of each column. Return two arrays [2, columns], float64 and int64.
+    """Return the sums (float64) and the counts (int64), both [2, columns], of the entries ≥ 0 and of the negative entries in each column.
 
     x [rows · columns] must be finite, nonempty and row-major. The sums are not exact, but are computed in the same order on every machine:
     on the CPU, in float64, row after row within a block, and then block after block. A block has about BLOCK elements, but at least

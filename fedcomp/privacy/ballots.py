@@ -2,17 +2,17 @@
 
 docs/explanation/elections.md specifies the protocol, and strategies/sealed_election.py has a glossary.
 
-    Card     (R, σ): R is a one-time X25519 public key of voter v for the ballot of sender s. Voter v's signature σ covers (slot, v, R).
+    Card     (R, σ) from voter v: R is a one-time X25519 public key for the ballot of sender s. Voter v's signature σ covers (slot, v, R).
     Ballot   (E, h, σ, wraps, c):
              E is a one-time X25519 public key of the sender, with the private key e.
              The content c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
              The commitment h of the sender is SHA-256(slot, salt, bits).
              The wrap for voter v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
-             also includes the key R of the card of voter v.
+             also contains the key R on the card of voter v.
              The sender's signature σ covers (slot, h, SHA-256 of E, the wraps and c).
-    Slot     (run, attempt, round, sender, terms): the identity of a ballot; part of every key derivation and of every signed text.
+    Slot     (run, attempt, round, sender, terms): the identity of a ballot. Every key derivation and every signed text includes it.
 
-If a voter cannot open (decrypt) a ballot, it proves this by revealing the private key of its card, which cannot open any other ballot.
+A voter that cannot open (decrypt) a ballot reveals the private key of its card as a proof. This key cannot open any other ballot.
 """
 
 import os
@@ -178,14 +178,14 @@ class SealedBallot:
 
     @property
     def size(self) -> int:
-        """The number of bytes that the signs (bits) in the ballot take."""
+        """The size in bytes of the packed signs in the ballot."""
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
         """Decrypt the ballot and return its bits. `private`: private key of the voter's card.
 
         Raises UnopenableBallot if the ballot cannot be decrypted, or if its bits differ from the sender's commitment. Raises ProtocolError
-        if the ballot is not encrypted for the voter's card, which does not prove a fault of the sender.
+        if the ballot is not encrypted for the voter's card; this error does not prove that the sender is at fault.
         """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
@@ -210,7 +210,8 @@ class SealedBallot:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Return whether a voter's complaint is justified: whether the private key of the card `public` does not open the ballot.
+        """Return whether a voter's complaint is justified: whether the private key of its card (public key `public`) cannot open the
+        ballot.
 
         The ballot must contain the public key of the card, so that a voter cannot accuse a sender with a card that the sender never
         received.

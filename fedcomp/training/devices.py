@@ -71,5 +71,5 @@ def slow_precision_warning(precision: str, device: torch.device) -> str:
         and device.type == "cpu"
         and torch.backends.cpu.get_cpu_capability() == "AVX2"
     ):
-        return "this CPU has no arithmetic in bfloat16, which is many times slower here than float32; leave --precision out"
+        return "this CPU has no arithmetic in bfloat16, so bfloat16 is many times slower here than float32; leave --precision out"
     return ""

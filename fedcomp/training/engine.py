@@ -30,10 +30,10 @@ class Job(NamedTuple):
     round: int
     client: int  # id of the client or number of a data partition; random seeds depend on it
     batches: Sequence[np.ndarray]  # for each step, the indices of its examples in the data
-    buffers: dict[str, Tensor] | None = None  # buffers of the model after the client's last round
+    buffers: dict[str, Tensor] | None = None  # the model's buffers after the previous round
     traces: Traces = NO_TRACES  # momentum and other vectors [numel], which training changes
     rows: np.ndarray | None = None  # indices of all examples of the client, for a train_fn
-    # State of the optimizer or the train_fn after the client's last round.
+    # State of the optimizer or the train_fn after the client's previous round.
     state: dict[str, Any] | None = None
 
 
@@ -44,8 +44,8 @@ class JobResult(NamedTuple):
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed
     # State of the optimizer or train_fn, if the client keeps it.
     state: dict[str, Any] | None = None
-    metrics: Mapping[str, float] = {}  # further numbers that the train_fn returned
-    examples: int | None = None  # number of examples that the train_fn returned
+    metrics: Mapping[str, float] = {}  # numbers other than the loss that the train_fn returned
+    examples: int | None = None  # value of "examples" that the train_fn returned
 
 
 class LocalUpdate(NamedTuple):
@@ -80,8 +80,8 @@ class ClientEngine(ABC):
     ) -> JobResult | Exception:
         """Call `train_job` and return its result, or the exception if training fails.
 
-        If the user's code forks the process, exceptions in the child process are raised, so that the child does not continue as a copy of
-        its parent.
+        If the user's code forks the process, exceptions in the child process are raised, not returned. Otherwise the child process would
+        continue the run as a copy of its parent.
         """
         process = os.getpid()
         try:
@@ -152,9 +152,9 @@ Memory = TypeVar("Memory")
 class UpdateMemory(Generic[Memory]):
     """Memory on the CPU for the updates of a cohort. Not thread-safe.
 
-    The memory is reused for the next updates if they have the same total size and no tensor refers to the previous updates. New memory of a
-    process is slow, because the operating system sets it to zero, one page at a time. `allocate(elements)` returns an object that owns
-    memory, and a float32 tensor [elements] in this memory.
+    The memory is reused for the updates of the next cohort if these updates have the same total size, and no tensor refers to the previous
+    updates. New memory of a process is slow, because the operating system sets it to zero, one page at a time. `allocate(elements)` returns
+    an object that owns memory, and a float32 tensor [elements] in this memory.
     """
 
     def __init__(self, allocate: Callable[[int], tuple[Memory, Tensor]]):
@@ -250,7 +250,7 @@ class OptimizerSteps:
     """The local steps of one client with a torch optimizer, which is set by the task or by --optimizer.
 
     Gradients are accumulated over `sgd.accumulate` pieces of a batch, then clipped. `n_steps` is the number of steps in the round. `state`
-    is the optimizer's state after the client's last round. Learning rates and other settings of the optimizer are those of the current
+    is the optimizer's state after the client's previous round. Learning rates and other settings of the optimizer are those of the current
     round, not those in `state`.
     """
 

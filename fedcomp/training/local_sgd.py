@@ -41,13 +41,13 @@ class LocalSGD:
     """The options of local training. Momentum and weight decay work as in torch.optim.SGD, clipping as in torch's clip_grad_norm_."""
 
     steps: int = 5
-    epochs: int = 0  # passes over the client's data, which replace `steps`; 0 = off
+    epochs: int = 0  # number of passes over the client's data, used instead of `steps`; 0 = off
     batch_size: int = 20
     lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # maximum L2 norm of the gradient, before weight decay and momentum; 0 = off
-    # Keep momentum between rounds, except at coordinates that were sent.
+    # Keep momentum between rounds, except at coordinates whose update the server accepted.
     keep_momentum: bool = False
     augment: bool = False  # augment examples with the task's `augment`
     # Precision of the forward and backward passes: float32, bfloat16 or float16. Weights stay float32.
@@ -57,7 +57,7 @@ class LocalSGD:
     optimizer: str = SGD  # name and options of a torch optimizer
     # The optimizer state is "fresh" in each round, or "kept" between rounds.
     optimizer_state: str = "fresh"
-    accumulate: int = 1  # number of batches whose gradients are averaged in a step
+    accumulate: int = 1  # a batch is split into this number of pieces to save memory
     # Learning rate schedule over the local steps, such as "cosine".
     step_schedule: str | None = None
     lr_multiple: float = 1.0  # the server's factor for the learning rate in this round
@@ -109,15 +109,17 @@ class LocalSGD:
         """
         if not 0 < lr < math.inf:
             raise ProtocolError(
-                f"the server asks for {lr} times the learning rate; give a multiple above 0"
+                f"the server asks for {lr} times the learning rate; expected a multiple above 0"
             )
         if self.lr * lr > MAX_FLOAT:
             raise ProtocolError(
-                f"the server asks for a learning rate of {self.lr * lr:g}; give at most {MAX_FLOAT:g}"
+                f"the server asks for a learning rate of {self.lr * lr:g}; expected at most {MAX_FLOAT:g}"
             )
         for unit, count in (("steps", steps), ("examples in a step", batch_size)):
             if not 0 <= count <= MAX_COUNT:
-                raise ProtocolError(f"the server asks for {count} {unit}; give 1 to {MAX_COUNT}")
+                raise ProtocolError(
+                    f"the server asks for {count} {unit}; expected 1 to {MAX_COUNT}"
+                )
         return replace(
             self,
             lr=self.lr * lr,
@@ -129,7 +131,7 @@ class LocalSGD:
 
 
 class Traces(NamedTuple):
-    """Vectors besides the weights that local steps read or update in place: float32 [numel], or [clients, numel] for a stack of clients."""
+    """Vectors other than the weights that local steps read or update: float32 [numel], or [clients, numel] for a stack of clients."""
 
     # Momentum before the first step. `Descent.finish` stores the momentum after the last step here.
     momentum: Tensor | None = None
@@ -156,7 +158,7 @@ class Traces(NamedTuple):
     ) -> "Traces":
         """Return the `Traces` of a round that starts from the weights `start` [numel].
 
-        `momentum` is the momentum after the client's last round, and is copied.
+        `momentum` is the momentum after the client's previous round. This vector is copied.
         """
         if not sgd.keep_momentum:
             momentum = None
@@ -179,7 +181,7 @@ class Traces(NamedTuple):
         return Traces(*(None if vector is None else function(vector) for vector in self))
 
     def copy_from(self, source: "Traces") -> None:
-        """Copy the momentum and the moments from `source`, which may be on another device. Corrections stay unchanged."""
+        """Copy momentum, `sums` and `squares` from `source`, which may be on another device. The correction is not copied."""
         for own, new in zip(self[:3], source[:3], strict=True):
             if own is not None and new is not None and own is not new:
                 own.copy_(new)
@@ -210,7 +212,7 @@ class Descent:
         self.correction = views(traces.correction)
         self.anchors = views(base) if sgd.proximal else None
 
-    @torch.no_grad()  # required under vmap in torch 2.4, where weights require gradients
+    @torch.no_grad()  # required by torch 2.4 under vmap, because the weights require gradients there
     def step(self, gradients: Tensors) -> None:
         """Take a step with gradients that are already clipped."""
         gradients = self.adjusted(gradients, self.sgd.weight_decay)

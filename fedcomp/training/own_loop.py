@@ -86,8 +86,8 @@ class OwnLoopEngine(ClientEngine):
         """Train by the task's `train_fn` on the client's examples; see `ClientEngine.train_job`.
 
         The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if
-        `local_round.state` contains values that cannot be stored. Raises NonFiniteError for a loss of NaN or infinity with a finite update;
-        an update that is not finite is reported when it is encoded.
+        `local_round.state` contains values that cannot be stored. Raises NonFiniteError if the loss is NaN or infinite and the update is
+        finite. If the update is not finite, the encoder raises the error later.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows

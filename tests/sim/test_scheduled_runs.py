@@ -218,7 +218,9 @@ def test_clients_follow_the_schedules_of_the_server():
 
 @for_each("asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}])
 def test_a_client_refuses_invalid_steps_and_batch_sizes(asked):
-    with pytest.raises(ProtocolError, match="^the server asks for -?[0-9]+ .*; give 1 to 1000000$"):
+    with pytest.raises(
+        ProtocolError, match="^the server asks for -?[0-9]+ .*; expected 1 to 1000000$"
+    ):
         LocalSGD().for_round(**asked)
 
 
