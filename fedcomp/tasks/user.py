@@ -117,7 +117,7 @@ def _user_error(
 
 
 def _names(module: ModuleType) -> list[str]:
-    """Return the names of tasks and of functions, which may return a task, that are defined in a module."""
+    """Return the names of the tasks in a module, and of the functions that the module defines, since a function may return a task."""
     return [
         key
         for key, value in vars(module).items()

@@ -53,7 +53,7 @@ def describe(error: BaseException) -> str:
 def client_error(error: BaseException) -> FedcompError:
     """Return the error of a client as a FedcompError.
 
-    A new FedcompError has no traceback, because a traceback's stack frames would keep tensors in memory.
+    An exception of another type is replaced by a new error, because the stack frames in its traceback would keep tensors in memory.
     """
     if isinstance(error, FedcompError):
         return error
