@@ -87,7 +87,7 @@ class ClientStore:
         return vectors, {**values}
 
     def clear(self) -> None:
-        """Drop all states in memory, so that the next use of a state reads it from the checkpoint."""
+        """Remove all states from memory, so that the next use of a state reads this state from the checkpoint."""
         self.states.clear()
         self.changed.clear()
 

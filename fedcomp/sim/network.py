@@ -34,7 +34,7 @@ from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
-CHUNK = 1024  # number of periods for which a client's absences are drawn at once
+CHUNK = 1024  # number of periods for which a client's absences are drawn together
 # Smallest value of `stretch`: the time for which a server waits for a client to reconnect.
 MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
@@ -245,7 +245,7 @@ def is_file(text: str) -> bool:
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Read the network values of `clients` clients from a CSV file: a line of column names, then a line for each client.
+    """Read the network values of the clients 0 to `clients` − 1 from a CSV file: a line of column names, then a line for each client.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%

@@ -103,7 +103,7 @@ class Worker:
     """
 
     def __init__(self, *setup: Any):
-        """Start the process. `setup` are the arguments of TrainingWorker."""
+        """Start the process. `setup` holds the arguments of TrainingWorker."""
         self.ready, self.job = False, -1  # position of the job that the worker trains; -1: none
         self.connection, remote = Pipe()
         path = [entry for entry in sys.path if isinstance(entry, str)]

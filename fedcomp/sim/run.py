@@ -398,8 +398,8 @@ class Simulation(PreparedRun):
     def _with_relays(
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
-        """Return `record` with the bytes from clients to relays and from relays to the server. Warn if a relay's sum cannot be decoded
-        exactly.
+        """Return `record` with two byte counts: from clients to relays, and from relays to the server. Warn if a relay's sum cannot be
+        decoded exactly.
         """
         client_bytes, empty = relays.take()
         if missed := inexact([a.update for a in outcome.accepted]):

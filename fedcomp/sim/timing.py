@@ -195,7 +195,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace a client's answer by `Lost` if the client leaves before its answer arrives and is still offline GRACE_S seconds later."""
+        """Replace a client's answer by `Lost` if the client goes offline before the arrival and is still offline GRACE_S seconds later."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s

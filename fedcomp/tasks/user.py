@@ -1,7 +1,7 @@
 """Loading of a user's own task, given as path/file.py:name.
 
 The folder of the task file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call
-of `load` executes the task file again, but Python imports other modules only once in a process. If task files in different folders have
+of `load` executes the task file again, but Python imports other modules only once in a process. If the folders of two task files contain
 different modules of the same name, `load` therefore raises TaskError.
 """
 

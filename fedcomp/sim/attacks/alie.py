@@ -45,7 +45,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return z by the paper's formula for f Byzantine clients in a cohort of n clients, or 0 if the formula is negative."""
+    """Return z by the paper's formula for f Byzantine clients in a cohort of n clients, or 0 if the formula gives z < 0."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

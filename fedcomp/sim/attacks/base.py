@@ -2,8 +2,8 @@
 
 An attack may replace the training data of its clients (method `data`), their updates (`updates`) and their reports (`reply`), or make its
 clients send no answer (`silence_reason`). The random numbers of an attack depend only on (seed, round, client), and an attack keeps no
-state from round to round. The result of a run with attacks therefore does not depend on whether the run is interrupted and resumed, or a
-cohort is trained in several batches.
+state from round to round. The result of a run with attacks therefore does not depend on whether the run is interrupted and resumed, or
+whether a cohort is trained in several batches.
 
 A round may have several phases, such as the phases of an election (docs/explanation/elections.md). `updates` is called again in a later
 phase if clients compute a new vector in that phase, for example a vote. `reply` is called in every phase of a round.

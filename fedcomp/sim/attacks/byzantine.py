@@ -166,7 +166,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return a dict from Byzantine client to attack. If an attack names no clients, its clients are drawn at random, by `seed`."""
+    """Return a dict from Byzantine client to attack. If an attack names no clients, its clients are drawn at random, with `seed`."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:
