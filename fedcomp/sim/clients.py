@@ -20,7 +20,7 @@ from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
 GROWTH = "residual growth"  # `kind` of ResidualMonitor's warning
-# Factor by which a residual's norm may exceed the norms of the updates, since random codecs satisfy the bound only on average.
+# Factor by which a residual's norm may exceed the sum of the updates' norms, since random codecs satisfy the bound only on average.
 MARGIN = 10.0
 # Monitor at least MIN_CLIENTS clients. Monitor further clients, up to MAX_CLIENTS, until the updates of the monitored clients have
 # MAX_COORDINATES coordinates in total. A few clients are enough, since all clients use the same codec.
@@ -29,10 +29,11 @@ OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
 class ClientStore:
-    """The states of all clients, such as residuals. Recently used states are in memory, and older states are in the run's checkpoint.
+    """The states of all clients, such as residuals. Recently used states are in memory, and the other states are in the run's checkpoint.
 
     A changed state is written to the checkpoint once: when it is evicted from memory, or else at the next save. The results of a run do not
-    depend on where the states are stored. A new client starts with error feedback from `make_memory` and the model version `version`.
+    depend on where the states are stored. The state of a new client has an error-feedback memory from `make_memory` and the model version
+    `version`.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ClientStore:
         return self.states[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of clients into memory, and move their vectors to the training device if `placement` has one.
+        """Load the states of clients into memory, and move their vectors to `placement.training_device` unless it is None.
 
         The states of other clients are evicted to stay within the memory budget. Raises CheckpointError if a state cannot be read or the
         disk is full.
@@ -77,16 +78,16 @@ class ClientStore:
         changed = self.states.keys() & set(clients)
         self.changed |= changed
         if self.placement.budget_bytes < math.inf:
-            self._pack(itertools.islice(changed, 1))  # measures the size of one state
+            self._pack(itertools.islice(changed, 1))  # to update self.client_bytes
 
     def take_changes(self) -> Changes:
-        """Return the states that changed since the last call and are not yet in the checkpoint, as vectors and values."""
+        """Return the vectors and values of the states that changed since the last call and are not yet in the checkpoint."""
         vectors, values = self._pack(sorted(self.changed))
         self.changed.clear()
         return vectors, {**values}
 
     def clear(self) -> None:
-        """Drop all states in memory, so that the next use of a state reads it from the checkpoint."""
+        """Remove all states from memory, so that the next use of a state reads this state from the checkpoint."""
         self.states.clear()
         self.changed.clear()
 
@@ -100,7 +101,7 @@ class ClientStore:
         return ClientState.unpack(name, record, self.checkpoint.vector, self.make_memory)
 
     def _evict(self, clients: Collection[int]) -> None:
-        """Write the changed states of these clients to the checkpoint, and remove all states of these clients from memory."""
+        """Write each of these clients' states to the checkpoint if the state changed, and remove the state from memory."""
         vectors, values = self._pack([client for client in clients if client in self.changed])
         if values:
             assert self.checkpoint is not None
@@ -110,7 +111,7 @@ class ClientStore:
         self.changed.difference_update(clients)
 
     def _pack(self, clients: Iterable[int]) -> tuple[dict[str, Tensor], dict[str, bytes]]:
-        """Return the states of clients in memory as vectors and values for a checkpoint, and update `client_bytes`."""
+        """Return the vectors and values by which a checkpoint stores the states of these clients, and update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
         values: dict[str, bytes] = {}
         for client in clients:
@@ -142,8 +143,8 @@ class ResidualMonitor:
     """Monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
 
     If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
-    updates x, even if some updates are lost. If the norm of the residual is much larger, a − C(a) is longer than a for some vectors a, and
-    the residual will keep growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
+    updates x, even if some updates are lost. If ‖e‖ is much larger than Σ‖x‖, then a − C(a) is longer than a for some vectors a, and the
+    residual will keep growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
     """
 
     def __init__(self, warn: Callable[..., None]):

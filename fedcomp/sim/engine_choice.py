@@ -30,7 +30,7 @@ from .ray_engine import RayEngine
 
 # Memory for the clients that are trained at once. On a CPU, the clients' weights and activations should fit into the CPU's caches.
 CPU_BYTES = 8 << 20
-CPU_WEIGHTS_BYTES = 64 << 20  # limit for the weights of the clients that a CPU trains at once
+CPU_WEIGHTS_BYTES = 64 << 20  # limit, in bytes, for the weights of all clients in a batch on a CPU
 CUDA_MEMORY_FRACTION = 1 / 4
 # A model with at least this many parameters is trained in one process. On two cores, a transformer with 101 million parameters trains a
 # quarter faster in one process than in two (benchmarks/large_models.py).
@@ -86,7 +86,7 @@ class EngineChoice:
         if config.engine in (
             "serial",
             "ray",
-        ):  # the number of Ray actors is known after the start of Ray
+        ):  # the number of Ray actors is known only after Ray has started
             return cls(devices.describe(device), config.engine, 1)
         if obstacle := batching_obstacle(config, task, data):
             if config.engine == "batched":
@@ -103,7 +103,8 @@ class EngineChoice:
     def unbatched(cls, model: nn.Module, device: torch.device, config: RunConfig) -> "EngineChoice":
         """Choose the engine for a run that trains each client separately.
 
-        The serial engine trains large models, and tasks that are Python objects, since other processes cannot load these objects.
+        The serial engine trains large models. It also trains tasks that are Python objects, since other processes cannot load these
+        objects.
         """
         is_serial = config.task.startswith(OBJECT) or _is_large(model)
         engine = "serial" if is_serial else unbatched_engine(device)

@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Context manager that delays the first signal until `act` is called. A second signal takes effect at once.
+    """Context manager that delays the first signal until `act` is called. A second signal takes effect immediately.
 
     Outside the main thread, an Interruption does nothing, since Python runs signal handlers only in the main thread.
     """

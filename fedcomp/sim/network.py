@@ -34,7 +34,7 @@ from ..config import expand_home
 from ..errors import ConfigError, SpecError, nearest
 from ..kernels import philox
 
-CHUNK = 1024  # number of periods for which a client's absences are drawn at once
+CHUNK = 1024  # number of periods for which a client's absences are drawn together
 # Smallest value of `stretch`: the time for which a server waits for a client to reconnect.
 MIN_PERIOD_S = 5.0
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
@@ -81,12 +81,12 @@ class Uniform:
     # Standard deviation of the logarithms of the factors that are drawn for each client.
     spread: float = 0.0
     absent: float = 0.0  # fraction of the time in which a client is absent
-    stretch: Seconds = Seconds(600.0)  # period in which a client is either absent or present
+    stretch: Seconds = Seconds(600.0)  # length of a period in which a client is absent or present
     slow: float = 0.0  # fraction of the clients whose steps always take `factor` times as long
     # Fraction of a client's rounds in which the client's steps take `factor` times as long.
     stall: float = 0.0
     factor: float = 4.0
-    swing: float = 0.0  # each round's step time differs from the mean by at most this fraction
+    swing: float = 0.0  # a round's step time differs from `step` by at most this fraction of `step`
 
     def __post_init__(self) -> None:
         spec.check_ranges(self, **LIMITS)
@@ -226,7 +226,7 @@ class Network:
         return duration_s * float(p.factor[client]) if stalls[client] < stall else duration_s
 
     def _draw(self, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays of uniform random values, one value per client: for `swing` from -1 to 1, and for `stall` from 0 to 1."""
+        """Return two arrays with a uniform random value for each client: from -1 to 1 for `swing`, and from 0 to 1 for `stall`."""
         if self._draws[0] != round:
             generator, n = seeds.generator(self.seed, "pace", round), len(self.profiles)
             self._draws = round, generator.uniform(-1.0, 1.0, n), generator.random(n)
@@ -245,7 +245,7 @@ def is_file(text: str) -> bool:
 
 
 def read_profiles(text: str, clients: int) -> Profiles:
-    """Read the network values of `clients` clients from a CSV file: a line of column names, then a line for each client.
+    """Read the network values of the clients 0 to `clients` − 1 from a CSV file: a line of column names, then a line for each client.
 
         client,up,down,latency,step,absent
         0,250kB,2MB,40ms,15ms,5%
@@ -334,10 +334,11 @@ def _value(where: str, name: str, cell: str) -> float:
 
 
 class AbsenceModel:
-    """A random model of the times at which clients are absent. `absent` is the fraction of the time for which each client is absent.
+    """A random model of the times at which clients are absent. `absent` holds each client's probability of being absent, from 0 to 0.9.
 
-    Time is divided into periods of `period_s` seconds, with a random offset for each client. In each period, a client is absent with the
-    probability `absent`, from 0 to 0.9. The random draws depend only on the seed, the client and the period, so the model has no state.
+    For each client, time is divided into periods of `period_s` seconds; the start of the first period is random. In each period, the client
+    is either absent or present all the time. The random draws depend only on the seed, the client and the period, so the model has no
+    state.
     """
 
     def __init__(self, absent: np.ndarray, period_s: np.ndarray, seed: int):

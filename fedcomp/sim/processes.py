@@ -1,9 +1,9 @@
 """The engine of `--engine processes`, which trains clients in worker processes: one process per core, each with one thread.
 
-A second thread hardly speeds up a convolution, but two cores train two clients in the time of one client. Each worker is a separate Python
-interpreter that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, data, updates and momentum
-are in anonymous shared memory, which only Linux has. The other parts of a job (the training of a client in a round) are sent through a
-pipe. If a dataset is not in memory, each worker reads the dataset itself.
+A second thread hardly speeds up a convolution, but two processes on two cores train two clients in the time of one client. Each worker is a
+separate Python interpreter that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, data,
+updates and momentum are in anonymous shared memory, which only Linux has. The other parts of a job (the training of a client in a round)
+are sent through a pipe. If a dataset is not in memory, each worker reads the dataset itself.
 
 A worker that dies is replaced, and its client is trained again. If a second worker dies while it trains the same client, this client fails.
 """
@@ -40,7 +40,7 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 LOCAL_TRAINING_S = 0.5
 # The run fails after this many consecutive workers died before they were ready.
 MAX_FAILED_STARTS = 3
-# The run fails if this number × max(number of workers, 3) workers die in a row without training a client.
+# The run fails when MAX_DEATHS_PER_WORKER × max(3, number of workers) workers have died since a worker last trained a client.
 MAX_DEATHS_PER_WORKER = 2
 WORKER_PROGRAM = (
     "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -86,7 +86,7 @@ class SharedTensor:
 
 
 def _allocate_shared(elements: int) -> tuple[SharedTensor, Tensor]:
-    """Allocate shared memory for `UpdateMemory`."""
+    """Return a SharedTensor and its tensor, float32 [elements]."""
     shared = SharedTensor((elements,))
     return shared, shared.tensor
 
@@ -103,7 +103,7 @@ class Worker:
     """
 
     def __init__(self, *setup: Any):
-        """Start the process. `setup` are the arguments of TrainingWorker."""
+        """Start the process. `setup` holds the arguments of TrainingWorker."""
         self.ready, self.job = False, -1  # position of the job that the worker trains; -1: none
         self.connection, remote = Pipe()
         path = [entry for entry in sys.path if isinstance(entry, str)]
@@ -115,7 +115,7 @@ class Worker:
                 stdout=2,
                 pass_fds=[remote.fileno()],
                 env=os.environ | ONE_THREAD,
-                process_group=0,  # so that Ctrl-C reaches only the parent process
+                process_group=0,  # a new process group, which Ctrl-C does not reach
             )
             self.connection.send(setup)
 
@@ -162,8 +162,8 @@ class JobQueue:
 class WorkerEngine(Engine):
     """Engine with `count` worker processes, each of which loads the task of `config`.
 
-    With `local_training`, this process trains clients on `model` for the first LOCAL_TRAINING_S seconds, so that short runs start no
-    workers. `warn` is called when a worker dies.
+    With `local_training`, the parent process itself trains clients for the first LOCAL_TRAINING_S seconds, with `model`, so that short runs
+    start no workers. `warn` is called when a worker dies.
     """
 
     device = torch.device("cpu")
@@ -311,7 +311,7 @@ class WorkerEngine(Engine):
         queue.results[i] = unpacked_result(answer)
 
     def _replace_dead(self, worker: Worker, queue: JobQueue) -> None:
-        """Remove a dead worker. The worker's job is queued again, or fails if two workers have died during this job.
+        """Remove a dead worker. The worker's job is queued again after the first death of a worker, and fails after the second.
 
         Raises UserError if too many consecutive workers have died.
         """

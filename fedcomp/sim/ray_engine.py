@@ -5,7 +5,7 @@ actor has one core, one thread and, with --device cuda, a quarter of a GPU. The 
 and sends each job (the training of a client in a round) to an idle actor. Actors keep no state of clients: momentum and running statistics
 are sent with a job and returned with its update. Every actor therefore computes bit for bit the update of the serial engine on one thread.
 
-The data and the weights at the start of a round are stored in Ray's object store, once per machine. Every machine of a cluster needs
+Ray stores the data, and the weights with which a round starts, once per machine in its object store. Every machine of a cluster needs
 fedcomp[ray]. If the task is a file, every machine also needs this file and the modules that it imports, under the same path.
 """
 
@@ -47,7 +47,8 @@ JOBS_PER_ACTOR = 4  # jobs per actor in a call of `train`; with several jobs, ac
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DEFAULT_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray listen on the loopback interface only. The token keeps out other users of this machine.
+# RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray listen on the loopback interface only. The random RAY_AUTH_TOKEN keeps out other users of
+# this machine.
 LOOPBACK_ONLY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
@@ -298,7 +299,7 @@ def _preserved_sigterm_handler() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise UserError if no process listens at an address. Without this check, Ray would retry for minutes."""
+    """Raise UserError if no process listens at `address`. Without this check, Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return  # `address` is "auto" or a URL

@@ -1,4 +1,4 @@
-"""Simulated relays: each relay adds the encoded updates of its clients and forwards the sum to the server (transports/relays.py)."""
+"""Simulated relays: each relay adds up the encoded updates of its clients and sends the sum to the server (transports/relays.py)."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ..transports.relays import add_frames
 
 
 class Relays:
-    """The clients of a run with relays. Client i sends its updates to relay i mod `relays`. Relays do not change the downloads."""
+    """The clients of a run with relays. Client i sends its updates to relay i mod `relays`. Downloads are simulated as without relays."""
 
     def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
         self.population, self.relays, self.codec, self.layout = population, relays, codec, layout
@@ -22,7 +22,7 @@ class Relays:
 
     @property
     def at_once(self) -> int:
-        """The number of assignments to handle together: one for each client, since a relay waits for all of its clients."""
+        """The maximum number of assignments in a call of `handle`: one for each client, since a relay waits for all of its clients."""
         return self.clients
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
@@ -43,7 +43,7 @@ class Relays:
         return reports
 
     def take(self) -> tuple[int, int]:
-        """Return the number of bytes that clients sent since the last call, and the number of updates without a frame (encoded vector)."""
+        """Return how many bytes the clients have sent since the last call, and how many updates were empty, with nothing to send."""
         traffic = self._client_bytes, self._empty
         self._client_bytes, self._empty = 0, 0
         return traffic

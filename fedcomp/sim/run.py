@@ -66,7 +66,7 @@ from .relays import Relays
 from .save_times import SaveTimes
 from .timing import Timing, random_work_s, step_counter
 
-STACK_BYTES = 64 << 20  # total size of the updates that are trained and encoded together
+STACK_BYTES = 64 << 20  # size in bytes of the updates that are encoded together
 
 
 def simulate(
@@ -77,14 +77,14 @@ def simulate(
     If `task` is given, `config.task` must be `fedcomp.tasks.OBJECT` followed by the name of the task. If `task` is None, the task that
     `config.task` names is loaded.
 
-    Raises UserError for options that cannot work, before any file is written, and OutOfMemoryError if memory runs out. A run that is
-    interrupted at any moment can be resumed.
+    Raises UserError for options that cannot work, before any file is written, and OutOfMemoryError if memory runs out. A run can be resumed
+    after any interruption.
     """
     simulation = None
     try:
         with (
             redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
-        ):  # standard output is reserved for the log, even if a task prints
+        ):  # keep a task's output out of the log on standard output
             simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
     except (MemoryError, RuntimeError) as error:
@@ -182,7 +182,7 @@ class PreparedRun:
             machine = EngineChoice.read(self.folder.stored.get("resolved"), self.folder.path)
             if not machine.device.startswith(self.device.type):
                 raise RunFolderError(
-                    f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give the same --device as before"
+                    f"the run in {self.folder.path} used {machine.device}, not {self.device}; give the same --device as before"
                 )
             return machine
         machine = EngineChoice.choose(self.config, self.task, self.train, model, self.device)
@@ -196,7 +196,8 @@ class Simulation(PreparedRun):
         super().__init__(config, callback, task)
         config, shards = self.config, self.shards
         model, weights = self.model, self.weights
-        # If vectors are in the checkpoint, every round loads and frees vectors. Separate memory mappings for vectors keep the heap compact.
+        # If clients' vectors are in the checkpoint, every round loads and frees vectors. Give each vector its own memory mapping, so that
+        # freed vectors leave no gaps in the heap.
         if self.placement.name == FILE:
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
@@ -397,8 +398,8 @@ class Simulation(PreparedRun):
     def _with_relays(
         self, relays: Relays, outcome: RoundResult, record: RoundRecord
     ) -> RoundRecord:
-        """Set byte counts in `record`: from clients to relays, and from relays to the server. Warn if a relay's sum cannot be decoded
-        exactly.
+        """Return `record` with two byte counts: from clients to relays, and from relays to the server. Warn if a relay's sum cannot be
+        decoded exactly.
         """
         client_bytes, empty = relays.take()
         if missed := inexact([a.update for a in outcome.accepted]):
@@ -423,7 +424,7 @@ class Simulation(PreparedRun):
 def _refuse_deployment_options(config: RunConfig) -> None:
     if (config.deadline or config.quorum != 1) and not config.network:
         raise ConfigError(
-            "--deadline and --quorum have no effect without --network, since virtual clients then answer at once; give --network, "
+            "--deadline and --quorum have no effect without --network, since virtual clients then answer immediately; give --network, "
             "or use fedcomp server start"
         )
     if config.relays and config.network:

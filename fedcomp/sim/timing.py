@@ -1,11 +1,11 @@
 """Virtual time in simulations with --network: a clock, a transport that delays answers, and the choice of online clients.
 
 In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
-at once, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the next
-arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
-starts the newest assignment. Unlike in a deployment, a busy client also trains for assignments that newer assignments have replaced. If a
-client goes offline before its answer arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the
-exchange waits until the deadline or, without a deadline, until all other clients have answered.
+immediately, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the
+next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
+starts the newest assignment. Unlike in a deployment, the assignments that the client skips change its state, too, since the simulation has
+already computed the answers. If a client goes offline before its answer arrives, the server gives this client up after GRACE_S seconds. If
+a client does not answer, the exchange waits until the deadline or, without a deadline, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough other clients are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -195,7 +195,7 @@ class TimedTransport(Transport):
         return Arrival(due_s, client, answer, began_s)
 
     def _with_losses(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Replace a client's answer by `Lost` if the client leaves before its answer arrives and is still offline GRACE_S seconds later."""
+        """Replace a client's answer by `Lost` if the client goes offline before the arrival and is still offline GRACE_S seconds later."""
         asked_s, replaced = self.clock.time_s, []
         for arrival in arrivals:
             client, began_s = arrival.client, arrival.began_s
@@ -309,7 +309,7 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) that draws the virtual duration of the client's round in seconds, for runs without --network."""
+    """Return a function of (round, client) that draws how many virtual seconds a client works in a round, for runs without --network."""
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)

@@ -81,7 +81,7 @@ class TrainingWorker:
 
 def main(descriptor: int, parent_pid: int) -> None:
     """Train the jobs that arrive on the connection at the file descriptor `descriptor`, until the parent process exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):  # the parent process has exited
@@ -89,9 +89,7 @@ def main(descriptor: int, parent_pid: int) -> None:
 
         def train(
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
-        ) -> (
-            JobResult | str
-        ):  # a function, so that Python frees views of shared memory when the function returns
+        ) -> JobResult | str:  # when this function returns, Python frees its views of shared memory
             update = updates[row * len(start) : (row + 1) * len(start)]
             return worker.train(start, data, job, sgd, seed, update)
 

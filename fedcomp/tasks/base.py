@@ -53,8 +53,8 @@ class Task:
             test=(points[:400], inside[:400]),
         )
 
-    `model()` returns a module with the same parameters on every call. `model()` may draw from the global generators of torch, numpy and
-    random, which fedcomp seeds, so that server and clients build the same initial weights. If `model` is a module instead of a function,
+    `model()` returns a module with the same parameters on every call. `model()` may draw from the global random generators of torch, numpy
+    and random: fedcomp seeds them, so that server and clients build the same initial weights. If `model` is a module instead of a function,
     the initial model is a copy of the module with its current weights.
 
     `train` and `test` are data, a list or dict with the data of each client, or a function that returns one of these. Data means a fedcomp
@@ -70,8 +70,8 @@ class Task:
     targets of the whole test set on the CPU, and returns a number. Loss and accuracy are averaged over batches.
 
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
-    `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` the
-    evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number
+    `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces
+    the evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number
     "examples", this number is the weight of the client's update in an average weighted by examples. Other numbers that either function
     returns are metrics: at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
 

@@ -81,8 +81,8 @@ def layout_of(task: Task) -> Layout:
 def changing_buffers(task: Task, model: nn.Module, train: Examples) -> list[str]:
     """Return the names of buffers that training changes, such as those of spectral normalization.
 
-    Running statistics that the server computes itself are left out. Clients do not send buffers, so the server's model keeps the initial
-    values of the returned buffers. `model` is left in eval mode.
+    Running statistics that the server computes itself are left out. Clients do not send buffers, so these buffers keep their initial values
+    in the server's model. `model` is left in eval mode.
     """
     layers = recalibrated_layers(model)
     names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
@@ -312,7 +312,7 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets: Any) -> None:
-    """Raise TaskError if the cross-entropy would fail: for targets of another shape or type, and for a label that is not the index of an
+    """Raise TaskError if the cross-entropy would fail, because the targets have a wrong shape or type, or a label is not the index of an
     output. `targets` are those of the first examples of `data`.
     """
     if task.criterion is not F.cross_entropy:

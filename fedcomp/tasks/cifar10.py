@@ -3,10 +3,10 @@
 VGG11* is a narrower VGG11 (Simonyan & Zisserman 2015) without BatchNorm or dropout. VGG11* is from Sattler, Wiedemann, Müller, Samek,
 "Robust and communication-efficient federated learning from non-i.i.d. data", IEEE TNNLS 2019.
 
-ResNet-18 is from He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. For the small images of CIFAR-10, the
-first layer is one 3x3 convolution. GroupNorm (Wu & He, ECCV 2018) replaces BatchNorm, because the running statistics of BatchNorm differ
-between clients with different data (Hsieh, Phanishayee, Mutlu, Gibbons, ICML 2020). Each GroupNorm has 2 groups, as in Reddi et al., ICLR
-2021.
+ResNet-18 is from He, Zhang, Ren, Sun, "Deep residual learning for image recognition", CVPR 2016. For the small images of CIFAR-10, one 3x3
+convolution replaces the first convolution (7x7) and the pooling after it. GroupNorm (Wu & He, ECCV 2018) replaces BatchNorm, because the
+running statistics of BatchNorm differ between clients with different data (Hsieh, Phanishayee, Mutlu, Gibbons, ICML 2020). Each GroupNorm
+has 2 groups, as in Reddi et al., ICLR 2021.
 """
 
 from functools import partial

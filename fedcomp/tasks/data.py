@@ -55,8 +55,7 @@ class Data:
 
     `inputs` are N examples, one per row: a tensor [N, ...], or a tuple or dict of such tensors. `targets` is a tensor [N, ...]; partitions
     by class need int64 [N]. `groups` [N] holds the group of each example, such as a user id. The partition `natural` assigns all examples
-    of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, and 0 if it was
-    given as a whole.
+    of a group to the same client. `n_clients` is the number of clients if the data was given for each client separately, else 0.
     """
 
     inputs: Inputs
@@ -90,7 +89,7 @@ class Data:
         )
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Yield all examples in batches of nearly equal size, at most `size`. Tensors are not copied."""
+        """Yield all examples in batches of nearly equal size, at most `size`. The batches are views of the data."""
         whole = Batch(self.inputs, self.targets)
         for rows in _slices(len(self), size):
             yield whole._part(rows)
@@ -398,7 +397,7 @@ def _is_hugging_face(value: Any) -> bool:
 
 
 def _whole_column(dataset: Any, name: str) -> np.ndarray:
-    """Return a column of a Hugging Face Dataset, even if its format excludes the column from batches."""
+    """Return a column of a Hugging Face Dataset, even if the format of the Dataset excludes this column from batches."""
     return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
 
 

@@ -25,7 +25,7 @@ def network() -> nn.Module:
 
 
 def read(split: str) -> Data:
-    """Return the data of "train" or "test", with inputs float32 [N, 64]. Raises MissingExtraError without scikit-learn."""
+    """Return the data of "train" or "test", with inputs float32 [N, 64]. Raises MissingExtraError if scikit-learn is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

@@ -147,7 +147,7 @@ class ImageDataset:
         return find_files(self.folder, name, f"{name}/{split}.parquet", contents, find)
 
     def _is_valid(self, images: np.ndarray, labels: np.ndarray) -> bool:
-        """Return whether cached arrays have the types, shapes and values of the arrays that `_decode` returns."""
+        """Return whether cached arrays have the types, the shapes and the range of labels of arrays that `_decode` returns."""
         dtypes = labels.dtype == np.dtype(np.int64) and images.dtype == np.dtype(np.uint8)
         if not dtypes or labels.ndim != 1 or images.shape != (len(labels), *self.shape):
             return False
@@ -186,7 +186,7 @@ class ImageDataset:
 
     @contextmanager
     def _opened(self, file: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
-        """Open a parquet file. Raises DataError if the file cannot be read, and MissingExtraError without pyarrow."""
+        """Open a parquet file. Raises DataError if the file cannot be read, and MissingExtraError if pyarrow is not installed."""
         try:
             from pyarrow import ArrowException, parquet
         except ImportError as error:

@@ -115,8 +115,8 @@ class Shards:
 class Dirichlet:
     """Divide each class among the clients by proportions drawn from Dir(alpha). A smaller alpha means more heterogeneous clients.
 
-    As in Yurochkin et al. 2019 and Flower's DirichletPartitioner without balancing, clients also have different numbers of examples. A
-    client that is left without examples is assigned one random example of a client that has at least two.
+    Clients also have different numbers of examples, as in Yurochkin et al. 2019 and in Flower's DirichletPartitioner with
+    self_balancing=False. A client that is left without examples is assigned one random example of a client that has at least two examples.
     """
 
     alpha: float = field(metadata={"example": 0.1})
@@ -197,7 +197,7 @@ def parse_partitioner(text: str) -> Partitioner:
 
 
 def partition_advice(text: str, data: Examples, clients: int) -> str:
-    """Return a warning if the data was given for each client separately and the options divide it in another way, else an empty string."""
+    """Return a warning if the data was given for each client separately but the options do not keep this division, else an empty string."""
     n = data.n_clients
     if not n or (text == "natural" and clients == n):
         return ""

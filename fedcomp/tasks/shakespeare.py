@@ -124,7 +124,7 @@ class Text:
 
 
 def speeches(text: str) -> dict[str, str]:
-    """Return the lines of all speeches by role. Roles are in the order of their first speech."""
+    """Return a dict from role to the lines of all its speeches. Roles are in the order of their first speech."""
     lines_of: dict[str, list[str]] = {}
     before, role = "", ""
     for line in text.split("\n"):

@@ -1,7 +1,7 @@
 """Loading of a user's own task, given as path/file.py:name.
 
 The folder of the task file is put first on `sys.path`, as for a script, so that the task can import other modules in this folder. Each call
-of `load` executes the task file again, but Python imports other modules only once in a process. If task files in different folders have
+of `load` executes the task file again, but Python imports other modules only once in a process. If the folders of two task files contain
 different modules of the same name, `load` therefore raises TaskError.
 """
 
@@ -117,7 +117,7 @@ def _user_error(
 
 
 def _names(module: ModuleType) -> list[str]:
-    """Return the names of tasks and of functions, which may return a task, that are defined in a module."""
+    """Return the names of the tasks in a module, and of the functions that the module defines, since a function may return a task."""
     return [
         key
         for key, value in vars(module).items()

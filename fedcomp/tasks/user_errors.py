@@ -14,7 +14,7 @@ SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
 # Fix for an error in a task that received None as its data folder.
 GIVE_FOLDER = "if the task reads a data folder, give it with --data DIR or FEDCOMP_DATA (it is None now); else correct the task"
 LIBRARY_PREFIXES = (
-    *("<frozen", "<__array_function__"),  # names that Python gives to code without a file
+    *("<frozen", "<__array_function__"),  # file names that Python gives to code without a file
     str(Path(__file__).parents[1]) + os.sep,
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
 )
@@ -53,7 +53,7 @@ def describe(error: BaseException) -> str:
 def client_error(error: BaseException) -> FedcompError:
     """Return the error of a client as a FedcompError.
 
-    A new FedcompError has no traceback, because a traceback's stack frames would keep tensors in memory.
+    An exception of another type is replaced by a new error, because the stack frames in its traceback would keep tensors in memory.
     """
     if isinstance(error, FedcompError):
         return error

@@ -4,11 +4,11 @@ Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for distri
 
     s = ⌊n/2⌋ + 1 − f,  z = Φ⁻¹((n − f − s) / (n − f)),  x = μ − z·σ
 
-x is the update that every attacker sends. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard
-deviation of each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. Φ is the
-standard normal distribution function. For small f the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The
-option `shift=down` subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` moves each coordinate towards
-the opposite sign, which reverses the sign of coordinates with |μ| < z·σ.
+Every attacker sends the update x. The cohort has n clients, f of them Byzantine. μ and σ are the mean and the sample standard deviation of
+each coordinate over the honest updates. s is the number of honest clients that the attackers need for a majority. Φ is the standard normal
+distribution function. For small f the formula gives z ≤ 0, which means no shift; set the option `z` to attack anyway. The option
+`shift=down` subtracts z·σ from μ, as in the paper authors' code; `shift=up` adds z·σ. `shift=against` moves each coordinate of μ by z·σ
+towards zero and beyond, which reverses the sign if |μ| < z·σ.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-# Largest argument of the inverse normal distribution function Φ⁻¹, used if the attackers alone have a majority.
+# Largest argument of Φ⁻¹: the formula gives 1 if the attackers are a majority, and Φ⁻¹(1) is infinite.
 MAX_PROBABILITY = 1 - 1e-6
 
 
@@ -45,7 +45,7 @@ class ALIE(Attack):
 
 
 def z_max(n: int, f: int) -> float:
-    """Return z by the paper's formula for f Byzantine clients in a cohort of n clients, or 0 if the formula is negative."""
+    """Return z by the paper's formula for f Byzantine clients in a cohort of n clients, or 0 if the formula gives z < 0."""
     supporters = max(0, n // 2 + 1 - f)
     probability = (n - f - supporters) / (n - f) if n > f else MAX_PROBABILITY
     z = NormalDist().inv_cdf(min(max(probability, 0.5), MAX_PROBABILITY))

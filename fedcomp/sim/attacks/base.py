@@ -1,12 +1,12 @@
 """The interface of attacks. An attack changes what virtual Byzantine clients do in a round.
 
-An attack may replace the training data of its clients (method `data`), their updates (`updates`) and their reports (`reply`), or keep them
-from answering (`silence_reason`). The random numbers of an attack depend only on (seed, round, client), and an attack keeps no state from
-round to round. The result of a run with attacks is therefore the same if the run is interrupted and resumed, or if a cohort is trained in
-several batches.
+An attack may replace the training data of its clients (method `data`), their updates (`updates`) and their reports (`reply`), or make its
+clients send no answer (`silence_reason`). The random numbers of an attack depend only on (seed, round, client), and an attack keeps no
+state from round to round. The result of a run with attacks therefore does not depend on whether the run is interrupted and resumed, or
+whether a cohort is trained in several batches.
 
 A round may have several phases, such as the phases of an election (docs/explanation/elections.md). `updates` is called again in a later
-phase if clients compute a new vector in this phase, for example a vote. `reply` is called in every phase of a round.
+phase if clients compute a new vector in that phase, for example a vote. `reply` is called in every phase of a round.
 """
 
 import re
@@ -34,8 +34,8 @@ class UpdateContext:
     """The information that an attack can use to compute the updates of its Byzantine clients in a round."""
 
     cohort_size: int
-    n_byzantine: int  # number of clients of this attack in the cohort
-    honest_clients: tuple[int, ...]  # ids of the honest clients with finite updates, in order
+    n_byzantine: int  # number of clients in the cohort that carry out this attack
+    honest_clients: tuple[int, ...]  # ascending ids of the honest clients with finite updates
     # The honest clients' updates before encoding, one row for each client. If the cohort has no honest client, these are the attackers'
     # updates.
     honest_updates: Tensor
@@ -49,7 +49,7 @@ class ReplyContext:
     seed: int  # seed that an honest client would use to encode its update
     codec_context: Context  # further arguments of the codec, such as the layout
     generator: np.random.Generator
-    algorithm: ClientAlgorithm = ClientAlgorithm()  # client half of the strategy
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # the strategy's computations on clients
 
     @property
     def layout(self) -> Layout:
@@ -66,7 +66,7 @@ class Attack:
     """An attack with its options. Subclasses are frozen dataclasses whose fields are the options of the attack."""
 
     count: int = 0  # number of Byzantine clients; 0: the number of ids in `clients`
-    # Ids of the Byzantine clients, such as 3/7/10-14. If empty, `count` clients are drawn from the seed.
+    # Ids of the Byzantine clients, such as 3/7/10-14. If empty, `count` clients are drawn at random.
     clients: str = ""
 
     name: ClassVar[str]
@@ -75,7 +75,7 @@ class Attack:
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # Whether the method `updates` reads the honest clients' updates.
     uses_honest_updates: ClassVar[bool] = False
-    # Whether the attackers of each round are chosen by the strategy's allocation matrix (voters × data partitions).
+    # Whether the attackers of a round depend on the strategy's allocation matrix (voters × data partitions).
     uses_allocation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Attack:
         return self.count or len(self.named_clients)
 
     def data(self, data: Examples) -> Examples:
-        """Return the data on which Byzantine clients train instead of `data`."""
+        """Return the data on which Byzantine clients train; `data` is the clean training data."""
         return data
 
     def updates(self, x: Tensor, context: UpdateContext, generators: Generators) -> Tensor:

@@ -37,7 +37,7 @@ class AttackedCohort:
         """Return the ids of the honest clients, in ascending order, and a matrix of their updates."""
         clients = tuple(sorted(self.honest))
         stack = torch.stack([self.honest[client] for client in clients])
-        # Replace the separate updates by rows of the stack, so that memory holds each update only once.
+        # Replace each update by its row of `stack`, so that memory holds each update only once.
         self.honest = dict(zip(clients, stack, strict=True))
         return clients, stack
 
@@ -89,7 +89,7 @@ class ByzantineClients(ClientHook):
                 )
 
     def attack_of(self, a: Assignment) -> Attack | None:
-        """Return the attack of an assignment's client, or None if the client is honest."""
+        """Return the attack that the client of assignment `a` carries out, or None if the client is honest."""
         attacked = self._rounds.get(a.round)
         attackers = attacked.attackers if attacked and a.client in attacked.cohort else self.fixed
         return attackers.get(a.client)
@@ -115,7 +115,7 @@ class ByzantineClients(ClientHook):
         return attack.silence_reason(self.generator(assignment)) if attack else ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Return the assignments, grouped by attack. The honest clients come first, since attacks may read the honest updates."""
+        """Return the assignments, grouped by attack. The honest clients are the first group, since attacks may read the honest updates."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
             groups.setdefault(self.attack_of(a), []).append(a)
@@ -166,7 +166,7 @@ class ByzantineClients(ClientHook):
 
 
 def _assign_clients(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:
-    """Return a dict from Byzantine client to attack. The clients of an attack that names no clients are drawn from the seed."""
+    """Return a dict from Byzantine client to attack. If an attack names no clients, its clients are drawn at random, with `seed`."""
     attackers: dict[int, Attack] = {}
     for attack in attacks:
         for client in attack.named_clients:

@@ -2,8 +2,8 @@
 
 With sealed (encrypted) ballots (docs/explanation/elections.md), a sender signs one hash and one ciphertext for all voters. The sender can
 only deceive a voter by sending it an encrypted key that does not decrypt the ballot. A voter with an invalid key proves to the server that
-the key is invalid, and the server excludes the sender. Without sealed ballots, all voters receive the same ballot, and the attacker behaves
-honestly.
+the key is invalid, and the server excludes the sender. Without sealed ballots, the server sends the same ballot to all voters, and this
+attack has no effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def replace_wraps(
     key: ec.EllipticCurvePrivateKey,
     noise: Callable[[int], bytes],
 ) -> bytes:
-    """Return a copy of the sealed ballot `data` in which random bytes replace the encrypted keys at `positions`, with a valid signature.
+    """Return the sealed ballot `data` with random bytes as the encrypted keys at `positions`, signed again with `key`.
 
     The function `noise(n)` returns n random bytes.
     """

@@ -2,8 +2,8 @@
 
     S = Σ_i sign(x_i) over the honest clients i;  x_j ← −sign(S_j)·|x_j| at coordinates j with 0 < |S_j| ≤ b, else x_j
 
-x_i is the update of client i, and x is an attacker's update. The option `margin` sets b. By default, b is the number of attackers in the
-cohort, since b attackers can tie or reverse a majority of at most b votes. A rule that excludes clients that often vote against clear
+Here, x_i is the update of client i, and x is an attacker's update. The option `margin` sets b. By default, b is the number of attackers in
+the cohort, since b attackers can tie or reverse a majority of at most b votes. A rule that excludes clients that often vote against clear
 majorities does not detect this attack.
 """
 
@@ -32,6 +32,6 @@ class LowMargin(Attack):
         margin = context.n_byzantine if self.margin is None else self.margin
         narrow = (tally != 0) & (tally.abs() <= margin)
         magnitude = x.abs()
-        # Replace zeros by the mean magnitude, since a zero has no sign and is not a vote.
+        # Replace zeros in an update by its mean magnitude, since a zero has no sign and is not a vote.
         magnitude = torch.where(magnitude > 0, magnitude, magnitude.mean(1, keepdim=True))
         return torch.where(narrow, -tally.sign() * magnitude, x)

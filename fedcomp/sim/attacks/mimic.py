@@ -6,7 +6,7 @@ Karimireddy, He, Jaggi, "Byzantine-robust learning on heterogeneous datasets via
 
 The honest updates x_i have the mean μ, and the attackers copy the update of client i*. The paper computes z over several warm-up rounds and
 then fixes i*. This implementation computes the direction z and the copied client i* anew in each round, since cohorts change. The option
-`of` sets the copied client i*. If client `of` is not in the cohort or its training failed, the formula chooses i*.
+`of` sets the copied client i*. If this client is not in the cohort or its training failed, the formula chooses i*.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .base import Attack, Generators, UpdateContext
 
-BLOCK = 1 << 16  # number of coordinates that are converted to float64 at once
+BLOCK = 1 << 16  # number of coordinates that are converted to float64 together
 
 
 @dataclass(frozen=True)

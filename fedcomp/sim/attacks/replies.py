@@ -99,9 +99,9 @@ class Malformed(Attack):
 
 @dataclass(frozen=True)
 class Abstention(Attack):
-    """Send no answer in a random fraction of the rounds."""
+    """Send no answer in randomly drawn rounds."""
 
-    share: float = 1.0  # fraction of the rounds without an answer
+    share: float = 1.0  # probability that a client does not answer in a round
 
     name: ClassVar[str] = "abstention"
 
@@ -138,7 +138,7 @@ def replace_floats(
 ) -> bytes:
     """Return `frame`, which `codec` encoded, with `value` in place of every float32.
 
-    `doubled` is the frame of twice the vector, so every float32 in `doubled` is twice as large. If the codec writes no float32, the
+    `doubled` encodes twice the vector, so every float32 in `doubled` is twice as large as in `frame`. If the codec writes no float32, the
     function sets all bits after the header instead, which means NaN in every floating-point format.
     """
     start = header_bytes(codec.id, codec.seeded)

@@ -208,7 +208,7 @@ class BatchedEngine:
             gradients, loss = self._gradients(parameters, data, batch, sgd)
             descent.step(gradients)
             step_losses.append(loss)
-            del gradients  # free the memory before the gradients of the next batch are computed
+            del gradients  # free these gradients before the next batch needs memory
         descent.finish()
         for name in self.low_precision:
             views[name].copy_(parameters[name])

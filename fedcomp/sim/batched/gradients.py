@@ -123,7 +123,7 @@ def batched_layer(layer: nn.Module) -> LayerFunction | None:
 def linear(own: Parameters, m: int, x: Tensor) -> Tensor:
     """Return the outputs of nn.Linear for m clients with their own weights. `x` [m·b, ...] are the inputs, b examples for each client."""
     rows, weight, bias = x.reshape(m, -1, x.shape[-1]), own["weight"], own.get("bias")
-    if torch.is_autocast_enabled(x.device.type):  # autocast ignores custom autograd functions
+    if torch.is_autocast_enabled(x.device.type):  # autocast does not cast the inputs of _Linear
         dtype = torch.get_autocast_dtype(x.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
