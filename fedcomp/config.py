@@ -81,7 +81,7 @@ class RunConfig:
     deadline: float = zero_or_more(
         0.0,
         "Time limit of a round in seconds; if a strategy exchanges several messages in a round, the limit applies to each exchange; "
-        "answers after the limit are ignored; 0 = no limit.",
+        "answers after the limit do not count; 0 = no limit.",
         local=True,
     )
     network: str | None = option(

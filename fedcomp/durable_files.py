@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path, keep_cached: bool = True) -> None:
-    """Flush a file to disk, or flush a folder, which contains the names of its files.
+    """Flush a file to disk. For a folder, flush its list of files.
 
     With `keep_cached=False`, ask the operating system to drop the file from its page cache, so that the next file is written into the
     same memory. In a virtual machine, this makes writing up to three times as fast as writing into new memory.

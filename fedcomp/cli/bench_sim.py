@@ -198,7 +198,7 @@ def measure(
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return PyTorch loops that train a random cohort (clients of a round), and the number of floating-point operations of one client.
+    """Return PyTorch loops that train a cohort (clients of a round), and the number of floating-point operations of one client update.
 
     The number is 0 for a task with its own training function (`train_fn`).
     """
@@ -235,7 +235,7 @@ def _rate(
 ) -> dict[str, Any]:
     """Return the median time to train the clients of a round, the client updates per second, and the floating-point operations per second.
 
-    The last value is None if the number of operations of a client is unknown (`client_flops` = 0).
+    The last value is None if the number of operations of a client update is unknown (`client_flops` = 0).
     """
     median = max(statistics.median(seconds), 1e-9)
     flops = updates * client_flops / median if client_flops else None

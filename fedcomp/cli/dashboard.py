@@ -54,7 +54,7 @@ class Dashboard(RunDisplay):
     """A dashboard that fills the terminal while its context is open.
 
     On exit, the last state of the dashboard and the results are printed on the main screen. Other output of the process is buffered until
-    exit. Outside its context, the dashboard shows nothing, but records the run for `picture`.
+    exit. Outside its context, the dashboard shows nothing, but records the run for the method `picture`.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):

@@ -132,7 +132,7 @@ def client(
     count: int | None = option(
         "N",
         "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The first client uses the partition "
-        "--partition-id, the second client the next partition, and so on; with --insecure, --client-id works in the same way.",
+        "--partition-id, the second client the next partition, and so on; with --insecure, ids are counted from --client-id likewise.",
         min=1,
     ),
     roster: Path | None = option(

@@ -99,7 +99,7 @@ def add(
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Enrol a relay or new clients. A new id is the highest existing id plus 1. The file ca.key is needed to sign the new certificates."""
+    """Enrol a relay or new clients. New ids are above the highest existing id. The file ca.key is needed to sign the new certificates."""
     from ..keys import key_folder as keys
 
     if relay:
