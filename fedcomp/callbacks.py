@@ -89,7 +89,7 @@ class ClientRecord:
 
     client: int  # logical id
     uplink_bytes: int  # bytes of the encoded updates (frames) from the client
-    downlink_bytes: int  # bytes of frames (encoded vectors) and of strategy data to the client
+    downlink_bytes: int  # bytes of frames (encoded vectors) and strategy data sent to the client
     # TCP payload since the client's previous record, including TLS, handshakes and keepalive. None in a simulation, for clients behind a
     # relay, and on platforms that do not count TCP payload.
     wire_bytes_in: int | None  # TCP payload received from the client, in bytes
@@ -121,7 +121,7 @@ class RoundRecord(EvaluatedRecord):
     accepted: int  # number of updates that the server accepted
     rejected: int  # number of clients without an accepted update
     uplink_bytes: int  # bytes of the frames from clients
-    downlink_bytes: int  # bytes of the frames to clients, including broadcasts of earlier rounds that they missed
+    downlink_bytes: int  # bytes of the frames to clients, including frames of missed rounds
     dense_uplink_bytes: int  # bytes of a float32 model from each client of the round
     dense_downlink_bytes: int  # bytes of a float32 model to each client that received a download
     seconds: float  # duration of the round
@@ -141,7 +141,7 @@ class RoundRecord(EvaluatedRecord):
     warnings: Sequence[str] = ()  # warning messages of this round
     # A record for each client of the round; in a simulation, only for clients that reported metrics.
     by_client: Sequence[ClientRecord] = ()
-    # Client id → fraction of the client's votes that lost by a wide margin; empty unless the strategy uses votes.
+    # Client id → fraction of the client's votes that contradicted a large majority of clients; empty unless the strategy uses votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     # Duration of the round on the virtual network, in seconds, or None without a network.
     simulated_s: float | None = None
@@ -161,7 +161,7 @@ class RejectionSummary:
     # Reason of the first rejection. The reasons of the other rejections differ at most in numbers.
     reason: str
     updates: int  # number of rejected updates
-    # Ids of the rejected clients, ascending. If there are too many to list, only the lowest ids.
+    # Ids of the rejected clients, ascending. If there are too many, the list contains only the lowest ids.
     clients: Sequence[int]
     more_clients: int = 0  # number of clients that are not listed
 
@@ -191,7 +191,7 @@ class Summary(EvaluatedRecord):
     warnings: Sequence[str] = ()  # warnings of the run
     rejections: Sequence[RejectionSummary] = ()  # by frequency, descending
     simulated_hours: float | None = None  # duration on the virtual network, or None without one
-    # Values in the last round of the metrics that the task defines.
+    # The metrics that the task defines, measured in the last round.
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     # Last values of the metrics that clients reported, by metric name.
     client_metrics: Mapping[str, ClientMetric] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in which each dataclass is replaced by a dict of its fields. Dataclasses nested in other dataclasses stay unchanged.
+    """Return the value with dataclasses replaced by dicts of their fields. Dataclasses in fields of other dataclasses are not replaced.
 
     Unlike `dataclasses.asdict`, this function does not copy plain values, so it is fast for the records of a thousand clients.
     """

@@ -80,8 +80,8 @@ class RunConfig:
     )
     deadline: float = zero_or_more(
         0.0,
-        "Time limit of a round in seconds; if a strategy exchanges several messages per round, the limit applies to each exchange; later "
-        "answers are left out; 0 = no limit.",
+        "Time limit of a round in seconds; if a strategy exchanges several messages in a round, the limit applies to each exchange; "
+        "answers after the limit do not count; 0 = no limit.",
         local=True,
     )
     network: str | None = option(
@@ -182,11 +182,11 @@ class RunConfig:
     )
     density_warmup: int = zero_or_more(
         0,
-        "Number of rounds in which the uplink density (fraction of coordinates that clients send) decreases from 25 % to the "
-        "configured density.",
+        "Number of rounds at the start of the run in which the uplink density (fraction of coordinates that clients send) decreases "
+        "from 25 % to the configured density.",
     )
     lr_warmup: int = zero_or_more(
-        0, "Number of rounds, from the first on, in which the learning rate increases to --lr."
+        0, "Number of rounds at the start of the run in which the learning rate increases to --lr."
     )
     lr_schedule: str | None = option(
         None,
@@ -255,8 +255,8 @@ class RunConfig:
     )
     attack: str | None = option(
         None,
-        "Attacks by clients of the simulation: inverted:2 = 2 clients send inverted updates; alie:clients=3/7,z=1.5 = clients 3 and 7, "
-        "with an option; + joins attacks.",
+        "Attacks by clients of the simulation: inverted:2 = 2 clients send inverted updates; alie:clients=3/7,z=1.5 = clients 3 and 7 "
+        "use the attack alie with the option z=1.5; A+B = the attacks A and B.",
     )
     engine: str = option(
         AUTO,
@@ -272,8 +272,8 @@ class RunConfig:
     )
     cohort_batch: int = zero_or_more(
         0,
-        "Number of clients that --engine batched trains together; 0 = chosen automatically, on a GPU as many as fill a quarter of the GPU "
-        "memory.",
+        "Number of clients that --engine batched trains together; 0 = chosen automatically; on a GPU, as many as fit into a quarter of "
+        "the GPU memory.",
         high=1_000_000,
     )
     residuals: str = option(
@@ -384,7 +384,7 @@ def suggestion(
     spelled: Callable[[str], str] = "'{}'".format,
     otherwise: str = "see fedcomp sim --help",
 ) -> str:
-    """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if none is close.
+    """Return the end of an error message about an unknown option: the closest known option, or `otherwise` if no option is close.
 
     `spelled` is a function that formats the name of the known option.
     """
@@ -519,7 +519,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def inherited_options(folder: str | Path) -> dict[str, Any]:
-    """Return the options of a stored run that apply to the resumed run, too, unless they are given again."""
+    """Return the options of a stored run that also apply when the run is resumed, unless the user gives other values."""
     stored = read_run(folder)
     names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_INHERITED
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
@@ -531,9 +531,9 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """Return the first option that a resumed run must not change, but in which `config` differs from the stored run, or None.
+    """Return the first option whose value in `config` differs from the stored value although a resumed run must not change it, or None.
 
-    If an earlier version of fedcomp, which lacked an option, stored the run, the option counts as stored with its default.
+    An option that is missing in `stored`, because an earlier version of fedcomp stored the run, counts as having its default value.
     """
     mine = settings(config)
     for f in dataclasses.fields(config):

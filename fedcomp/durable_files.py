@@ -38,10 +38,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path, keep_cached: bool = True) -> None:
-    """Flush a file, or the list of files in a folder, to disk.
+    """Flush a file to disk. For a folder, flush its list of files.
 
     With `keep_cached=False`, ask the operating system to drop the file from its page cache, so that the next file is written into the
-    same memory. In a virtual machine, writing into memory that is already in use is up to three times as fast.
+    same memory. In a virtual machine, this makes writing up to three times as fast as writing into new memory.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

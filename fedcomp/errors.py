@@ -53,7 +53,7 @@ class ConfigError(UserError):
 
 
 class MismatchError(ConfigError):
-    """An error-feedback memory that does not suit the codec. `{memory}` and `{uplink}` in the message stand for the flags."""
+    """An error-feedback memory that does not suit the codec. In the message, `{memory}` and `{uplink}` are replaced by flags."""
 
     memory, uplink = "--memory", "--uplink"
 
@@ -133,7 +133,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 SIMILAR = 0.7  # minimum similarity (difflib) of a suggested name to the given name
 SIMILAR_SHORT = 0.6  # minimum similarity for given names of up to 4 characters
 MIN_PREFIX = 3  # minimum length of a prefix that is completed to a known name
-SYNONYMS = {  # name in fedcomp → names in other libraries
+SYNONYMS = {  # name in fedcomp → names of the same thing in other libraries
     "lr": ("learning_rate", "eta"),
     "local_epochs": ("epochs", "num_epochs"),
     "local_steps": ("steps",),

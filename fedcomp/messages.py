@@ -8,10 +8,10 @@
 
 A round has one or more phases, which the strategy defines; in each phase, the server sends assignments and the clients send reports. The
 logical id of a client is its number in the run (0, 1, …), which stays the same when the client reconnects or its key is renewed.
-A version is a name of a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
-weights. Each later version is a hash of the previous version and of the broadcast that was applied to it. A fingerprint is a hash of a
-model's weights. A proposal is a frame (encoded update) that a client sends. The client's error-feedback memory keeps its old state until
-the client learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
+A version names a state of the model. Versions form a hash chain. The initial version is a hash of the model's layout and initial
+weights. Each later version is a hash of the version before it and of the broadcast (encoded change of the model) between the two.
+A fingerprint is a hash of a model's weights. A proposal is a frame (encoded update) that a client sends. The client's error-feedback
+memory keeps its old state until the client learns whether the server accepted the proposal. A ticket is a hash that identifies a proposal.
 """
 
 import dataclasses
@@ -156,7 +156,7 @@ class Assignment(WireMessage):
     announced: list[bytes] = field(default_factory=list)
     density: float = 0.0  # fraction of coordinates to send; 0 = as in the options of the run
     lr: float = 1.0  # number by which the client multiplies its learning rate in this round
-    # Frame with the coordinates of the accepted update that the server did not use, or b"" if there are none.
+    # Frame with the unused coordinates of the client's accepted update, or b"" if the server used all coordinates.
     returned: bytes = b""
     steps: int = 0  # number of local steps in this round; 0 = as in the options of the run
     batch_size: int = 0  # number of examples in a local step; 0 = as in the options of the run

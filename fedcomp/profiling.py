@@ -53,7 +53,7 @@ class Recorder:
         self._synchronise = synchronise
         self._clock = clock
         self._thread = threading.get_ident()
-        # Total duration of the nested spans of each active span, in seconds.
+        # For each active span, the total duration of the spans nested in it, in seconds.
         self._nested_s: list[float] = []
         self._created = clock()
 

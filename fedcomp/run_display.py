@@ -1,4 +1,4 @@
-"""The base class of the displays of a run, texts that all displays share, and the display that prints lines of text."""
+"""Displays of a run: the base class, functions that format text for all displays, and the display that prints lines of text."""
 
 import sys
 from collections import deque
@@ -30,7 +30,7 @@ class Column:
 
     title: str
     width: int
-    priority: int  # columns with the highest numbers are left out first if the table is too wide
+    priority: int  # if the table is too wide, the column with the highest priority number is left out first
     cell: Callable[[RoundRecord], str]  # returns the column's text for a round
 
 
@@ -60,8 +60,8 @@ VIRTUAL = Column(
 # Title of a column that is shown only if clients evaluate the model.
 WORST = "worst 10 %"
 GAP = 2  # number of spaces between columns
-# A client is shown as suspect if the fraction of its votes that lost by a wide margin is above MIN_SUSPICION, and is at least
-# SUSPICION_RATIO times the median of this fraction over all clients.
+# A client is shown as suspect if its suspicion (fraction of its votes that contradicted a large majority of clients) is above
+# MIN_SUSPICION, and is at least SUSPICION_RATIO times the median suspicion of all clients.
 MIN_SUSPICION, SUSPICION_RATIO = 0.2, 3.0
 # Maximum number of clients that a line lists, and maximum number of reasons for rejections that are shown per round.
 MAX_LISTED = 8
@@ -141,7 +141,7 @@ class RunDisplay(Callback):
     best: RoundRecord | None = None
     _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
-    # Clock times at which the last rounds ended. The first entry may be the time at which the run started.
+    # Clock times at which the most recent rounds ended. The first entry may be the time at which the run started.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def __enter__(self) -> Self:
@@ -245,7 +245,7 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """List up to three clients that are outvoted far more often than the median client, by a wide margin. Return "" if there are none."""
+    """List up to three clients with a suspicion far above the median (see MIN_SUSPICION), or return "" if there are none."""
     median = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
     suspects = [
         (fraction, client)
@@ -295,7 +295,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
 
 
 def client_metric_text(name: str, spread: ClientMetric) -> str:
-    """Return a metric that clients reported as text, such as "accuracy 81.20 %, worst decile 55.00 %, 20 clients"."""
+    """Format a metric that clients reported, such as "accuracy 81.20 %, worst decile 55.00 %, 20 clients"."""
     worst = spread.worst_decile
     text = f"{name} {metric(name, spread.mean)}"
     text += "" if worst is None else f", worst decile {metric(name, worst)}"

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 # Options that a comparison ignores: the seed, and options without effect on the result.
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
-# Options of which a run's label shows only the value, such as `stc` rather than `uplink stc`.
+# A run's label shows only the value of these options: `stc` instead of `uplink stc`.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
-# Options whose values fedcomp chooses if the user does not give them. The choice may depend on later options of this tuple.
+# Options whose values fedcomp chooses if the user does not give them. The choice may depend on options that come later in the tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
 # Options that define the learning problem. Only runs with the same learning problem are compared.
 PROBLEM_OPTIONS = ("task", "partition", "clients", "attack")
@@ -138,7 +138,7 @@ class Run:
         return {n: spread for record in self.records for n, spread in record.client_metrics.items()}
 
     def metric_by_client(self, name: str) -> np.ndarray:
-        """Return a metric that clients reported as a float64 array of shape [rounds, clients]. Values that were not reported are NaN."""
+        """Return the values of a metric that clients reported: a float64 array of shape [rounds, clients]. Missing values are NaN."""
         values = np.full((len(self.records), self.config.clients), np.nan)
         for row, record in zip(values, self.records, strict=True):
             for client in record.by_client:
@@ -278,7 +278,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ between groups. Options that a baseline overrides are compared only between the groups `among`."""
+        """Return the options that differ between groups. Options that a baseline overrides are compared only within the groups `among`."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):

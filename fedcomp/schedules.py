@@ -14,7 +14,7 @@ p = min(1, (r − 1)/R) the progress in round r after the warm-up. The value in 
     geometric:   v (e/v)^p
     step:        v · factor^⌊(r − 1)/every⌋     (needs no horizon)
 
-The end value e is the option `to` of the curve. In schedules of whole numbers, values are rounded to the nearest integer, and halves up.
+The end value e is the option `to` of the curve. In schedules of whole numbers, values are rounded to the nearest integer, halves upwards.
 """
 
 import bisect
@@ -33,7 +33,7 @@ MAX_FLOAT = 3e38  # maximum of numbers that are stored as float32
 
 
 class Curve(ABC):
-    """A value that changes over the rounds by a formula, from `default` in the first round after the warm-up."""
+    """A formula for a value that changes over the rounds. In the first round after the warm-up, the value is `default`."""
 
     name: ClassVar[str]
     needs_horizon: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class Linear(Curve):
         return self.to + (default - self.to) * self.remaining(_progress(round, rounds))
 
     def remaining(self, progress: float) -> float:
-        """Return the fraction of the change (from the start value to `to`) that remains after the fraction `progress` of the rounds."""
+        """Return which fraction of the change from the start value to `to` is left when the fraction `progress` of the rounds is over."""
         return 1.0 - progress
 
 
@@ -220,7 +220,7 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return the values that include the smallest and the largest: those in the first round after the warm-up, in each round in which a
+        """Return the smallest and the largest value, and others: the values in the first round after the warm-up, in each round in which a
         constant value starts, and in round `rounds`.
         """
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()

@@ -1,8 +1,8 @@
 """Random numbers that depend only on a key, never on the time, the machine or the order of the draws.
 
 Every draw comes from a Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with the key (run seed, round,
-client or partition, purpose). For example, a client's batches in round 7 are the same on every machine, with any other clients in the
-round, and whether or not the run was interrupted.
+client or partition, purpose). For example, a client's batches in round 7 are the same on every machine, whichever other clients take
+part in the round, and whether or not the run was interrupted.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def _philox(key: int) -> np.random.Philox:
 
 
 class _Key(ISeedSequence):
-    """A key for NumPy's Philox. The argument `Philox(key=…)` would take six times as long, because NumPy then also collects entropy."""
+    """A key for NumPy's Philox. `Philox(key=…)` takes six times as long as `Philox(_Key(…))`, because it also collects entropy."""
 
     def __init__(self, key: int):
         self.key = key

@@ -26,7 +26,7 @@ SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # names of options in version 0.1 → new names
-UNBOUNDED = 1e30  # an upper limit of at least this value is not shown in error messages about too small values
+UNBOUNDED = 1e30  # an upper limit of this value or more is left out of error messages about too small values
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parse_* functions raise for malformed text.
 MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)
@@ -108,8 +108,8 @@ def _part(text: str, piece: str) -> SpecPart:
 def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
     """Return an instance of the dataclass that `part` names. The options are converted to the types of the dataclass fields.
 
-    Raises SpecError for an unknown name or option, with the most similar name, and for a required option that is missing, with the value
-    `example` in the metadata of its field.
+    Raises SpecError for an unknown name or option; the message suggests the most similar name. Raises SpecError for a missing required
+    option; the message shows the value `example` in the metadata of the field.
     """
     return _construct(part, _lookup(part, classes, kind), kind)
 

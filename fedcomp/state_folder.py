@@ -28,7 +28,7 @@ from .errors import CheckpointError, UserError
 FILE, LOCK = "state.bin", "lock"
 LENGTH = struct.Struct("<Q")
 
-Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list contains the parts of one byte string
+Kept = Mapping[str, Tensor | bytes | list[bytes]]  # a list is stored as one byte string
 
 
 class StateFolder:

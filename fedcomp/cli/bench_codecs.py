@@ -31,7 +31,7 @@ LEGEND = """encode, decode: million values per second
 encode/copy, decode/copy: time to encode or decode the vector, divided by the time to copy it
 frame: size of the encoded vector;  bits: bits per parameter;  bound: entropy of the decoded values in bits per parameter
 error: ‖x−C(x)‖²/‖x‖² for a vector x that is decoded to C(x)"""
-# Decoded values count as quantized if there are at most MAX_LEVELS distinct values, each with MIN_REPEATS occurrences on average.
+# Decoded values count as quantized if there are at most MAX_LEVELS distinct values, which occur at least MIN_REPEATS times on average.
 MAX_LEVELS, MIN_REPEATS = 1 << 12, 16
 
 
@@ -57,7 +57,7 @@ class CodecMeasurement:
     decode_copies: float  # decode_s divided by the time to copy the vector
     frame_bytes: int
     bits_per_parameter: float
-    # Entropy of the decoded values, or None if the codec draws random numbers from a seed, or if the values are neither sparse nor
+    # Entropy of the decoded values, or None if it is unknown: the codec decodes with random numbers, or the values are neither sparse nor
     # quantized.
     bound_bits_per_parameter: float | None
     error: float  # ‖x − C(x)‖² / ‖x‖², where C(x) is the decoded vector
@@ -86,7 +86,7 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
 
 
 def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[CodecMeasurement]:
-    """Measure the time of encoding and decoding with each codec, alternating with copies of the vector."""
+    """Yield the measurements of each codec. Copying, encoding and decoding the vector alternate."""
     x, layout = vector.values, vector.layout
     numel = x.numel()
     copy = partial(torch.empty_like(x).copy_, x)
@@ -118,7 +118,7 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[C
 
 
 def _error(x: Tensor, y: Tensor) -> float:
-    """Return the relative squared error ‖x − y‖² / ‖x‖², computed in float64, and in pieces to save memory."""
+    """Return the relative squared error ‖x − y‖² / ‖x‖² in float64. To save memory, the vectors are split into pieces."""
     lost = total = 0.0
     for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
         wide = a.double()
@@ -128,7 +128,7 @@ def _error(x: Tensor, y: Tensor) -> float:
 
 
 def _bound_bits(y: Tensor) -> float | None:
-    """Return the entropy of the vector `y` in bits, or None if `y` is neither quantized nor sparse.
+    """Return the entropy of the whole vector `y` in bits, or None if `y` is neither quantized nor sparse.
 
     For quantized values, the result is the entropy of the levels. For sparse values, the result is the entropy of the positions, plus 32
     bits for each nonzero value.
@@ -174,7 +174,7 @@ def bench(
 
 
 def write_file(path: Path, flag: str, text: str) -> None:
-    """Write `text` to the file `path`, the value of the option `flag`. Raises UserError."""
+    """Write `text` to the file `path`, which the user gave with the option `flag`. Raises UserError."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -48,11 +48,11 @@ NO_LOOPS = "none"
 LEGENDS = {
     "lean": "lean loop: plain PyTorch with one model for all clients; examples are selected by index",
     "usual": "usual loop: plain PyTorch; each client has a copy of the model, a DataLoader and an optimizer",
-    BIG_BATCH: "one big batch: one model trained on the merged batches of all clients; an upper bound on the speed",
+    BIG_BATCH: "one big batch: one model trained on the merged batches of all clients; its speed is an upper bound for the other loops",
 }
 PEAK_LEGEND = (
     "of peak: FLOP/s of the forward and backward passes, divided by the FLOP/s of a large matrix product on this device; "
-    "the PyTorch loops train, but do not compress or aggregate updates"
+    "the PyTorch loops only train; they neither compress nor aggregate updates"
 )
 RATES = ("", "client updates/s", "per cohort", f"vs {LEAN}", "GFLOP/s", "of peak")
 TIMES = ("part of a round", "ms", "share")
@@ -89,7 +89,7 @@ def parse_loops(text: str) -> list[str]:
 
 
 class RoundMeasurement(Callback):
-    """A callback that measures every other round, and runs the PyTorch `loops` after each measured round.
+    """A callback that measures every second round, and runs the PyTorch `loops` after each measured round.
 
     A measured round never directly follows a PyTorch loop, because the loop fills the CPU caches with other data. Measuring starts after
     the warm-up rounds, in which the engine starts workers and compiles kernels.
@@ -143,7 +143,7 @@ class MeasurementComplete(Exception):
 def measure(
     config: RunConfig, rounds: int, loops: Sequence[str]
 ) -> tuple[dict[str, Any], list[Event]]:
-    """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds, and the recorded profiler events.
+    """Simulate until `rounds` rounds are measured. Return the results for --json (times in seconds) and the recorded profiler events.
 
     Raises UserError.
     """
@@ -198,9 +198,9 @@ def measure(
 def _cohort_loops(
     simulation: Simulation, loops: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], float]:
-    """Return PyTorch loops that train a random cohort (clients of a round), and the floating-point operations of one client's update.
+    """Return PyTorch loops that train a cohort (clients of a round), and the number of floating-point operations of one client update.
 
-    The number of operations is 0 for a task with its own training function (`train_fn`).
+    The number is 0 for a task with its own training function (`train_fn`).
     """
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     if task.train_fn is not None and BIG_BATCH in loops:
@@ -233,9 +233,9 @@ def _cohort_loops(
 def _rate(
     name: str, seconds: Sequence[float], updates: float, client_flops: float, peak: float
 ) -> dict[str, Any]:
-    """Return the median time to train the clients of a round, and the client updates and floating-point operations per second.
+    """Return the median time to train the clients of a round, the client updates per second, and the floating-point operations per second.
 
-    The operations per second are None if the number of operations of an update is unknown (`client_flops` = 0).
+    The last value is None if the number of operations of a client update is unknown (`client_flops` = 0).
     """
     median = max(statistics.median(seconds), 1e-9)
     flops = updates * client_flops / median if client_flops else None

@@ -45,16 +45,16 @@ from .screen import (
     progress_bar,
 )
 
-SLOW_ROUND_S = 2.0  # in longer rounds, the dashboard shows how many clients have answered
+SLOW_ROUND_S = 2.0  # if rounds take longer, the dashboard also shows how many clients have answered
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # characters; on a smaller terminal, the dashboard is cut off
-MAX_CURVE_HEIGHT = 24  # lines; a taller terminal shows more lines of the table of rounds instead
+MAX_CURVE_HEIGHT = 24  # lines; a taller terminal shows more rounds in the table below the curve
 
 
 class Dashboard(RunDisplay):
     """A dashboard that fills the terminal while its context is open.
 
     On exit, the last state of the dashboard and the results are printed on the main screen. Other output of the process is buffered until
-    exit. Outside its context, the dashboard only records the run, which `picture` can draw.
+    exit. Outside its context, the dashboard shows nothing, but records the run for the method `picture`.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
@@ -66,7 +66,7 @@ class Dashboard(RunDisplay):
         self._records: deque[RoundRecord] = deque(maxlen=100)
         self._notes: deque[Text] = deque(maxlen=6)  # the latest warnings and rejected updates
         self._warnings: deque[Text] = deque(maxlen=100)  # warnings without duplicates
-        # Numbers of clients that have answered in the current round, and that were selected for the round.
+        # In the current round: (number of clients that have answered, number of selected clients).
         self._running = (0, 0)
         self._waiting = ""  # text that is shown while the run waits for more clients
         self._lock = Lock()  # protects data that the run updates and the drawing thread reads

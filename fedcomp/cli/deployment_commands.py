@@ -40,7 +40,7 @@ def _reject_nan(seconds: float | None) -> float | None:
 
 PATIENCE = option(
     "SECONDS",
-    "How long to try to reach the server. Default: without limit.",
+    "Number of seconds for which to try to reach the server. Default: no limit.",
     min=0,
     max=10**9,
     callback=_reject_nan,
@@ -48,7 +48,7 @@ PATIENCE = option(
 STAY = switch("--stay", "Wait for the next run when a run is over.")
 LOG_JSON = option(
     "FILE",
-    "Write log messages as JSON to this file, or with - to standard output instead of text.",
+    "Write log messages as JSON to this file; - = to standard output, instead of text messages.",
 )
 
 
@@ -82,9 +82,9 @@ def serve(
 
 @contextmanager
 def message_log(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a message with the time of day and, if `log_json` is a file, also writes the message to that file.
+    """Yield a function that prints a message with the time of day. If `log_json` is a file, the function also appends JSON to the file.
 
-    If `log_json` is "-", the function writes JSON to standard output instead of text. Raises ConfigError if the log cannot be written.
+    If `log_json` is "-", the function prints JSON instead of text. Raises ConfigError if the log cannot be written.
     """
     from ..server.logs import STDOUT, JsonLog
 
@@ -131,14 +131,14 @@ def client(
     stay: bool = STAY,
     count: int | None = option(
         "N",
-        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The clients use consecutive "
-        "partitions, from --partition-id on, and with --insecure consecutive ids, from --client-id on.",
+        "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The first client uses the partition "
+        "--partition-id, the second client the next partition, and so on; with --insecure, ids are counted from --client-id likewise.",
         min=1,
     ),
     roster: Path | None = option(
         "FILE",
-        "File with the public keys of all clients, registry.toml in the folder of keys, for encrypted votes (strategy election with "
-        "sealed=true). Default: the keys that the server announces.",
+        "File with the public keys of all clients: registry.toml in the folder of keys. Clients encrypt their votes with these keys "
+        "(strategy election with sealed=true). Default: the keys that the server announces.",
     ),
     sealed: bool = switch(
         "--sealed",
@@ -274,7 +274,7 @@ def identities(
     state_dir: Path | None,
     count: int | None,
 ) -> list[ClientIdentity]:
-    """Return the identities of the clients that the options describe. Raises UserError or ConfigError."""
+    """Return the identities of the clients that the options describe. Raises UserError for invalid options."""
     _refuse_enrolment(insecure, enrolment)
     if not insecure and client_id is not None:
         raise ConfigError(
@@ -305,7 +305,7 @@ def identities(
 
 
 def relay_target(server: str | None, enrolment: Path | None, insecure: bool) -> "Target":
-    """Return the server that a relay connects to, with the credentials of the relay. Raises UserError or ConfigError."""
+    """Return the server that a relay connects to, with the credentials of the relay. Raises UserError for invalid options."""
     from ..keys.enrolment import Enrolment, default_enrolment
 
     _refuse_enrolment(insecure, enrolment)

@@ -1,7 +1,7 @@
 """`fedcomp doctor`: check the machine, a port, a server, an enrolment file, a folder of keys or a data folder.
 
-The command prints one line per check: ✓ (passed), ✗ (failed, with a fix) or – (skipped, with a reason). Each check itself imports the
-packages that it needs, so that a broken package fails the check and does not end the command.
+The command prints one line per check: ✓ (passed), ✗ (failed, with a fix) or – (skipped, with a reason). Each check function
+imports the packages that it needs, so that a broken package fails one check and does not end the command.
 """
 
 import json
@@ -80,7 +80,7 @@ def doctor(
     port: int | None = option("N", "Port on which a server will listen.", min=1, max=65_535),
     as_json: bool = JSON,
 ) -> None:
-    """Check this machine and the server, port, files and folders that are given, and print fixes. The exit status is 2 if a check fails."""
+    """Check this machine, and the server, port, files and folders given as options. The exit status is 2 if a check fails."""
     from ..keys.enrolment import VARIABLE, default_enrolment
 
     if client:
@@ -142,7 +142,7 @@ def no_enrolment() -> Check:
     from ..keys.enrolment import VARIABLE, default_enrolment
 
     found = f"no enrolment file at {default_enrolment()}, and {VARIABLE} is not set"
-    fix = "only a client in a deployment needs one; make it on the server: fedcomp keys init --clients N --host HOST"
+    fix = "only a client in a deployment needs this file; make it on the server: fedcomp keys init --clients N --host HOST"
     return Check("client", SKIPPED, found, fix)
 
 
@@ -324,7 +324,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             found = f"the registry assigns this key to client {id}"
             yield failed("enrolled", f"{found}, but the file has the id {enrolment.id}", copy)
         elif parse_certificate(enrolment.ca) != ca:
-            found = f"client {enrolment.id} is accepted, but the enrolment file trusts another CA"
+            found = f"client {enrolment.id} is accepted, but the enrolment file trusts another CA than the folder"
             yield failed("enrolled", found, copy)
         else:
             yield ok("enrolled", f"client {enrolment.id} is accepted")

@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
 Some rounds (dry rounds) run with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is a
-real update of the initial model with each coordinate multiplied by a standard normal value. Lengths of frames (encoded updates) are exact
-if they do not depend on the encoded values, otherwise estimates.
+real update of the initial model, whose coordinates are multiplied by standard normal values. Byte counts are exact if all rounds are dry
+rounds and the length of an encoded update does not depend on its values; otherwise, they are estimates.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of `rounds` rounds. A round that was not simulated counts as the mean of the second half of the simulated rounds."""
+    """Return the bytes of `rounds` rounds. Each round without simulation counts as the mean of the second half of the simulated rounds."""
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 

@@ -19,7 +19,7 @@ from ..config import suggestion
 from ..errors import INTERRUPTED, FedcompError
 from ..formatting import one_line
 
-UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # numbers of errors such as a full disk
+UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # device error, full disk, closed pipe
 OUTPUT_LOST = 1  # exit status if standard output cannot be written
 # SIGHUP is sent when the terminal is closed.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,7 +34,7 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, or None if it can be written. The reason is `error`, or an error of flushing.
+    """Return why standard output cannot be written, or None if it can be written. The reason is `error`, or the error when flushing.
 
     If standard output cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
     """
@@ -54,7 +54,7 @@ class CommandGroup(TyperGroup):
     """A group of commands. An error of fedcomp ends a command with one line of text and an exit status. Other errors show a traceback."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command. Restore the help texts of its arguments, which typer 0.20 loses with click 8.5."""
+        """Return a command. Restore the help texts of the command's arguments, which typer 0.20 loses with click 8.5."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.callback is not None:
             parameters = inspect.signature(command.callback).parameters

@@ -94,12 +94,12 @@ def add(
     folder: Path = FOLDER,
     count: int = option("N", "Number of clients to add.", default=1, min=1, max=100_000),
     relay: bool = switch(
-        "--relay", "Enrol a relay, which clients reach at --host, instead of clients."
+        "--relay", "Enrol a relay instead of clients. Clients reach the relay at --host."
     ),
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Enrol a relay or new clients, which get ids after the highest existing id. The file ca.key is needed to sign the new certificates."""
+    """Enrol a relay or new clients. New ids are above the highest existing id. The file ca.key is needed to sign the new certificates."""
     from ..keys import key_folder as keys
 
     if relay:
@@ -149,14 +149,14 @@ def renew(
     holder: str | None = typer.Argument(
         None,
         metavar="[ID|server]",
-        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all with certificates that end within {RENEW_DAYS} days.",
+        help=f"Id of a client (3) or of a relay (relay-0), or 'server'. Default: all whose certificates end within {RENEW_DAYS} days.",
         show_default=False,
     ),
     folder: Path = FOLDER,
     host: list[str] | None = HOSTS,
     days: int = DAYS,
 ) -> None:
-    """Create a new key and certificate for a client, a relay or the server, or for all that expire soon.
+    """Create a new key and certificate for a client, a relay or the server, or for each of these whose certificate expires soon.
 
     The file ca.key is needed to sign the new certificates.
     """
@@ -241,7 +241,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client id as an int, or `text` itself if `others` contains it ("relay-0" stands for any relay). Raises UserError."""
+    """Return a client id as an int, or `text` itself if it is in `others`, where "relay-0" stands for all relays. Raises UserError."""
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

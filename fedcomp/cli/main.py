@@ -58,7 +58,7 @@ def simulation(
     ),
     side_by_side: str | None = option(
         "[auto|N]",
-        "Number of compared runs that run at the same time; auto = as many as CPU cores if each run uses one core, otherwise one.",
+        "Number of compared runs that are executed at the same time; auto = one per CPU core if each run uses one core, otherwise one.",
         panel=COMPARISON_PANEL,
     ),
     baseline: bool | None = option(
@@ -122,7 +122,7 @@ def _run(
     """Execute a run with `run(display)` and write its HTML report. Exit with status 1 if no client's update was accepted in any round.
 
     If `target` is an accuracy, the report states how many rounds and bytes the run needed to reach that accuracy. If the run is
-    interrupted, print the command that continues the run, which consists of `command` and `run_flags`.
+    interrupted, print the command that continues the run: `command` with flags made from `run_flags`.
     """
     display = _display(config)
 
@@ -236,7 +236,7 @@ def report(
     ),
     out: Path | None = option(
         "DIR",
-        "Folder for report.html. Default: the folder RUN if only one is given, else the current folder.",
+        "Folder for report.html. Default: RUN if only one folder is given, else the current folder.",
     ),
     target_accuracy: str | None = option(
         "ACCURACY", "Report the rounds and bytes needed to reach this accuracy, such as 90%."

@@ -135,7 +135,7 @@ def flops_of_an_example(task: Task, data: Examples, batch: int) -> float:
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], float]:
-    """Return a function that multiplies two large matrices, and the number of floating-point operations of one call."""
+    """Return (a function that multiplies two large matrices, the number of floating-point operations of one call)."""
     side = SIDE.get(device.type, SIDE["cpu"])
     a, b = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     return lambda: a @ b, 2.0 * side**3

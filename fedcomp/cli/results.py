@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 FRONT = "*"
 FRONT_LEGEND = (
-    "* on the Pareto front: no other line with the same task, partition, clients and attack is at least as accurate "
-    "with fewer bytes both ways, or more accurate with at most as many bytes"
+    "* on the Pareto front: no other line with the same task, partition, clients and attack is better in accuracy or bytes "
+    "(up plus down) without being worse in the other"
 )
 SPREAD_LEGEND = "±: half of the difference in accuracy between the best and the worst seed"
 RATIO_TO_DENSE = "ratio: uplink plus downlink bytes of the line named dense, divided by the bytes of this line, over the same rounds"

@@ -42,7 +42,7 @@ class Screen:
         self._stack.enter_context(self.status)
 
     def draw(self, *contexts: AbstractContextManager[object]) -> None:
-        """Show the picture, inside the context managers `contexts`, until `close` is called."""
+        """Enter the context managers `contexts`, and show the picture until `close` is called."""
         self.close()
         for context in contexts:
             self._stack.enter_context(context)

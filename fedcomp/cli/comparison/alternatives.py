@@ -17,7 +17,7 @@ from ...baseline import (
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
-# Options of which the name of a run folder contains only the value, such as `stc-1-400` rather than `uplink-stc-1-400`.
+# The name of a run folder contains only the value of these options: `stc-1-400` instead of `uplink-stc-1-400`.
 NAMED_BY_VALUE = {"uplink", "strategy", "memory", "partition", "attack"}
 MAX_ALTERNATIVES = 1000
 MAX_NAME_LENGTH = 80  # characters
@@ -52,7 +52,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
     """Return an alternative (run) for each combination of option values. An option in `values` has one value or a list of values.
 
     The order is that of nested loops over the options in `values`, with the seed in the innermost loop. If `baseline` is set, also append
-    an uncompressed copy of each alternative (dense baseline), unless the list contains that run. Raises ConfigError.
+    an uncompressed copy (dense baseline) of each alternative, unless the list already contains an equal run. Raises ConfigError.
     """
     listed = [name for name, value in values.items() if isinstance(value, list)]
     listed.sort(key=lambda name: name == "seed")
@@ -87,7 +87,7 @@ def alternative_error(name: str, message: str, exit_status: int) -> FedcompError
 
 
 def _unique_names(texts: Sequence[str]) -> list[str]:
-    """Shorten names to about MAX_NAME_LENGTH characters, and append numbers to names that differ at most in case."""
+    """Shorten names to about MAX_NAME_LENGTH characters, and append numbers to repeated names. Case is ignored."""
     names: list[str] = []
     for text in texts:
         name = base = text[:MAX_NAME_LENGTH].rstrip("-_.")

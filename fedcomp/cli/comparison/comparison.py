@@ -142,7 +142,7 @@ class Comparison:
         return lines
 
     def show(self, lines: Sequence[Result]) -> None:
-        """Print the table of results, notes, and the path of the HTML report. The table fits the width of a terminal."""
+        """Print the table of results, then notes, then the path of the HTML report. The table fits the width of a terminal."""
         target = self.target
         notes = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
         notes += legend(lines)
@@ -215,7 +215,7 @@ def as_rich_table(lines: Sequence[Result], target: float | None, width: int) -> 
 
 
 def _rows(lines: Sequence[Result], target: float | None) -> list[dict[str, str]]:
-    """Return the table cells of each result by column title. If clients evaluated the model, a column shows their worst decile."""
+    """Return the table cells of each result by column title. If clients evaluated the model, a column shows the worst decile."""
     rows = [cells(line, target) for line in lines]
     if any(line.worst_decile is not None for line in lines):
         for i, line in enumerate(lines):

@@ -81,7 +81,7 @@ class ComparisonDisplay:
     all: list[AlternativeProgress] = field(default_factory=list)
     out: str = ""  # folder of the comparison, or "" until it exists
     facts: Facts = ()  # labels and values of options that all compared runs share
-    start_s: float = 0.0  # time of the clock when the first run started
+    start_s: float = 0.0  # value of `clock()` when the first run started
     earlier_rounds: int = 0  # rounds that were finished before the comparison was resumed
 
     def __enter__(self) -> Self:
@@ -102,14 +102,14 @@ class ComparisonDisplay:
         return (self.clock() - self.start_s) * (all - done) / measured if measured > 0 else None
 
     def on_checked(self, checked: int, total: int) -> None:
-        """Handle the end of the check of a run's options. So far, `checked` of `total` compared runs are checked."""
+        """Handle a successful check of a run's options. So far, `checked` of `total` compared runs have been checked."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first run of the comparison."""
         self.out, self.facts, self.all, self.start_s = out, facts, all, self.clock()
 
     def on_answer(self, index: int, answer: dict[str, Any]) -> None:
-        """Handle a message of a worker process about the compared run number `index`."""
+        """Handle a message from a worker process about run number `index` of the comparison."""
         progress = self.all[index]
         if "started" in answer:
             progress.state = RUNNING

@@ -1,6 +1,6 @@
 """The folder of a comparison.
 
-alternatives.toml   the options with lists of values, like a --config file; the table [resolved] contains automatic choices
+alternatives.toml   the options with lists of values, like a --config file; the table [resolved] contains settings of the comparison
 NAME/               the run folder of each compared run
 comparison.json     the table of results as JSON
 report.html         the report on all runs
@@ -46,8 +46,8 @@ NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alter
 class ComparisonFolder:
     """The folder of one comparison.
 
-    Before anything is written, raises RunFolderError if another process uses the folder, a folder to resume is missing, or the folder
-    contains runs with other options.
+    Raises RunFolderError if another process uses the folder, the folder to resume is missing, or the folder contains runs with other
+    options. In these cases, nothing is written.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -57,7 +57,7 @@ class ComparisonFolder:
         given = {name: value for name, value in values.items() if value is not None}
         self.values = {name: value for name, value in given.items() if name not in NOT_STORED}
         self._stack = ExitStack()
-        # Automatic choices of a resumed comparison: the table [resolved] in alternatives.toml.
+        # For a resumed comparison, the table [resolved] in alternatives.toml.
         self._stored: Mapping[str, Any] | None = None
         file = self.path / ALTERNATIVES_FILE
         if values.get("resume"):
@@ -88,7 +88,7 @@ class ComparisonFolder:
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
     def open(self, resolved: Mapping[str, Any]) -> None:
-        """Create or reopen the folder, and lock it. Write the options and the automatic choices in `resolved` to alternatives.toml.
+        """Create or reopen the folder, and lock it. Write the options and the table [resolved] to alternatives.toml.
 
         Without --out, the folder gets a unique name.
         """
@@ -128,7 +128,7 @@ class ComparisonFolder:
         return defaults | values | {"out": out, "resume": started}
 
     def stored_baseline(self, default: bool) -> bool:
-        """Return whether the resumed comparison has an uncompressed (dense) baseline, or `default` for a new comparison."""
+        """Return whether the comparison has an uncompressed (dense) baseline. For a new comparison, return `default`."""
         return default if self._stored is None else self._stored.get(BASELINE) is True
 
     def stored_target_accuracy(self) -> float | None:

@@ -1,8 +1,8 @@
 """A pool of worker processes that execute the runs of a comparison, and the program of a worker process.
 
-The parent process sends orders to check or execute a run, and workers send answers, both as JSON. A worker exits when the parent's end of
-the connection is closed. In a worker, SIGINT interrupts the run like Ctrl-C in `fedcomp sim`. If a worker crashes, other workers
-continue.
+The parent process sends orders to check or execute a run, and workers send answers. Orders and answers are JSON. A worker exits when the
+parent's end of the connection is closed. In a worker, SIGINT interrupts the run like Ctrl-C in `fedcomp sim`. If a worker crashes, other
+workers continue.
 """
 
 import contextlib
@@ -55,11 +55,11 @@ class WorkerProcess:
         self.order = -1  # index of the order that is being executed
 
     def send(self, order: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # `answer` reports a process that has ended
+        with contextlib.suppress(OSError):  # if the process has ended, `answer` returns the reason
             self.link.send_bytes(json.dumps(order).encode())
 
     def answer(self) -> Answer:
-        """Wait for the next answer of the worker. If the process has ended, return an answer that says why."""
+        """Wait for the next answer of the worker. If the process has ended, the answer says why it ended."""
         try:
             return json.loads(self.link.recv_bytes())
         except (EOFError, OSError):
@@ -86,9 +86,9 @@ class WorkerProcess:
 
 
 class WorkerPool:
-    """A pool of `count` worker processes, which are killed on exit.
+    """A pool of `count` worker processes. On exit, the processes are killed.
 
-    After Ctrl-C, each worker first has STOP_S seconds to finish its round.
+    After Ctrl-C, each process has STOP_S seconds to finish its round before it is killed.
     """
 
     def __init__(self, count: int):

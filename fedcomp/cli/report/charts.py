@@ -128,7 +128,7 @@ def finals(all_panels: Sequence[Panel]) -> list[tuple[str, str]]:
         if not (points := _finals(panel)):
             continue
         up = LOSS if panel.by_loss else ACCURACY
-        # Charts with the same vertical quantity share their axes.
+        # Charts of the same vertical quantity have equal axes.
         same = [p for p in all_panels if p.by_loss == panel.by_loss]
         on_axes = [series for other in same for series in _finals(other)]
         title = f"{up.label.capitalize()} against bytes"
@@ -175,7 +175,7 @@ def _staircase(drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
 
 
 def curves(panel: Panel, all_panels: Sequence[Panel]) -> list[list[tuple[str, str]]]:
-    """Return charts (title, <svg>) of accuracy, worst-decile accuracy and loss, one row each, over rounds, bytes and hours."""
+    """Return rows of charts (title, <svg>): accuracy, worst-decile accuracy and loss. Each row has charts over rounds, bytes and hours."""
     rows = []
     for up in (ACCURACY, WORST, LOSS):
         row = []
@@ -195,7 +195,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
-    """Return a curve of the mean and range over the seeds, or None if nothing was measured. It ends with the shortest run."""
+    """Return a curve of the mean and range over the seeds, or None if nothing was measured. The curve ends with the shortest run."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:

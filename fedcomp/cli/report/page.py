@@ -266,7 +266,7 @@ def _wire_bytes(run: Run) -> int | None:
 
 
 def _ratio_at_port(group: Group) -> str:
-    """Format the ratio of the bytes of the same messages in float32 to the bytes counted at the server's port, such as `×25.1`."""
+    """Format the compression ratio at the server's port, such as `×25.1`: bytes in float32 divided by TCP payload."""
     sent = all_or_none(_wire_bytes(run) for run in group.runs)
     return ratio(sum(run.dense_bytes for run in group.runs), sum(sent)) if sent else NOTHING
 
@@ -282,7 +282,7 @@ def _simulated(run: Run) -> float | None:
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return HTML with a table of the options that differ between runs, and a table of the other options and of automatic choices."""
+    """Return HTML with a table of options that differ between runs, and a table of the other options and of values that fedcomp chose."""
     options = [group.runs[0].options for group in groups]
     names = dict.fromkeys(name for each in options for name in each if name not in NEUTRAL_OPTIONS)
     values = {name: [_shown(each.get(name)) for each in options] for name in names}
@@ -330,7 +330,7 @@ def _suspicion(groups: Sequence[Group]) -> str:
     if not rows:
         return ""
     table = _table(["run", *_numbers(["client", "suspicion"])], rows)
-    return f'<p class="quiet">Suspicion is the fraction of a client\'s votes that lost by a wide margin.</p>{table}'
+    return f'<p class="quiet">Suspicion is the fraction of a client\'s votes that contradicted a large majority of clients.</p>{table}'
 
 
 def _warnings(runs: Sequence[Run]) -> str:

@@ -35,7 +35,7 @@ MARKERS = (
 class Axis:
     """An axis of a chart: its label, a function that formats tick labels, and the mapping of values between `low` and `high` to pixels.
 
-    With `log`, the axis is logarithmic: values are positive, and `low` and `high` are decimal logarithms.
+    If `log` is true, the axis is logarithmic: values are positive, and `low` and `high` are decimal logarithms.
     """
 
     label: str

@@ -79,7 +79,7 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
 def _range(entries: Sequence[ReportLine]) -> str:
     """Return a sentence that names the best and the worst of all results.
 
-    It recommends none, because the runs solve different learning problems.
+    The sentence recommends no configuration, because the runs solve different learning problems.
     """
     good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
     if not good:
