@@ -590,7 +590,7 @@ def test_codecs_lists_every_codec_with_a_valid_spec():
     for row in rows:
         c, cells = codec(row[0]), dict(zip(head, row, strict=True))
         assert str(c) == row[0] and cells["source"] == c.source
-        assert cells["what it does"].startswith(("sends ", "quantizes "))
+        assert cells["what it does"].startswith(("sends ", "quantizes ", "rotates "))
         frame = c.encode(normal(NUMEL).values, seed=1, layout=normal(NUMEL).layout)
         assert float(cells["bits"]) == pytest.approx(8 * len(frame) / NUMEL, rel=0.01)
         assert (cells["linear"] == "yes", cells["portable"] == "yes") == (c.linear, c.portable)
