@@ -1,9 +1,9 @@
 """The round loop of asynchronous strategies: a round ends after the first answers, and the other clients continue to train.
 
 Each round updates the model once. The cohort of a round consists of the clients whose answers are aggregated in the round, and of clients
-that are rejected in the round because they are too late. The downlink bytes of a round count the downloads of clients that start to train
-in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint contains
-the answers that are not aggregated yet. Clients that had not answered when the server stopped are idle after the restart.
+that are rejected in the round because they are too late. The downlink bytes of a round are those of the downloads to clients that start to
+train in the round. Answers are aggregated in the order of their arrival, in real time or in a simulation's virtual time. A checkpoint
+contains the answers that are not aggregated yet. Clients that had not answered when the server stopped are idle after the restart.
 """
 
 import dataclasses
@@ -118,7 +118,7 @@ class AsynchronousLoop(RoundLoop):
         self._exchanges[round] = exchange
         self.started_in |= dict.fromkeys(starting, round)
         for earlier in self._exchanges.values():
-            # Whole models that are sent from now on count as traffic of this round.
+            # If a client of an earlier round asks for the whole model now, the bytes count as traffic of this round.
             earlier.traffic = traffic
         if self.work_s is None:
             exchange.send(assignments)
@@ -156,7 +156,7 @@ class AsynchronousLoop(RoundLoop):
         self._reports[report.client] = report
 
     def _collect(self) -> None:
-        """Add the answers received since the last call to `answers`."""
+        """Add to `answers` the answers that were received since the last call."""
         for started_in, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
                 work_s = self.work_s
@@ -176,7 +176,7 @@ class AsynchronousLoop(RoundLoop):
         return Rejection(client, DEADLINE, reason)
 
     def _release(self, client: int) -> None:
-        """Mark a client as idle, and record the model version in its answer."""
+        """Mark a client as idle, and record the model version that its answer reports."""
         del self.started_in[client]
         answer = self.answers.pop(client)
         self.changed.add(client)

@@ -49,7 +49,9 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota for later rounds: the quorum. In a run with a deadline: a cohort, and fewer clients after the deadline."""
+        """Return the quota for later rounds. With a deadline, a round waits for a whole cohort, and after the deadline for fewer clients.
+        Without a deadline, a round waits for the quorum.
+        """
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
@@ -67,7 +69,7 @@ class Quota:
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or the quorum if it is larger and the option `quorum` is below 1."""
+    """Return how many clients a round needs after the deadline: two, or the quorum if this is more and `config.quorum` is below 1."""
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
@@ -88,11 +90,11 @@ class Availability:
         self.usual -= len(new)
 
     def mark_responsive(self, client: int) -> None:
-        """Record that a client answered, or takes part again."""
+        """Record that a client is not silent: it has answered or joined again."""
         self.silent.discard(client)
 
     def wanted(self, quota: Quota) -> int:
-        """Return how many clients must be connected for a round to begin at once."""
+        """Return how many clients must be connected for a round to begin immediately."""
         if quota.patience_s is None:
             return quota.wanted
         return max(quota.min_clients, int(min(quota.wanted, self.usual)))

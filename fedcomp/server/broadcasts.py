@@ -36,7 +36,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# `Broadcasts` knows this many of the latest model versions, or all versions in the cache if these are more.
+# Number of latest model versions that `Broadcasts` knows. If the cache contains more versions, `Broadcasts` knows all of them.
 MAX_NUMBERED_VERSIONS = 10_000
 
 

@@ -5,7 +5,7 @@
 
 `save` writes new files, and then all changed entries in one SQLite transaction. If the process is killed or the power fails, the folder
 therefore contains either the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries to disk in a thread, so
-that their memory can be freed. Staged entries can be read back at once, and the next `save` adds them to the checkpoint without writing
+that their memory can be freed. Staged entries can be read back immediately, and the next `save` adds them to the checkpoint without writing
 them again. Nothing is pickled.
 """
 
@@ -126,7 +126,7 @@ class Checkpoint:
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
         """Write vectors and values in the background.
 
-        Staged entries can be read back at once, and the next `save` adds them to the checkpoint. The caller must not change the entries
+        Staged entries can be read back immediately, and the next `save` adds them to the checkpoint. The caller must not change the entries
         afterwards. If the process is killed before the next `save`, the staged entries are lost. If the disk is full, later calls raise
         CheckpointError, and the previous checkpoint stays intact.
         """

@@ -28,11 +28,11 @@ NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # tolerance in the check that an accuracy is between 0 and 1
 NO_TRAINING_DATA = (
     "the server has no training data and computes the running statistics of the model (BatchNorm) from the inputs of the test "
-    "set; give the server's task a 'train' to compute them from training examples"
+    "set; give the server's task training data ('train') to compute them from training examples"
 )
 NO_DATA = (
     "the server has no data, so the running statistics of the model (BatchNorm) keep their initial values in model.safetensors; give "
-    "the server's task a 'train' or a 'test', or use GroupNorm"
+    "the server's task training data ('train') or test data ('test'), or use GroupNorm"
 )
 INITIAL_STATISTICS = (
     "the running statistics of the model (BatchNorm) keep their initial values, because model(inputs) fails on a batch of the data ({}); "
@@ -49,8 +49,8 @@ class Evaluator:
 
     Before an evaluation or export, running statistics such as those of BatchNorm are computed again for the current weights
     (tasks/running_statistics.py). The statistics are always computed from the same sample of up to 2,000 training examples, so that the
-    exported model equals the evaluated model. Buffers without running statistics keep the values that `task.model()` gave them. Between
-    evaluations, the memory of large parameters is freed.
+    exported model equals the evaluated model. Other buffers keep the values that `task.model()` gave them. Between evaluations, the memory
+    of large parameters is freed.
     """
 
     def __init__(
@@ -162,9 +162,9 @@ class Evaluator:
         try:
             yield
         except TaskError as error:
-            raise TaskError(f"{error}; then --resume") from error
+            raise TaskError(f"{error}; then continue with --resume") from error
         except Exception as error:
             raise out_of_memory(error) or TaskError(
-                f"the evaluation of task '{self.task.name}' failed: {describe(error)}; correct the task, then --resume, or "
+                f"the evaluation of task '{self.task.name}' failed: {describe(error)}; correct the task, then continue with --resume, or "
                 f"{SEE_TRACEBACK}"
             ) from error

@@ -36,7 +36,7 @@ POLL_S = 0.1  # maximum number of seconds between two checks whether the phase i
 
 
 def to_accepted(report: Report, update: Update | None, rate: float) -> AcceptedUpdate:
-    """Return a record of an accepted report and its decoded `update`. `rate` is the client's learning rate divided by the run's."""
+    """Return the AcceptedUpdate for a report and its decoded `update`. `rate` is the client's learning rate divided by the run's."""
     return AcceptedUpdate(
         report.client,
         update,
@@ -241,8 +241,8 @@ class Exchange:
         self.send([dense])
 
     def _reject_as_reported(self, client: int, stage: str, reason: str) -> None:
-        """Reject a client with the stage and the reason that its report gives. An unknown stage becomes "reply", and a long reason is
-        cut.
+        """Reject a client with the stage and the reason that its report gives. Replace an unknown stage by "reply", and shorten a long
+        reason.
         """
         self._reject(client, stage if stage in STAGES else "reply", reason[:MAX_REASON_CHARS])
 

@@ -52,7 +52,7 @@ class Metrics(Callback, Collector):
         self.client_totals: dict[str, Counter[int]] = {name: Counter() for name in CLIENT_TOTALS}
         self.client_records: dict[int, ClientRecord] = {}  # the last ClientRecord of each client
         self.latency_s: dict[int, float] = {}  # by client: latency of the last answer
-        # The last values of each metric that clients have reported, the least recently reported metric first.
+        # By name: the last values of a metric that clients have reported, sorted from the least to the most recently reported metric.
         self.client_metrics: dict[str, ClientMetric] = {}
         # By client: fraction of its votes that lost by a wide margin, in the last round with votes.
         self.suspicion: Mapping[int, float] = {}
@@ -235,7 +235,7 @@ def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:
 
 
 def _without_created(histogram: Histogram) -> Metric:
-    """Return the metric family of a histogram. Leave out its `_created` samples, which Prometheus would show as another family."""
+    """Return the metric family of a histogram without its `_created` samples, which Prometheus would show as another family."""
     (family,) = histogram.collect()
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
     return family

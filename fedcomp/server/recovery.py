@@ -60,7 +60,7 @@ class Recovery:
     ):
         """`data` is the training data, or None if the server has no data. A run can only be resumed with the same data.
 
-        `others`: prefix of entry names → object that stores entries with this prefix in the checkpoint. `clients` are the simulated
+        `others`: the objects that store entries in the checkpoint, by the prefix of the entries' names. `clients` are the simulated
         clients. In a deployment, `clients` is None: the clients store their state on their own machines.
         """
         self.folder, self.loop, self.rounds = folder, loop, rounds

@@ -84,7 +84,7 @@ def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
 
 
 def refuse_unused_options(config: RunConfig, task: Task, strategy: RoundStrategy) -> None:
-    """Raise ConfigError for an option of local training that differs from its default, but that the task's own code replaces."""
+    """Raise ConfigError if an option of local training is set, but has no effect because the task has its own optimizer or train_fn."""
     trains = client_config(config, strategy)
     if task.train_fn is not None:
         unused, own = UNUSED_BY_TRAIN_FN, "its own train_fn"
@@ -160,8 +160,8 @@ def round_record(
         seconds=seconds,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # A client without an update has skipped the round, unless it has a ticket (hash): a relay then added its update to another
-        # client's.
+        # A client without an update has skipped the round, except if a relay has added its update to another client's update; the client
+        # then has a ticket (hash).
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),
@@ -272,10 +272,9 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
 
 
 class WarningLog:
-    """A log of the warnings of a run. Each warning is passed to `forward` at once, and is added to the record of its round.
+    """A log of the warnings of a run. Each warning is immediately passed to `forward`, and is added to the record of its round.
 
-    If warnings have a kind, only the first warning of each kind is reported, even if the run is resumed. All warnings without a kind are
-    reported.
+    Only the first warning of each kind is reported, even if the run is resumed. Warnings without a kind are always reported.
     """
 
     def __init__(self, forward: Callable[[str], None]):

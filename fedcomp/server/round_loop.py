@@ -42,7 +42,7 @@ LARGE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The outcome of a round. To save memory, large dense updates in `accepted` have lost their values and encoded bytes."""
+    """The outcome of a round. To save memory, `accepted` does not keep the values and encoded bytes of large dense updates."""
 
     round: int
     cohort: list[int]
@@ -118,7 +118,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # only assignments now keep downloads in memory
+            self.broadcasts.release_downloads()  # now only `assignments` refers to the downloads
             exchange.on_answer = partial(self.on_answer, round)
             exchange.run(assignments, phase.completion or completion)
             phases[phase.name] = exchange.close()

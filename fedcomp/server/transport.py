@@ -23,7 +23,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The answer to the newest assignment of a client, and the time at which it arrived."""
+    """A client's answer to its newest assignment, and the time at which the answer arrived."""
 
     client: int
     answer: Report | Lost
@@ -40,11 +40,11 @@ class Clock:
     limit_s: float | None = None  # time limit of the last exchange of messages, in seconds
 
     def begin(self, limit_s: float | None) -> None:
-        """Record that an exchange of messages starts. `limit_s`: its time limit in seconds, or None for no limit."""
+        """Record that an exchange of messages starts. `limit_s`: the time limit of the exchange in seconds, or None for no limit."""
         self.started_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
-        """Set how many answers the transport may deliver before the exchange of messages must check whether it is complete."""
+        """Set how many answers the transport may deliver before the server must check whether the exchange of messages is complete."""
 
     def now(self) -> float:
         """Return the time in seconds. Only differences between two results are meaningful, and only within one exchange of messages."""

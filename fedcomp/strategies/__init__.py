@@ -35,7 +35,7 @@ _STRATEGIES: PluginRegistry[type[RoundStrategy]] = PluginRegistry(
     __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
 )
 
-# For each run option, by name: the function that parses its value, and raises SpecError if the value is invalid.
+# By name of a run option: the function that parses the option's value. The function raises SpecError for an invalid value.
 SPEC_READERS = {
     "uplink": codec,
     "downlink": codec,
@@ -65,7 +65,7 @@ def make_client_algorithm(text: str) -> ClientAlgorithm:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Return a copy of the run options `config` in which unset options have the defaults of the strategy and the memory.
+    """Return a copy of the run options `config`, with unset options set to the defaults of the strategy and of the memory.
 
     If the strategy has no default memory, --memory stays `auto` until the model is known; then `fedcomp.memories.with_memories` chooses a
     memory. A resumed run replaces `auto` by the memory stored in its run folder. The option `horizon` (the round in which schedules end) is

@@ -9,9 +9,9 @@ model when K client updates have arrived. This strategy combines the ideas of th
     θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  with the sum over the first K updates to arrive; then K other clients start from θ.
 
 Here θ is the model, η the server's learning rate, and x_i the update of client i. The staleness s_i is the number of rounds since client i
-started. C is the uplink codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike AsyLPG, this strategy
-has no variance reduction. The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py runs the
-rounds.
+started to train. C is the uplink codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike AsyLPG, this
+strategy has no variance reduction. The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py
+runs the rounds.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ from .base import AcceptedUpdate
 
 @dataclass(frozen=True)
 class AsynchronousOptions:
-    wait: float = 0.25  # a round ends when this fraction of the clients in training has answered
+    # A round ends when this fraction of the clients that are training has answered
+    wait: float = 0.25
     staleness: int = 16  # largest accepted staleness of an update, in rounds
     decay: float = 0.5  # a: an update of staleness s has the weight (1 + s)^-a; 0 = no discount
 
@@ -44,8 +45,8 @@ class Asynchronous(Average):
         super()._check_settings()
         if self.config.quorum != 1:
             raise ConfigError(
-                f"--strategy {self.name} completes a round with the first updates, so --quorum has no effect; leave --quorum out, or give "
-                f"--strategy {self.name}:wait={self.config.quorum:g}"
+                f"--strategy {self.name} ends a round when the first updates have arrived, so --quorum has no effect; leave --quorum out, "
+                f"or give --strategy {self.name}:wait={self.config.quorum:g}"
             )
 
     def discount(self, accepted: AcceptedUpdate) -> float:

@@ -9,8 +9,8 @@ weights w_i of the clients i:
 The weight w_i is 1 or the number of examples of client i, capped at `weight_cap` times the mean weight. With `clip_update` = c, the server
 multiplies each C(a_i) by min(1, c/‖C(a_i)‖₂). Clipping with `clip_update` is the norm bound of Sun, Kairouz, Suresh, McMahan (Can you
 really backdoor federated learning? 2019). In McMahan, Ramage, Talwar, Zhang (Learning differentially private recurrent language models,
-ICLR 2018), clients clip before they send. The part of an update that the server clips is lost: if the server returned this part to the
-client's memory, the client would send it again.
+ICLR 2018), clients clip before they send. The part of an update that clipping removes is lost: if the server returned this part to the
+client's memory, the client would send it in a later round.
 """
 
 import math
@@ -51,7 +51,7 @@ class Average(RoundStrategy):
         counterpart = self.counterpart
         if counterpart is None:
             add_all([update for update, _ in sent], [weight for _, weight in sent], into)
-        else:  # computing an estimate may overwrite the previous estimate, so add updates one by one
+        else:  # reading an update may overwrite the update that was read before, so add one by one
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
@@ -70,7 +70,7 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Correct the mean `into` for clients that are not in the round. The server's part of the memories computes the correction."""
+        """Correct the mean `into` for absent clients: add the correction that the server's part of the clients' memories computes."""
         accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [

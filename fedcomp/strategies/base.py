@@ -53,7 +53,7 @@ class StrategyConfig:
     memory: str = "residual"  # error-feedback memory of the clients
     quorum: float = 1.0
     timeout_s: float | None = None  # time limit of a phase (--deadline), or None for no limit
-    # Learning rate of local SGD, and the server's step size in strategies with a majority vote
+    # Learning rate of local SGD; strategies with a majority vote also use it as the server's step size
     lr: float = 0.05
     keep_momentum: bool = False  # clients keep the momentum of local SGD between rounds
     budget_s: float = 0.0  # time in which a client must be able to send its update
@@ -114,7 +114,7 @@ class ClientAlgorithm:
 
     # Whether clients train on the data of `partitions` instead of their own data
     trains_on_partitions: ClassVar[bool] = False
-    # Whether `encode` always calls `encode_one` for each client, and never encodes a batch
+    # Whether `encode` calls `encode_one` for each client, instead of encoding the updates of all clients as one batch
     one_by_one: ClassVar[bool] = False
 
     def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
@@ -147,7 +147,9 @@ class ClientAlgorithm:
     # Training on partitions.
 
     def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
-        """Return the data partitions on which the client trains, each time from the same weights, or () if it trains on its own data."""
+        """Return the data partitions on which the client trains, or () if it trains on its own data. For each partition, training starts
+        from the same weights.
+        """
         return ()
 
     def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
@@ -192,7 +194,8 @@ class ClientAlgorithm:
     ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
         """Return the vectors [m, numel] that m clients send, and the clients' new states.
 
-        `updates`: the clients' updates of the n model weights [m, n]. `lr_sums`: the sum of the learning rates of each client's steps.
+        `updates`: the clients' updates of the n model weights [m, n]. `lr_sums`: for each client, the sum of the learning rates of its
+        steps.
         """
         return updates, [{}] * len(updates)
 
@@ -253,10 +256,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """The end of a phase, with the stage and the reason of the rejection of clients that have not answered."""
+    """The end of a phase: the stage and the reason with which the server rejects clients that have not answered."""
 
     stage: str = "reply"
-    reason: str = "no reply before the round closed"
+    reason: str = "no reply before the phase ended"
 
 
 @dataclass(frozen=True)
@@ -266,7 +269,7 @@ class RoundCompletion:
     The round loop calls `check` after every answer, and repeatedly while no answer arrives.
     """
 
-    quorum: float = 1.0  # fraction of the phase's clients whose answers must be accepted, above 0
+    quorum: float = 1.0  # fraction (above 0) of the phase's clients whose answers must be accepted
     deadline_s: float | None = None  # None: no deadline
 
     def check(self, progress: Progress) -> PhaseEnd | None:
@@ -274,8 +277,7 @@ class RoundCompletion:
         if progress.answered >= progress.asked:
             return PhaseEnd()
         if progress.accepted >= (quorum := quorum_size(self.quorum, progress.asked)):
-            needed = f"{quorum} of {progress.asked} replies"
-            reason = f"no reply before {needed} were accepted (--quorum {self.quorum:g})"
+            reason = f"no reply before {quorum} of {progress.asked} replies were accepted (--quorum {self.quorum:g})"
             return PhaseEnd(QUORUM, reason)
         if self.deadline_s is not None and progress.elapsed_s >= self.deadline_s:
             return PhaseEnd(DEADLINE, f"no reply within {self.deadline_s:g} s (--deadline)")
@@ -337,7 +339,7 @@ class RoundUpdates:
     round: int
     phases: AcceptedByPhase
     weights: Tensor  # [numel], model weights before the round; do not modify them
-    # Number of examples of each client that had an accepted update in an earlier round.
+    # By client: number of examples. Only clients with an accepted update in an earlier round have an entry.
     examples: Mapping[int, int] = field(default_factory=dict)
     clients: int = 0  # number of clients that have ever connected
 
@@ -349,7 +351,7 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The return value of `RoundStrategy.aggregate`, which writes the combined update itself to a tensor."""
+    """The results of `RoundStrategy.aggregate`, except the combined update, which is written to the tensor `into`."""
 
     clipped: int = 0  # number of clipped updates
     # Factor (in float32) by which the model's weights are multiplied before the update is added
@@ -380,7 +382,7 @@ class RoundStrategy(ABC):
     client_algorithm: ClientAlgorithm = ClientAlgorithm()  # the client half
     min_clients: int = 1  # smallest number of clients with which a round updates the model
     notice: str = ""  # text to print at the start of a run
-    # Codec classes that --uplink allows, also with a scope such as @layer; () = all
+    # Codec classes that are allowed for --uplink, with or without a scope such as @layer; () = all
     allowed_uplinks: ClassVar[tuple[type[Codec], ...]] = ()
     required_memory: ClassVar[str] = ""  # the only --memory that this strategy allows; "" = any
     supports_weights: ClassVar[bool] = True  # whether `--weights examples` is allowed
@@ -438,7 +440,7 @@ class RoundStrategy(ABC):
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
-        """Combine the accepted updates of a round, and write the result to the tensor `into` [numel], which holds zeros at first."""
+        """Combine the accepted updates of a round, and write the result to `into` [numel], a tensor of zeros."""
 
     def select_clients(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
         """Return the cohort of a round (the clients that take part).
@@ -471,7 +473,7 @@ class RoundStrategy(ABC):
         return {}
 
     def reject(self, accepted: Sequence[AcceptedUpdate]) -> Mapping[int, str]:
-        """Return the clients whose updates must not be aggregated but rolled back by their memories, as a dict from client to reason."""
+        """Return the clients whose updates must not be aggregated, as a dict from client to reason. Their memories roll back."""
         return {}
 
     def returned_frame(self, accepted: AcceptedUpdate) -> bytes:
@@ -502,7 +504,7 @@ class RoundStrategy(ABC):
         return {}, {}
 
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector(name)` and `value(name)` read checkpoint entries from `take_changes`."""
+        """Restore the state from a checkpoint. `vector(name)` and `value(name)` return the entries that `take_changes` wrote."""
 
     # Settings.
 
@@ -531,7 +533,7 @@ class RoundStrategy(ABC):
         budget = config.budget_bytes or config.budget_s
         if self.fixed_frame_size and (config.density_warmup or config.density_schedule or budget):
             raise ConfigError(
-                f"--strategy {self.name} needs frames of one size; leave --density-warmup, --density-schedule and --budget out"
+                f"--strategy {self.name} needs frames of equal size; leave --density-warmup, --density-schedule and --budget out"
             )
         if self.replaces_server_optimizer and not steps.is_identity:
             raise ConfigError(
@@ -545,7 +547,9 @@ class RoundStrategy(ABC):
             )
 
     def _counterpart(self) -> Counterpart | None:
-        """Return the server's part of the clients' memories, or None. Raises ConfigError for a memory that does not suit the run."""
+        """Return the server's part of the clients' memories, or None if there is none. Raises ConfigError for a memory that does not suit
+        the run.
+        """
         name, momentum = self.memory.name, self.config.momentum
         if momentum and (applied := getattr(self.memory.options, "momentum", 0)):
             raise ConfigError(

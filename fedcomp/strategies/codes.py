@@ -19,8 +19,8 @@ Byzantine votes and `a` absent seats. Every seat has an odd number of partitions
 (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
-failed draws, a 1 is added to each empty row and column of the last draw. Repeated draws raise the mean redundancy, for example from 2 to
-about 2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, `bernoulli` is correct
+failed draws, the code sets one random entry to 1 in each empty row and column. Repeated draws raise the mean redundancy, for example from 2
+to about 2.4 for n = 15. The code `bernoulli` is cheaper than `deterministic`. With Byzantine voters in random seats, `bernoulli` is correct
 more often than `uncoded`. But `bernoulli` has no guarantee: with Byzantine voters in the seats with the most partitions, it may be worse
 than `uncoded` (benchmarks/codes.py).
 
@@ -58,7 +58,7 @@ def allocation_matrix(
 
     `byzantine`: number of Byzantine seats to tolerate, for the code `deterministic`. `redundancy`: mean number of partitions per seat, at
     most n, by default √(n·ln n). Only the code `bernoulli` uses `redundancy` and `seed`. Raises SpecError for an unknown code, and
-    ConfigError for numbers out of range.
+    ConfigError for a number that is out of range.
     """
     if code not in CODES:
         raise SpecError(f"unknown election code '{code}'; {nearest(code, CODES)}")
@@ -129,8 +129,8 @@ def assign_seats(
     The result stays correct with f Byzantine and `a` absent clients, in any seats, while 2f + a < margin. For codes other than
     `deterministic`, `margin` is computed in the same way, but guarantees nothing.
 
-    A partition of several data sets still has *one* sign per coordinate: the sign of a gradient over all its data, or the majority of its
-    data sets' signs. If the signs were summed, larger partitions would have larger weights.
+    A partition of several data sets has *one* sign per coordinate: the sign of a gradient over all its data, or the majority of its data
+    sets' signs. If the signs were summed, larger partitions would have larger weights.
 
     The assignment depends only on the seed, the round, n, `byzantine`, and the sorted client ids. Raises ConfigError for fewer than n
     clients or data sets.
@@ -158,9 +158,9 @@ def assign_seats(
 
 
 def can_close(clients: int, n: int, b: int, f: int) -> bool:
-    """Return whether `clients` voters, f of them Byzantine, get a certainly correct result with n seats and a code for b Byzantine seats.
+    """Return whether an election tolerates f Byzantine voters among `clients` voters, with n seats and a code for b Byzantine seats.
 
-    Empty seats count as absent.
+    An empty seat counts as an absent voter.
     """
     return assign_seats(range(max(clients, n)), n, b, 0, 1).may_close(f, max(0, n - clients))
 
@@ -288,7 +288,8 @@ def vote_of(
 ) -> Tensor:
     """Return a vote, +1 or −1 per coordinate, float32 [numel]: the majority of the ballots of a row's partitions.
 
-    Ties are broken at random, with a seed for each seat: honest voters of one seat agree, and ties of different seats cancel on average.
+    Ties are broken at random, with a seed for each seat: honest voters of one seat agree, and the random signs of different seats cancel on
+    average.
     """
     packed = votes.majority(ballots, numel, seeds.key(seed, "local tie", round, row.seat))
     return torch.from_numpy(kernels.sign_values(packed, numel, 1.0))

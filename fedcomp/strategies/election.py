@@ -2,7 +2,7 @@
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
-    Local election:    seat i votes for the majority of the signs of its partitions, those j with G_ij = 1.
+    Local election:    seat i votes for the majority of the signs of its partitions (the partitions j with G_ij = 1).
     Global election:   the update is the learning rate times the majority of the votes, as in the strategy `vote`.
 
 The file codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects
@@ -17,14 +17,14 @@ what votes are based on, data or ballots:
             that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
             the ballots: the ballot of a Byzantine client counts like any other ballot.
 
-If a partition has several clients, its signs are those of an update on all of its data (form=data), or the majority of its clients' ballots
-(form=ballots). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
+If a partition has several clients, its signs are those of an update computed on all of its data (form=data), or the majority of its
+clients' ballots (form=ballots). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
 A round updates the model only if its result is certainly correct: if 2·max(0, f − m) + m + a is below the lead of the correct votes
 (`Seats.margin`). Here f (an option) is the largest number of Byzantine clients in a round, m the number of clients that are proven
 Byzantine, and a the number of absent voters. An invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the
 server excludes the sender. A Byzantine vote reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by
-1. If m > f, the run warns once that the option `f` is too small, and the result is correct only if no other client is Byzantine. If the
+1. If m > f, the result is correct only if no other client is Byzantine, and the run warns once that the option `f` is too small. If the
 result could be wrong, the round ends early: the server rejects all votes of the round, and the next round draws a new cohort.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
@@ -85,7 +85,7 @@ from .sealed_election import (
 )
 from .vote import Vote, even_cohort
 
-MAX_SEATS = 15  # largest default of the option `seats`, which limits the work of a voter
+MAX_SEATS = 15  # largest default of the option `seats`; more seats mean more work for each voter
 STATE = "election"  # name of the checkpoint entry with all known clients
 MANY_CARDS = 1000  # a notice warns if a round has more cards (one-time keys) than this
 NO_SEATS = codes.Seats((), (), 0)
@@ -262,9 +262,9 @@ class Election(Vote):
             o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS
         ):
             raise ConfigError(
-                f"--strategy election with sealed=true: every voter must count every ballot, since votes on few ballots reveal them, "
-                f"but with code={o.code}, {n} seats and byzantine={o.byzantine} some voters do not; give code=deterministic, an odd "
-                f"number of 'seats', at least {MIN_PARTITIONS}, and byzantine=(seats - 1)/2"
+                f"--strategy election with sealed=true: every voter must count every ballot, since votes on few ballots reveal these "
+                f"ballots, but with code={o.code}, {n} seats and byzantine={o.byzantine} some voters do not; give code=deterministic, an "
+                f"odd number of 'seats', at least {MIN_PARTITIONS}, and byzantine=(seats - 1)/2"
             )
         if not codes.can_close(clients, n, o.byzantine, f):
             tolerated = (codes.assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
@@ -274,8 +274,8 @@ class Election(Vote):
             )
         if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
             raise ConfigError(
-                f"--strategy election with sealed=true needs ballots of at least {MIN_PARTITIONS} partitions, but with f={f} Byzantine "
-                f"clients of {clients}, fewer may be valid; give a smaller 'f', or more 'seats' and --clients"
+                f"--strategy election with sealed=true needs valid ballots of at least {MIN_PARTITIONS} partitions, but {f} of {clients} "
+                f"clients (option f) may send invalid ballots; give a smaller 'f', or more 'seats' and --clients"
             )
 
     def _guarantee(self, clients: int = 0) -> str:
@@ -297,8 +297,8 @@ class Election(Vote):
                     else ("counts the ballots of", f"of {len(code)} groups of clients")
                 )
                 sentences.append(
-                    f"a voter {counts} {codes.mean_redundancy(code):.3g} {unit} on average, not {requested:.3g}: draws of the allocation "
-                    "matrix with an empty row or column are repeated"
+                    f"a voter {counts} {codes.mean_redundancy(code):.3g} {unit} on average, not {requested:.3g}: the allocation matrix is "
+                    "drawn again while it has an empty row or column"
                 )
             return "; ".join([*sentences, *filter(None, [even_cohort(clients)])])
         byzantine = f"{f} Byzantine client{'s' * (f != 1)}"
@@ -333,10 +333,10 @@ class Election(Vote):
         self.known_clients |= set(clients)
         if len(cohort) < n:
             cohort = draw_cohort(clients, min(n, len(clients)), self.config.seed, round)
-        # An empty seat gets a placeholder with a negative id, which counts as an absent client.
+        # Fill each empty seat with a placeholder: a negative client id, which counts as an absent client.
         empty = range(-max(0, n - len(cohort)), 0)
         data_sets = [*cohort, *empty]
-        if self.options.form == "data":  # voters also train on the data of absent clients
+        if self.options.form == "data":  # the data of absent clients replace placeholders
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
         if not codes.can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = NO_SEATS
@@ -381,13 +381,13 @@ class Election(Vote):
         if configured < required:
             self.warn(
                 f"--quorum {self.config.quorum:g} is {configured} of {asked} answers, but a vote with "
-                f"f={self.f} waits for {required}, so that fast Byzantine clients cannot fill the quorum",
+                f"f={self.f} waits for {required} answers, so that fast Byzantine clients cannot fill the quorum",
                 kind="quorum",
             )
         return RoundCompletion(raised, self.config.timeout_s)
 
     def row(self, client: int) -> CodeRow:
-        """Return the row of the allocation matrix with the partitions of a client's seat in this round."""
+        """Return a client's row of the allocation matrix in this round: its seat, and the data partitions of this seat."""
         seat = self.seats.of(client)
         numbers = np.flatnonzero(self.code[seat]).tolist()
         return CodeRow(client, seat, tuple(DataPartition(j, self.seats.groups[j]) for j in numbers))
@@ -450,7 +450,7 @@ class Election(Vote):
         return too_few_ballots(row, senders - self.sealed.proofs.keys())
 
     def _too_few_votes(self, voted: Collection[AcceptedUpdate]) -> str:
-        """Return the reason why the votes are too few for a certain result, or "" if the result is certainly correct."""
+        """Return the reason why the votes do not guarantee a correct result, or "" if they do."""
         voters = {client for members in self.seats.members for client in members}
         m, f = len(self.proven_byzantine), self.f
         absent = len(voters - {a.client for a in voted} - self.proven_byzantine)
@@ -489,8 +489,8 @@ class Election(Vote):
         return self.convicted | {a.client: reason for a in remaining}
 
     def _is_judged(self, client: int) -> bool:
-        # Honest votes on few partitions often lose by wide margins. If any voters vote on most partitions, only these voters get a
-        # suspicion.
+        # Honest votes on few partitions often lose by wide margins. If some voters vote on most partitions, compute the suspicion only for
+        # these voters.
         has_most = 2 * self.code.sum(1, dtype=np.int64) > len(self.code)
         return not has_most.any() or bool(has_most[self.seats.of(client)])
 

@@ -111,8 +111,8 @@ class FetchSGD(Average):
             )
         if spec.parse(self.config.downlink_memory).parts[0].name != NoMemory.name:
             raise ConfigError(
-                f"--strategy {self.name} keeps the unsent error in its sketch, and --downlink-memory {self.config.downlink_memory} "
-                "would keep the same error again; leave --downlink-memory out, or give none"
+                f"--strategy {self.name} keeps the unsent part of the update in a sketch, and --downlink-memory "
+                f"{self.config.downlink_memory} would keep this part a second time; leave --downlink-memory out, or give none"
             )
 
     @classmethod

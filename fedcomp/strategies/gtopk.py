@@ -6,9 +6,9 @@ strategy `average`):
 
     y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, and 0 elsewhere;  the server returns the other values of C(a_i) to client i.
 
-The density of the uplink codec determines k. If a schedule makes updates denser, k is the number of coordinates of the densest update in
-the round. In the paper, workers combine their updates in pairs, in a tree, and each pair selects k coordinates; in fedcomp, the server
-selects once, from the whole sum. The frame with the returned values counts as traffic.
+The density of the uplink codec determines k. If a schedule sets a density above the codec's, k is the number of coordinates of the densest
+update in the round. In the paper, workers combine their updates in pairs, in a tree, and each pair selects k coordinates; in fedcomp, the
+server selects once, from the whole sum. The frame with the returned values counts as traffic.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """

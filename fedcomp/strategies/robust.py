@@ -9,11 +9,12 @@ If rounds have too few clients for the rule, the run ends with an error before r
 is rejected and counts as Byzantine, so the rule then tolerates f − 1 other Byzantine clients. A round with too few accepted updates does
 not update the model: its clients are rejected at the stage `aggregate`, and their memories roll back.
 
-Besides the m updates, a rule needs RAM for BLOCK coordinates of all updates, float32 [m, BLOCK], and for CHUNK of these coordinates in
-float64. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed in RAM. Updates of the codecs `qsgd`,
-`terngrad`, `natural`, `adaptive` and `fp16` are always dense. A sketch with density 1 is decoded to a dense vector when a rule first reads
-it. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result does not depend
-on the block size BLOCK. The rounding error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two vectors.
+Besides the m updates, a rule stores two arrays in RAM: a block of the updates' values, float32 [m, BLOCK], and a part of this block,
+float64 [m, CHUNK]. The codec determines the size of an update in RAM. Sparse and low-bit updates stay compressed in RAM. Updates of the
+codecs `qsgd`, `terngrad`, `natural`, `adaptive` and `fp16` are always dense. A sketch with density 1 is decoded to a dense vector when a
+rule first reads it. Distances are computed from inner products, which are summed in float64 over CHUNK coordinates at a time, so the result
+does not depend on the block size BLOCK. The rounding error of a squared distance is about 10⁻¹⁶ times the squared lengths of the two
+vectors.
 
 With the options `mix` and `buckets`, the input of a rule consists of averages of groups of updates. Averages of groups differ less from
 each other than single updates do.
@@ -25,10 +26,10 @@ heterogeneity. AISTATS 2023, algorithm 2. The m input vectors xᵢ of a rule are
 
 Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous datasets via bucketing. ICLR 2022, algorithm 1.
 
-    y_j = the mean of the j-th bucket of s vectors, in a random order for each round;  the last of the k = ⌈m / s⌉ buckets may be smaller.
+    y_j = the mean of the vectors in bucket j;  each round divides the m vectors randomly into k = ⌈m / s⌉ buckets of at most s vectors.
 
-Mixing and bucketing are linear: y = A x with a matrix A [k, m]. Byzantine vectors are in at most f buckets. If two vectors are equally
-near, the vector of the client with the smaller id counts as nearer. With `mix` and `buckets`, buckets are averaged first, and then these
+Mixing and bucketing are linear: y = A x with a matrix A [k, m]. Byzantine vectors are in at most f buckets. If two vectors are equally near
+to xᵢ, the vector of the client with the smaller id counts as nearer. With `mix` and `buckets`, buckets are averaged first, and then these
 averages are mixed.
 """
 
@@ -221,7 +222,7 @@ class UpdateMatrix:
         return len(self.updates)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks as pairs of a slice of coordinates and their values, float32 [m, width].
+        """Yield blocks as pairs: a slice of coordinates, and the values of all rows at these coordinates, float32 [m, width].
 
         Each block overwrites the previous block.
         """

@@ -87,8 +87,8 @@ class Scaffold(Average):
         config = self.config
         if config.momentum:
             raise ConfigError(
-                f"--strategy {self.name} computes a client's mean gradient from its update, whose scale momentum would change; "
-                "leave --momentum out"
+                f"--strategy {self.name} computes a client's mean gradient from its update, and momentum would change the scale of this "
+                "update; leave --momentum out"
             )
         if not optimizer(config.server_optimizer).is_identity:
             raise ConfigError(

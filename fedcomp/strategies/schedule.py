@@ -105,7 +105,7 @@ class Schedule:
     def _byte_budgets(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Divide `budget_bytes`: each client gets the bytes of the smallest frame, and a part of the rest proportional to its bandwidth."""
+        """Divide `budget_bytes`: each client gets the smallest frame's bytes, and a share of the rest in proportion to its bandwidth."""
         smallest = self._min_frame_bytes()
         rest = self.config.budget_bytes - smallest * len(cohort)
         if rest < 0:

@@ -13,12 +13,12 @@ Glossary:
     Card:      a voter's one-time public key for one slot, signed by the voter.
     Ballot:    the signs of a sender's update, encrypted for the voters whose cards the sender received, and signed by the sender.
     Complaint: the private key of a card, which a voter reveals if it cannot open (decrypt) a ballot with this key.
-    Proof:     a complaint with its card and its ballot; with a proof, anybody can check that the ballot does not open.
+    Proof:     a complaint, the card and the ballot; with these three, anybody can check that the ballot does not open.
 
 The phases of a round are `cards`, `ballots`, `tally` and, only if a complaint is proven, `recount`. Server and clients check every
 signature. Every row must contain each client exactly once: if a ballot had a larger weight than the others, the votes would reveal this
-ballot. A client answers each phase of a round only once, even if the server asks again. Several votes, on different sets of ballots, would
-reveal the ballots, and a sender that signs two ballots for one slot counts as Byzantine.
+ballot. A client answers each phase of a round only once, even if the server asks again: several votes on different sets of ballots would
+reveal the ballots. A sender that signs two ballots for one slot counts as Byzantine.
 """
 
 import re
@@ -58,13 +58,13 @@ CARDS, RECOUNT = "cards", "recount"  # names of the first and the last phase
 ATTEMPT, TERMS = "attempt", "terms"  # names of announcements in every phase
 # Prefixes of the names of two announcements: a client's public key, and the proof that a client is Byzantine
 KEY_OF, PROOF_OF = "key/", "proof/"
-# Smallest number of partitions with valid ballots for a vote: a vote on fewer ballots would reveal them
+# A vote needs valid ballots of at least this number of partitions: a vote on fewer ballots would reveal them
 MIN_PARTITIONS = 3
-NO_CARD = bytes(CARD)  # sent instead of a card for a sender whose key is unknown
+NO_CARD = bytes(CARD)  # a voter sends this instead of a card if it does not know the sender's key
 MAX_ATTEMPTS = 1024  # maximum number of attempts (server starts) in a run
 ATTEMPT_BYTES = 16  # length of an attempt's name
 COUNT = struct.Struct("<H")  # field at the start of a vote: the number of complaints
-COMPLAINT = struct.Struct(f"<q{KEY}s")  # a complaint: sender, private key of the voter's card
+COMPLAINT = struct.Struct(f"<q{KEY}s")  # fields of a complaint: sender, private key of the card
 # Fields of a proof before its ballot: the voter, the voter's card, and the card's private key
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")
 ROUND = struct.Struct("<q")  # field at the start of a result of `pack_signed`: the round number
@@ -92,11 +92,11 @@ def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_si
 
 
 def too_few_ballots(row: CodeRow, senders: Collection[int]) -> str:
-    """Return the reason why the ballots of these senders are too few for a vote on the row, or "" if there are enough."""
+    """Return the reason why too few partitions of the row have ballots of these senders, or "" if there are enough for a vote."""
     partitions = sum(not set(part.clients).isdisjoint(senders) for part in row.partitions)
     if partitions >= MIN_PARTITIONS:
         return ""
-    return f"ballots of {partitions} partitions are valid, and a vote on fewer than {MIN_PARTITIONS} would reveal the ballots"
+    return f"only {partitions} partitions have valid ballots, and a vote on fewer than {MIN_PARTITIONS} partitions would reveal the ballots"
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def full_row(announced: Mapping[str, bytes]) -> CodeRow:
     ):
         raise ProtocolError(
             f"a vote on the announced data partitions would reveal ballots: the number of partitions must be odd and at least "
-            f"{MIN_PARTITIONS}, and the sizes of the partitions may differ by one client"
+            f"{MIN_PARTITIONS}, and the sizes of the partitions may differ by at most one client"
         )
     return row
 
@@ -271,7 +271,7 @@ class SealedElectionClient(ClientAlgorithm):
             return self._cards(memory, update, values, seed, context)
         if context.phase == BALLOTS:
             return self._ballot(values, context)
-        if memory.pending is not None:  # the recount replaces the vote of the tally
+        if memory.pending is not None:  # the vote in the recount replaces the vote in the tally
             memory.rollback()
         complaints = values.pop(COMPLAINTS, NO_COMPLAINTS)
         if update is None:
@@ -285,7 +285,7 @@ class SealedElectionClient(ClientAlgorithm):
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Record that the client answers a phase after the first. Raises ProtocolError if the client may not answer the phase.
+        """Record that the client answers this phase (`ballots`, `tally` or `recount`). Raises ProtocolError if it may not answer the phase.
 
         If the server repeats an assignment, the client sends its stored report without calling this method.
         """
@@ -399,13 +399,13 @@ def signed_attempts(state: RoundState | None) -> list[bytes]:
 
 
 def pack_signed(state: RoundState | None) -> bytes:
-    """Return the entry of a run in the client's SignatureLog: the last round and the attempts, or b"" if the client signed nothing."""
+    """Return the client's SignatureLog entry for a run: the last signed round and all attempts, or b"" if the client signed nothing."""
     attempts = b"".join(signed_attempts(state))
     return ROUND.pack(state.round) + attempts if state and attempts else b""
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return a client state that contains only what `pack_signed` stored: the last round and the attempts (server starts)."""
+    """Return a client's state with only the values that `pack_signed` stored: the last round and the attempts (server starts)."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
@@ -453,7 +453,7 @@ class SealedRound:
         self.round, self.rows, self.numel, self.terms = round, rows, numel, terms
         self.cards: dict[tuple[int, int], bytes] = {}  # card for each (voter, sender)
         self.ballots: dict[int, bytes] = {}  # ballot of each sender
-        self.proofs: dict[int, Proof] = {}  # proof against each convicted sender
+        self.proofs: dict[int, Proof] = {}  # by sender: the proof that its ballot does not open
         self.present: set[int] = set()  # clients that were accepted in the phase `cards`
         self.unknown_keys: dict[int, set[int]] = {}  # voter → senders whose keys it lacks
         self._keys: dict[int, bytes] = {}
@@ -485,10 +485,10 @@ class SealedRound:
         return self._keys[client]
 
     def without_known_key(self, present: Collection[int], f: int) -> dict[int, str]:
-        """Return the senders whose announced key is unknown to voters, and who are therefore excluded, as a dict from client to reason.
+        """Return the clients to exclude after the phase `cards`, as a dict from client to reason.
 
-        If more than `f` voters do not know a sender's key, at least one of these voters is honest, so the sender is excluded. If at most
-        `f` voters do not know the key, these voters are excluded.
+        If more than `f` voters do not know a sender's announced key, at least one of these voters is honest, so the sender is excluded. If
+        at most `f` voters do not know the key, these voters are excluded.
         """
         counts = Counter(sender for voter in present for sender in self.unknown_keys.get(voter, ()))
         unknown = {sender for sender, count in counts.items() if count > f and sender in present}
@@ -500,8 +500,8 @@ class SealedRound:
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"this client's key for client {min(others)} (from earlier in this run or from its --roster) is missing or differs "
-                    "from the key that other voters have; give this client the newest --roster, or let it take part in the next run"
+                    f"this client lacks the key of client {min(others)}, or has another key than the other voters (from earlier in this "
+                    "run or from its --roster); give this client the newest --roster, or let it take part in the next run"
                 )
         return excluded
 
@@ -518,7 +518,7 @@ class SealedRound:
             raise FrameError(str(error)) from error
 
     def judge(self, votes: Sequence[AcceptedUpdate]) -> dict[int, str]:
-        """Convict senders of ballots that do not open, and voters that complain without cause. Return the reasons by client."""
+        """Return the clients to exclude, with reasons: senders whose ballots do not open, and voters that complain without cause."""
         convicted: dict[int, str] = {}
         for vote in votes:
             voter, complaints = vote.client, split_vote(vote.frame)[0]

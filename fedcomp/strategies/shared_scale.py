@@ -3,13 +3,13 @@
 Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
 scaler sharing.
 
-    Phase scale:   client i trains and sends sᵢ = max |x| of each tensor, after clipping;  the server announces s = maxᵢ sᵢ.
+    Phase scale:   client i trains and sends sᵢ = max |x| of each tensor x of its clipped update;  the server announces s = maxᵢ sᵢ.
     Phase train:   client i sends s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ, with the weights wᵢ of `average`.
 
-Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs a round trip, and increases
-the variance, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all clients become rare
-and large. With the codec's scope @layer, as in the paper, each tensor has its own scale. The default downlink codec, `identity`, sends the
-update uncompressed.
+Ternary values with the same scale add like integers, so the sum is exact in any order. Sharing a scale costs one more round trip per round,
+and increases the variance, since s is the largest scale of all clients. If one client reports a huge scale, the nonzero values of all
+clients become rare and large. With the codec's scope @layer, as in the paper, each tensor has its own scale. The default downlink codec,
+`identity`, sends the update uncompressed.
 """
 
 from collections.abc import Mapping, Sequence

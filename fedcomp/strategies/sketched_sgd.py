@@ -14,7 +14,8 @@ drop further coordinates, and an absent client may download the model without th
 
 The strategy's options `density` and `candidates` set k and P, and the uplink codec's density has no effect. With the scope `@layer`, each
 tensor has its own sketch, and a number of candidates in proportion to its size. The default downlink codec, `topk` with the same k, sends
-the update without loss. Unlike in the paper, traffic includes all positions: of candidates, of dropped candidates, and in the broadcast.
+the update without loss. Unlike in the paper, the positions of candidates, of dropped candidates and of the broadcast's coordinates count as
+traffic.
 """
 
 import math
@@ -69,7 +70,7 @@ class SketchedSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         density = self.options.density
-        # Codec that decodes a sketch at the density of the candidates.
+        # Codec that decodes as many coordinates of a sketch as there are candidates.
         self.reader = at_density(self.uplink, min(1.0, self.options.candidates * density))
         sizes = [span.stop - span.start for span in codecs.spans(self.uplink, self.layout)]
         self.max_candidates = sum(map(self.reader.unscoped.count, sizes))

@@ -1,4 +1,4 @@
-"""signSGD with majority vote: one bit per coordinate in each direction.
+"""signSGD with majority vote: one bit per coordinate on the uplink and on the downlink.
 
 Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
 Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019. From the updates x_i
@@ -15,7 +15,7 @@ breaking ties at random costs 2 to 3 points of accuracy, compared with no step a
 codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of `efsign`. The
 default downlink codec, `efsign`, sends ±η without loss.
 
-The suspicion of a client is the fraction of its votes on single coordinates, over all rounds, that lost by a margin of at least half of the
+The suspicion of a client is the fraction of its votes, over all rounds and coordinates, that lost by a margin of at least half of the
 voters.
 """
 
@@ -43,7 +43,7 @@ from .codes import signs_of
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of entries in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
 LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
-WIDE_MARGIN = 0.5  # margin, as a fraction of the voters, by which a suspicious vote loses
+WIDE_MARGIN = 0.5  # smallest margin, as a fraction of the voters, by which a suspicious vote loses
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,6 @@ def test_a_roster_without_a_client_excludes_only_that_client():
         and alone.broadcast is not None
     )
     assert (
-        "this client's key for client 3" in alone.rejections[0].reason
+        "this client lacks the key of client 3" in alone.rejections[0].reason
         and "newest --roster" in alone.rejections[0].reason
     )

@@ -624,7 +624,7 @@ def test_an_election_warns_once_that_it_waits_for_more_than_the_quorum(tmp_path,
     simulate(config, watching)
     (sentence,) = (sentence for sentence in said if "--quorum" in sentence)
     assert sentence == (
-        "--quorum 0.2 is 1 of 5 answers, but a vote with f=1 waits for 5, so that fast Byzantine clients cannot fill the quorum"
+        "--quorum 0.2 is 1 of 5 answers, but a vote with f=1 waits for 5 answers, so that fast Byzantine clients cannot fill the quorum"
     )
     simulate(replace(config, quorum=1.0, out=out(tmp_path, "all")), watching)
     assert sum("--quorum" in sentence for sentence in said) == 1

@@ -139,7 +139,7 @@ def test_a_quorum_that_byzantine_clients_could_fill_is_raised():
     assert len(one.select_clients(range(9), 1, "")) == 9
     (phase,) = one.phases(1)
     assert said == [
-        "--quorum 0.3 is 3 of 9 answers, but a vote with f=1 waits for 7, so that fast Byzantine clients cannot fill the quorum"
+        "--quorum 0.3 is 3 of 9 answers, but a vote with f=1 waits for 7 answers, so that fast Byzantine clients cannot fill the quorum"
     ]
     assert phase.completion.check(Progress(9, 6, 6, 0.0)) is None
     assert phase.completion.check(Progress(9, 7, 7, 0.0)) is not None

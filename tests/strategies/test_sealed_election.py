@@ -288,7 +288,7 @@ def test_no_votes_are_requested_on_too_few_ballots(monkeypatch, tmp_path):
         and not heard.of(TALLY)
         and heard.summary.client_updates == 0
     )
-    assert any("ballots of 2 partitions are valid" in r.reason for r in heard.summary.rejections)
+    assert any("only 2 partitions have valid ballots" in r.reason for r in heard.summary.rejections)
 
 
 @pytest.mark.parametrize(("clients", "strategy", "attack"), [
@@ -319,24 +319,24 @@ def test_an_equivocating_sender_is_named_even_if_too_few_ballots_remain(
         and not heard.of(RECOUNT)
     )
     assert any(
-        "ballots of 2 partitions are valid" in r.reason and 1 not in r.clients
+        "only 2 partitions have valid ballots" in r.reason and 1 not in r.clients
         for r in heard.summary.rejections
     )
     assert (
-        sum("ballots of 2 partitions are valid" in warning for warning in heard.summary.warnings)
+        sum("only 2 partitions have valid ballots" in warning for warning in heard.summary.warnings)
         == 1
     )
 
 
 def test_options_with_which_one_byzantine_client_stops_every_vote_are_refused():
     for clients in (3, 4, 5):
-        with pytest.raises(UserError, match="fewer may be valid; give a smaller 'f'"):
+        with pytest.raises(UserError, match="may send invalid ballots; give a smaller 'f'"):
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=0", 3).code.all()
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
         "each partition has two clients"
     )
-    with pytest.raises(UserError, match="fewer may be valid; give a smaller 'f'"):
+    with pytest.raises(UserError, match="may send invalid ballots; give a smaller 'f'"):
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,f=2", 6)
 
 

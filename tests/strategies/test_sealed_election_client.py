@@ -225,7 +225,7 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
         )
         cards.append({sender: sent[sender * CARD : (sender + 1) * CARD] for sender in range(9)})
     sealed = ballots_of(clients, cards)
-    with pytest.raises(ProtocolError, match="ballots of 1 partitions are valid"):
+    with pytest.raises(ProtocolError, match="only 1 partitions have valid ballots"):
         clients[0].ask(TALLY, {s: sealed[s] for s in "012"})
     assert clients[1].ask(TALLY, {s: sealed[s] for s in "036"})
 
@@ -301,7 +301,7 @@ def test_complaints_are_sent_even_if_too_few_ballots_open(opened):
     assert SealedBallot.read(bad, slot(A, 1, 1), verifier(RING.key(1))).proven_bad(
         0, cards[0][1][:KEY], private
     )
-    with pytest.raises(ProtocolError, match="ballots of 2 partitions are valid"):
+    with pytest.raises(ProtocolError, match="only 2 partitions have valid ballots"):
         clients[0].ask(RECOUNT, {})
 
 

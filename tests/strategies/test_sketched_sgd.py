@@ -589,12 +589,12 @@ def test_updates_near_the_largest_float32_leave_a_finite_model(seeds):
         (
             {"density_warmup": 3},
             {},
-            "needs frames of one size; leave --density-warmup, --density-schedule and --budget out",
+            "needs frames of equal size; leave --density-warmup, --density-schedule and --budget out",
         ),
         (
             {"budget_bytes": 10**6},
             {},
-            "needs frames of one size; leave --density-warmup, --density-schedule and --budget out",
+            "needs frames of equal size; leave --density-warmup, --density-schedule and --budget out",
         ),
         (
             {},
