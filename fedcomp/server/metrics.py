@@ -54,7 +54,7 @@ class Metrics(Callback, Collector):
         self.latency_s: dict[int, float] = {}  # by client: latency of the last answer
         # By name: the last values of a metric that clients have reported, sorted from the least to the most recently reported metric.
         self.client_metrics: dict[str, ClientMetric] = {}
-        # By client: fraction of its votes that lost by a wide margin, in the last round with votes.
+        # By client: fraction of its votes that contradicted a large majority of clients, in the last round with votes.
         self.suspicion: Mapping[int, float] = {}
         self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
@@ -195,7 +195,7 @@ class Metrics(Callback, Collector):
             ),
             "staleness_rounds": ("Rounds by which the client's last answer was late.", staleness),
             "suspicion": (
-                "Fraction of the client's votes that lost by a wide margin, 0 to 1.",
+                "Fraction of the client's votes that contradicted a large majority of clients, 0 to 1.",
                 self.suspicion,
             ),
         }

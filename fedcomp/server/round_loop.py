@@ -50,7 +50,7 @@ class RoundResult:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None if the round did not update the model
-    # By client: fraction of the client's votes that lost by a wide margin. Empty if the strategy has no votes.
+    # By client: fraction of the client's votes that contradicted a large majority of clients. Empty if the strategy has no votes.
     suspicion: Mapping[int, float] = field(default_factory=dict)
     simulated_s: float | None = None  # duration in virtual seconds, None in real time
     clipped: int = 0  # number of accepted updates that were clipped

@@ -485,7 +485,7 @@ class RoundStrategy(ABC):
 
     @property
     def suspicion(self) -> Mapping[int, float]:
-        """The fraction 0..1 of each client's votes that lost by a wide margin, by client id; {} if the strategy has no votes."""
+        """By client: the fraction 0..1 of its votes that contradicted a large majority of clients. {} if the strategy has no votes."""
         return {}
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:

@@ -15,8 +15,8 @@ breaking ties at random costs 2 to 3 points of accuracy, compared with no step a
 codec `efsign` and the memory `residual`, clients correct the errors of their signs, and the vote ignores the scales of `efsign`. The
 default downlink codec, `efsign`, sends ±η without loss.
 
-The suspicion of a client is the fraction of its votes, over all rounds and coordinates, that lost by a margin of at least half of the
-voters.
+The suspicion of a client is the fraction of its votes, over all rounds and coordinates, that contradicted a large majority: the votes
+for and against differ by at least half of the voters.
 """
 
 import json
@@ -43,7 +43,7 @@ from .codes import signs_of
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # names of entries in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
 LOSSLESS = (EFSign, Identity, Half, BFloat16)  # codecs that send a vector of ±η exactly
-WIDE_MARGIN = 0.5  # smallest margin, as a fraction of the voters, by which a suspicious vote loses
+WIDE_MARGIN = 0.5  # smallest difference of a large majority, as a fraction of the voters
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Vote(RoundStrategy):
         if self.options.momentum:
             self.momentum = torch.zeros(self.layout.numel, dtype=torch.float32)
         self._next = self.momentum  # new momentum, stored if this round updates the model
-        # For each client, the number of its votes that lost by a wide margin, and the number of all its votes.
+        # For each client, the number of its votes that contradicted a large majority, and the number of all its votes.
         self._counts: dict[int, tuple[int, int]] = {}
         self._next_counts = self._counts  # new counts, stored if this round updates the model
 
@@ -116,7 +116,7 @@ class Vote(RoundStrategy):
     def _tally(
         self, ballots: Mapping[int, kernel.PackedSigns], updates: RoundUpdates
     ) -> np.ndarray:
-        """Return the packed signs of the majority, and count each client's votes that lost by a wide margin.
+        """Return the packed signs of the majority, and count each client's votes that contradicted a large majority.
 
         `ballots`: client id → packed signs.
         """
