@@ -1,4 +1,4 @@
-"""Codecs compress a vector into a frame of bytes and decode it again. Most modules implement the codec of one paper."""
+"""A codec compresses a vector into a frame (bytes), and decodes a frame into a vector. Most modules implement the codec of one paper."""
 
 from .. import spec
 from ..errors import SpecError

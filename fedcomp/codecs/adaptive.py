@@ -7,9 +7,9 @@ quantization for data-parallel SGD", NeurIPS 2020.
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
 With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, without bias. The levels
-include the smallest value, the largest value, and 0 if the vector has values of both signs. All levels except 0 and the two extremes
-minimize the variance of the rounding error. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c between two levels a and c: the best level
-between a and c is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+include the smallest value, the largest value, and 0 if the vector has values of both signs. The other levels are placed to minimize the
+variance of the rounding error. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c between two levels a and c: the best level between a and c
+is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
 values. If there are many levels, this placement minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
@@ -168,7 +168,7 @@ def _least_variance(
         free = np.flatnonzero(~np.isin(grid[at], fixed))
         for _ in range(MAX_ITERATIONS):
             before = at.copy()
-            # Move levels of even and odd index in turn, so that the neighbors of a moving level stay in place.
+            # Levels with even and with odd indices move in turn, so that the neighbors of a moving level stay in place.
             for parity in (0, 1):
                 moved = free[free % 2 == parity]
                 below, above = at[moved - 1], at[moved + 1]

@@ -1,13 +1,13 @@
-"""ATOMO writes a vector as a sum of atoms and sends a random sample of the atoms.
+"""ATOMO decomposes a vector into a sum of basis vectors (atoms) and sends a random sample of the atoms.
 
 Wang et al., "ATOMO: communication-efficient learning via atomic sparsification", NeurIPS 2018, algorithm 1. The variant atoms=entries is
-also due to Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.
+also described by Wangni et al., "Gradient sparsification for communication-efficient distributed optimization", NeurIPS 2018.
 
 A vector x is a sum of k orthonormal atoms aᵢ with coefficients λᵢ > 0, and is decoded as C(x):
 
     x = Σ λᵢ aᵢ;
     C(x) = Σ (λᵢ / pᵢ) aᵢ, summed over the atoms that are drawn;
-    pᵢ = min(1, λᵢ / τ) is the probability to draw atom i, with τ such that Σ pᵢ equals the option `budget`.
+    pᵢ = min(1, λᵢ / τ) is the probability of drawing atom i, with τ such that Σ pᵢ equals the option `budget`.
 
 The probabilities pᵢ minimize the variance Σ λᵢ²/pᵢ − ‖x‖². The variance is at most (k/budget − 1)‖x‖², which would be the variance if all k
 atoms had the same probability, budget/k.
@@ -15,14 +15,15 @@ atoms had the same probability, budget/k.
 With atoms=singular, the atoms are the matrices u vᵀ from the singular value decomposition of each matrix. With atoms=entries, each
 coordinate of the vector is an atom.
 
-The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here atoms are drawn by systematic
+The paper draws every atom independently, so the number of atoms in a frame varies around the budget. Here, atoms are drawn by systematic
 sampling (Madow, 1949): divide a line into intervals of the lengths pᵢ, and take the intervals that contain r, r + 1, r + 2, … for one
-uniform random number r. Because the atoms are orthogonal, systematic sampling has the same mean and variance as independent draws with the
-probabilities pᵢ. The number of atoms in a frame is the budget, rounded up or down.
+uniform random number r. Because the atoms are orthogonal, C(x) has the same mean and variance as with independent draws. The number of
+atoms in a frame is the budget, rounded up or down.
 
 Probabilities are rounded up to multiples of 2⁻³², and increased further where a sent value λᵢ/pᵢ would exceed the range of float32. With
-atoms=singular, vectors are sent uncompressed. A matrix is also sent uncompressed if its two factors would contain at least as many numbers
-as the matrix. The singular value decomposition takes seconds for a matrix with thousands of rows and columns.
+atoms=singular, tensors with fewer than two dimensions are sent uncompressed. A matrix is also sent uncompressed if its two factors would
+contain at least as many numbers as the matrix. The singular value decomposition takes seconds for a matrix with thousands of rows and
+columns.
 """
 
 import math
@@ -52,9 +53,9 @@ SINGULAR, ENTRIES = 0, 1
 
 @dataclass(frozen=True)
 class Atomo(MatrixCodec):
-    """A codec that sends a random sample of singular triplets or entries. The sample is scaled so that the decoded vector is unbiased."""
+    """A codec that sends a random sample of a vector's atoms, scaled so that the decoded vector is unbiased."""
 
-    # Number of atoms sent per matrix (per vector with atoms=entries); a value below 1 is a fraction of the atoms.
+    # Mean number of atoms that are sent for a matrix, or for the vector if atoms=entries. A value below 1 is a fraction of the atoms.
     budget: float = 3.0
     atoms: Literal["singular", "entries"] = "singular"
 
@@ -130,7 +131,7 @@ class Atomo(MatrixCodec):
 
 
 def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
-    """Return the probability to draw each atom, as int64 [k] in units of 2⁻³².
+    """Return the probability of drawing each atom, as int64 [k] in units of 2⁻³².
 
     The probabilities minimize the variance if `budget` atoms are drawn on average.
 

@@ -39,16 +39,16 @@ class Context:
     layout: Layout | None = None
     # Index of the encoded tensor (@layer) or chunk (@chunk); 0 for a whole vector.
     section: int = 0
-    # Sum of the gradients of the local steps, and sum of their squares, both shaped like the update; read by memories.
+    # Sum of the local steps' gradients, and sum of the squared gradients. Both have the shape of the update.
     moments: tuple[Tensor, Tensor] | None = None
     # Values that the server announced, by name, such as a shared scale.
     announced: Mapping[str, bytes] = field(default_factory=dict)
-    rate: float = 1.0  # learning rate of the current round, divided by the learning rate of the run
+    rate: float = 1.0  # learning rate of the current round, divided by --lr
 
     def at(self, index: int | None) -> "Context":
-        """Return a copy of the context with the moments of a single update: the update at `index` in a batch.
+        """Select the moments of the update at `index` in a batch. Return a copy of the context with these moments.
 
-        If `index` is None, add a batch dimension to the moments of a single update.
+        If `index` is None, the copy has the moments of this context as a batch of one update.
         """
         if self.moments is None:
             return self
@@ -58,8 +58,8 @@ class Context:
 NO_CONTEXT = Context()
 SEEDS = 2**64  # Seeds are integers modulo SEEDS
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
-# To limit the memory for temporary arrays, a batch is encoded in groups: of vectors with at most SLICE_ELEMENTS elements in total, or of
-# chunks with at most STACK_ELEMENTS elements in total.
+# A large batch is encoded in groups, to limit the memory for temporary arrays. A group of vectors has at most SLICE_ELEMENTS elements in
+# total, and a group of chunks has at most STACK_ELEMENTS.
 SLICE_ELEMENTS, STACK_ELEMENTS = 1 << 27, 1 << 18
 
 
@@ -75,7 +75,7 @@ class Codec(ABC):
     # Frames with the same seed can be merged: their sum is computed without decoding.
     linear: ClassVar[bool] = False
     seeded: ClassVar[bool] = False  # Decoding needs the seed, so the seed is part of the frame
-    # Clients encode with the seed of the round instead of their own, so that their frames can be added.
+    # All clients encode with the same seed, the seed of the round, so that their frames can be added.
     shares_seed: ClassVar[bool] = False
     portable: ClassVar[bool] = True  # Encoding gives the same bytes on every device
     lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
@@ -128,9 +128,9 @@ class Codec(ABC):
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         """Decode a section into an `Update` of a nonempty vector [layout.numel].
 
-        Raises FrameError if the section is too short or too long, or holds NaN or infinity. If the attribute `whole` is true, the caller
-        has checked that the coordinate count is layout.numel. `layout`: the tensors in the vector (all tensors of the model, or one
-        tensor); a single flat tensor if the shapes are unknown. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
+        Raises FrameError if the section is too short or too long, or holds NaN or infinity. If the codec has whole=True, the caller has
+        checked that the coordinate count is layout.numel. `layout`: the tensors in the vector (all tensors of the model, or one tensor); a
+        single flat tensor if the shapes are unknown. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
@@ -139,7 +139,7 @@ class Codec(ABC):
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
     ) -> list[Update | FrameError]:
-        """Decode each section into an `Update`, or a FrameError if the section is invalid."""
+        """Decode sections. Return a list with an `Update` for each valid section, and a FrameError for each invalid section."""
         if not layout.numel:
             return [Dense(np.empty(0, np.float32))] * len(sections)
         opened: list[Update | FrameError] = []
@@ -248,7 +248,7 @@ class Codec(ABC):
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        """Decode each frame into an `Update` of a vector [numel], or a FrameError if the frame is invalid."""
+        """Decode frames. Return a list with an `Update` [numel] for each valid frame, and a FrameError for each invalid frame."""
         if type(numel) is not int or numel < 0:
             raise ConfigError(
                 f"numel is {numel!r}; give the number of elements of the receiver's vector"
@@ -315,8 +315,8 @@ class Codec(ABC):
 
         Raises FrameError unless all frames have the same vector size, scope and seed.
 
-        If neither `numel` nor `layout` is given, the size of the vector is taken from the first frame. For frames from untrusted senders,
-        give `numel` or `layout`, so that time and memory are O(numel) and the merged frame can be decoded with this layout.
+        If neither `numel` nor `layout` is given, the size of the vector is read from the first frame. If a sender is not trusted, give
+        `numel` or `layout`, so that a frame that states another size is rejected.
         """
         if not self.linear:
             raise ConfigError(
@@ -404,7 +404,7 @@ def chunk_seeds(seed: int, first: int, count: int) -> list[int]:
 def stacks(x: Tensor, size: int, elements: int = STACK_ELEMENTS) -> list[tuple[int, Tensor]]:
     """Split x [n] into tensors [m, size] with one chunk in each row. Return each tensor with the index of its first chunk.
 
-    Each returned tensor has about `elements` elements. If the last chunk is smaller than `size`, it is returned alone, as [1, n mod size].
+    Each returned tensor has about `elements` elements. If the last chunk is smaller than `size`, it is a separate tensor [1, n mod size].
     """
     step, count = max(1, elements // size), x.numel() // size
     whole, rest = x[: count * size].reshape(count, size), x[count * size :]
@@ -425,7 +425,7 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x is dense and one-dimensional, with a dtype in PRECISIONS and the size of the layout."""
+    """Raise ConfigError unless x is dense and one-dimensional, has a dtype in PRECISIONS, and has as many elements as the layout."""
     _check_dense(x)
     if x.dim() != 1:
         raise ConfigError(
@@ -437,7 +437,7 @@ def check_vector(x: Tensor, layout: Layout | None = None) -> None:
         )
     if layout is not None and layout.numel != x.numel():
         raise ConfigError(
-            f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of the vector's model"
+            f"the layout has {layout.numel} elements, but the vector has {x.numel()}; give the layout of the vector's model"
         )
 
 
@@ -482,7 +482,7 @@ def nonfinite_errors(rows: Rows, layout: Layout | None, what: str) -> list[NonFi
 def nonfinite_error(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    """Return the error to raise for a vector that is not finite: onto + x if `onto` is given, otherwise x.
+    """Return the error for a vector that is not finite. The vector is x, or onto + x if `onto` is given.
 
     The error message names the tensor and the first element that is NaN or infinite.
     """

@@ -13,15 +13,15 @@ DRIVE is EDEN with one bit. If R is a uniformly random rotation, the codec is un
 tends to 0.571, 0.133, 0.036 and 0.0096 for one, two, three and four bits. Averaging the vectors of m clients divides the relative error by
 about m.
 
-The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here R is a randomized Hadamard rotation of blocks of d ≤ 2¹⁴
-coordinates, and each block has its own scale (kernels/hadamard.py). If a few coordinates of a block have nearly all of its norm, the
-rotated coordinates are far from normal and the codec is biased, so the codec declares no variance bound. For example, DRIVE always decodes
-(1, ½, 0, …, 0) as (1¼, 0, …, 0).
+The theorems of the DRIVE and EDEN papers assume a uniformly random rotation. Here, R is a randomized Hadamard rotation
+(kernels/hadamard.py) of blocks of d ≤ 2¹⁴ coordinates, and each block has its own scale. If a few coordinates of a block are much larger
+than all others, the rotated coordinates are far from normal and the codec is biased. The method `variance` therefore returns None. For
+example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0).
 
-The option `damped` selects the scale with the smallest squared error, for error feedback. With `damped`, the codec is contractive for every
-x: averaged over the random signs of the rotation, the contraction factor δ is 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits.
-The proof (see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for two to four bits, where z is a
-rotated coordinate with mean square 1.
+With the option `damped`, the scale S minimizes the squared error. The codec is then contractive for every x, as error feedback requires.
+Averaged over the random signs of the rotation, the contraction factor δ is 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. The
+proof (see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for two to four bits, where z is a rotated
+coordinate with mean square 1.
 
 Format of the body (see codecs/rotated.py):
 
@@ -67,7 +67,7 @@ class Eden(rotated.RotatedCodec):
 
     # Bits per coordinate. Each additional bit divides the squared error by about four.
     bits: Literal[1, 2, 3, 4] = 2
-    # Use the scale with the smallest squared error; for use with error feedback.
+    # Scale decoded vectors to minimize the squared error, not the bias. Error feedback needs this option.
     damped: bool = False
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 19
@@ -101,7 +101,7 @@ class Drive(Eden):
     """A codec that sends the sign of every coordinate of the rotated vector."""
 
     bits: ClassVar[int] = 1
-    # Use the scale with the smallest squared error; for use with error feedback.
+    # Scale decoded vectors to minimize the squared error, not the bias. Error feedback needs this option.
     damped: bool = False
     name: ClassVar[str] = "drive"
     id: ClassVar[int] = 18

@@ -81,7 +81,7 @@ def upper_halves(x: Tensor) -> np.ndarray:
 def pack_half(values: np.ndarray) -> bytes:
     """Encode float32 values [k] as float16 with a shared exponent, in 2 + 2k bytes.
 
-    The error of a value is at most 2⁻¹¹ times this value, or 2⁻³⁹ times the largest magnitude, whichever is larger.
+    The error of a value is at most 2⁻¹¹ times this value, or 2⁻³⁹ times the largest magnitude of all values, whichever is larger.
     """
     largest = float(np.abs(values).max(initial=0.0))
     exponent = int(np.frexp(largest)[1]) - 15 if largest else 0

@@ -19,8 +19,8 @@ The sections follow, in a format that depends on the scope:
 
 All fixed-size integers are little-endian. Counts, lengths and the chunk size N are in LEB128 format: seven bits per byte, the lowest bits
 first, in as few bytes as possible. The codec defines the format of a body. The size of the vector is not sent: the receiver knows it, and
-the checksum covers it. In addition to the bodies, a frame usually has 10 to 24 bytes, plus 2 to 8 bytes for each section with scope 1. The
-checksum detects accidental damage; it does not authenticate the sender.
+the checksum covers it. A frame usually has 10 to 24 bytes besides the bodies. With scope 1, each section adds 2 to 8 bytes. The checksum
+detects accidental damage; it does not authenticate the sender.
 """
 
 import struct
@@ -109,9 +109,9 @@ def unseal(
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """Parse a frame and return its seed and its sections. Each section is paired with the layout entry of its tensor.
 
-    The returned seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with WHOLE. For
-    a codec with @chunk=N, the argument `chunk` is N, and the section has the coordinate count N. Raises FrameError unless `data` is exactly
-    one frame of `codec` for a vector [numel], and its sections match `layout`.
+    The returned seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with the
+    placeholder WHOLE. For a codec with @chunk=N, the argument `chunk` is N, and the section has the coordinate count N. Raises FrameError
+    unless `data` is exactly one frame of `codec` for a vector [numel], and its sections match `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -135,7 +135,7 @@ def unseal(
         )
     if layout is not None and layout.numel != numel:
         raise FrameError(
-            f"the layout has {layout.numel} elements and the vector {numel}; give the layout of the vector's model"
+            f"the layout has {layout.numel} elements, but the vector has {numel}; give the layout of the vector's model"
         )
     expected, start = _halves(codec), header_bytes(codec, seeded)
     halves = bytes(view[SECTIONS : SECTIONS + len(expected)])
@@ -217,7 +217,7 @@ def read_section(data: memoryview, numel: int) -> Section:
             f"damaged frame: the header claims {count} coordinates, but the vector has {numel}"
         )
     if count == 0 and start < len(data):
-        raise FrameError("damaged frame: bytes follow, although the coordinate count is 0")
+        raise FrameError("damaged frame: more bytes follow, although the coordinate count is 0")
     return Section(count, data[start:])
 
 
@@ -309,7 +309,7 @@ def wrap_decay(factor: float, step: bytes, numel: int) -> bytes:
 
 
 def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
-    """Split the frame that the server broadcasts into the decay factor and the frame of the update.
+    """Split a broadcast frame of the server into the decay factor and the frame of the update.
 
     The decay factor is 1 unless the broadcast is a decay frame. Raises FrameError.
     """

@@ -3,8 +3,8 @@
 A symbol is the index 0..size-1 of one of `size` levels. Symbols are sent in the shorter of two formats: entropy-coded
 (kernels/range_coder.py) or packed. The decoder recognizes packed symbols by the length of the data. Packed symbols are digits in base
 `size`: each 64-bit word holds as many digits as fit, and the first symbol is the lowest digit. Unneeded bytes at the end of the last word
-are not sent. If there are at least 2²⁰ symbols, several symbols are combined into one before entropy coding, as many as give at most 256
-combinations.
+are not sent. Before entropy coding of 2²⁰ or more symbols, each w consecutive symbols are combined into one symbol, with the largest w for
+which size^w is at most 256.
 
 If the levels are integer multiples of a unit, the body of a section contains:
 
@@ -25,7 +25,7 @@ from .update import Dense
 UNIT = struct.Struct("<f")
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149  # positive float32
 MAX_MULTIPLE = 32767  # largest magnitude of an integer multiple of the unit
-MIN_GROUPED = 1 << 20  # several symbols are combined into one if there are at least this many
+MIN_GROUPED = 1 << 20  # smallest number of symbols that are combined before entropy coding
 WORD = np.dtype("<u8")
 
 
@@ -56,7 +56,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """Return the size in bytes of packed symbols, which is the largest size that `pack` returns."""
+    """Return the size in bytes of symbols that are packed as digits. The result of `pack` is never larger."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 

@@ -8,10 +8,10 @@ vector. The body of the section contains all nonempty tensors, in the order of t
     a matrix without factors: the byte 255, then the values;
     a vector: the values.
 
-A matrix is sent without factors if the factors would not be smaller than the matrix, or would exceed the range of float32. Values and
-factors are float32, little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left` have norm 1. The bytes
-of a frame depend on the device, because factorizations differ between devices. The decoder computes sums in a fixed order, so the decoded
-bits are the same on every device.
+A matrix is sent without factors if the factors would not be smaller than the matrix, or if a number in a factor would exceed the range of
+float32. Values and factors are float32, little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left`
+have norm 1. The bytes of a frame depend on the device, because factorizations differ between devices. The decoder computes sums in a fixed
+order, so the decoded bits are the same on every device.
 """
 
 import itertools
@@ -186,7 +186,10 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
         own, rest = take(data, FLOAT.itemsize * entry.numel)
         return Dense(*received_arrays(own, [(entry.numel,)])), rest
     rows, columns = shape
-    expect(k * (rows + columns) < entry.numel, "factors are not smaller than their matrix")
+    expect(
+        k * (rows + columns) < entry.numel,
+        "the factors of a matrix are not smaller than the matrix",
+    )
     own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
     left, right = received_arrays(own, [(rows, k), (columns, k)])
     squares = np.square(left, dtype=np.float64).sum(0)

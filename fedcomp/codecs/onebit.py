@@ -117,7 +117,7 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(update.positions.tolist(), update.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        # The mean magnitude in the column of the value is smallest if all other entries are 0, or −SMALLEST for a negative value.
+        # The column has the smallest possible mean magnitude if all its other entries are 0, or −SMALLEST if the value is negative.
         smallest_mean = (abs(value) + (rows - 1) * SMALLEST * (value < 0)) / rows
         is_needed = spike.is_needed(np.float32(smallest_mean), layout.numel)
         expect(is_needed, "only the largest coordinate is encoded; expected signs and means")

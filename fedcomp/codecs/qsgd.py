@@ -50,7 +50,7 @@ class QSGD(Codec):
     damped: bool = False  # Divide decoded vectors by 1 + ω; needed for error feedback
     # With max, the unit is u = max|x|/s instead of ‖x‖₂/s, which reduces the quantization noise.
     norm: Literal["l2", "max"] = "l2"
-    # `nearest` is deterministic and biased, for use with error feedback or the strategy `laq`. It needs norm=max.
+    # `nearest` is deterministic and biased, and needs norm=max. Use it with error feedback or with the memory `laq`.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 12

@@ -1,4 +1,4 @@
-"""Random-k sparsification: random masks, subsampling, dropping.
+"""Random-k sparsification: only a random sample of the coordinates is sent.
 
 The variant by=uniform is described by Konečný et al., "Federated learning: strategies for improving communication efficiency", 2016 (random
 masks), and by Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018. With by=uniform, k of n coordinates are drawn
@@ -50,8 +50,7 @@ class RandomK(selection.DensityCodec):
     density: float = 1 / 100  # Fraction of the coordinates sent
     # `uniform` draws all coordinates with the same probability; `magnitude` prefers coordinates with large magnitudes.
     by: Literal["uniform", "magnitude"] = "uniform"
-    # Scale values so that the codec is unbiased, for use with the memories none and diana. Without scaling, the error is smaller, for error
-    # feedback.
+    # Scale values so that the codec is unbiased. Use this option with the memories `none` and `diana`, but not with error feedback.
     scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
     name: ClassVar[str] = "randomk"
@@ -164,7 +163,7 @@ def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
 def drop_threshold(x: Tensor, k: int) -> float:
     """Return the threshold m > 0 for which Σ min(1, |x_i|/m) = k, rounded down to float32.
 
-    If x has at most k nonzeros, return the smallest nonzero magnitude, or 1 if that is smaller.
+    If x has at most k nonzeros, return the smaller of two numbers: 1, and the smallest nonzero magnitude.
     """
     selected = x[kernels.top_k([x], k).positions].abs().to(torch.float32)
     largest = np.sort(selected.cpu().numpy()).astype(np.float64)
@@ -188,7 +187,10 @@ def _values(section: Section) -> np.ndarray:
     )
     count, start = read_varint(data)
     possible = 0 < count <= section.count
-    expect(possible, f"the header claims {count} values, but the vector has {section.count}")
+    expect(
+        possible,
+        f"the header claims {count} values, but the vector has {section.count} coordinates",
+    )
     values, used = floats.unpack(data[start:], count, floats.FP32)
     expect(start + used == len(data), "bytes follow the last value")
     return values

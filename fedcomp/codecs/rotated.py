@@ -63,7 +63,8 @@ class RotatedCodec(Codec):
     def quantize(self, blocks: RotatedBlocks) -> tuple[np.ndarray, list[np.ndarray]]:
         """Quantize rotated blocks. Return the codes [N], and the list [scales] or [scales, shifts] of the blocks.
 
-        A code with the value v is decoded as scale·v + shift. Scales and shifts are float64 [blocks], and their lower 32 bits are zero.
+        A code with the value v stands for the rotated coordinate scale·v + shift. Scales and shifts are float64 [blocks], and their lower
+        32 bits are zero.
         """
 
     def width(self) -> int | None:
@@ -87,7 +88,7 @@ class RotatedCodec(Codec):
 
         Raises FrameError if `data` cannot be the output of `pack_codes`.
 
-        `is_zero` [count/8]: for each group of eight codes, whether the scale of their block is 0, so that all their values must be 0.
+        `is_zero` [count/8]: whether each group of eight codes belongs to a block with scale 0, in which all values must be 0.
         """
         table = self.table(head)
         planes = bit_planes.unpack(data, count, table.size)
@@ -170,7 +171,7 @@ class RotatedUpdate(Update):
     def _for_each_chunk(
         self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]
     ) -> None:
-        """Decode the blocks that contain the coordinates start..stop-1, chunk by chunk, on several threads.
+        """Decode the blocks that contain the coordinates start..stop-1 on several threads, in chunks of at most hadamard.CHUNK coordinates.
 
         Calls use(first, last, values) for each chunk, where `values` are the coordinates first..last-1.
         """

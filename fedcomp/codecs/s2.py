@@ -8,28 +8,29 @@ cell h_r(i) and a sign s_r(i) for each coordinate i and each row r:
     S[r, h_r(i)] += s_r(i)·x_i for every i with x_i ≠ 0.
 
 Frames can be added: the sum of frames has the union of their supports and the sum of their tables. A receiver that knows the union of the
-supports recovers the values by peeling (kernels/peeling.py). Recovery is usually exact if the table has 1.25 cells per position in the
-union for 10⁴ positions or more, or 1.6 cells for 10³ positions. In about one of a thousand tables, two coordinates share all cells. The
-values of these two are estimated by least squares and counted in `RecoveredUpdate.missed`.
+supports recovers the values by peeling (kernels/peeling.py). The values at 10⁴ or more positions are usually recovered exactly from 1.25
+cells per position. The values at 10³ positions need 1.6 cells per position. In about one of a thousand tables, two coordinates are assigned
+to the same cell in every row. The values of these two coordinates are estimated by least squares and counted in `RecoveredUpdate.missed`.
 
-The codec is useful if many frames with overlapping supports pass nodes that can only add, such as network switches, all-reduce, or secure
-aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: a nonzero takes 5.4 bytes in `s2` (5.1 with int24, 3.8 with
-int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that can decode frames does not need `s2` either: it can forward the sum of the
-decoded values. On updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of `topk:density=1%` by 86 % for N =
-128, 61 % for N = 32, and 12 % for N = 8 (benchmarks/s2.py). For random supports and N = 8, the sum is at most 1 % smaller than N frames of
-`topk`.
+The codec is useful if many frames with overlapping supports pass through nodes that can only add numbers, such as network switches,
+all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: a nonzero takes 5.4 bytes in `s2` (5.1
+with int24, 3.8 with int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that can decode frames does not need `s2` either: it can
+forward the sum of the decoded values. On updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of
+`topk:density=1%` by 86 % for N = 128, 61 % for N = 32, and 12 % for N = 8 (benchmarks/s2.py). For random supports and N = 8, the sum is at
+most 1 % smaller than N frames of `topk`.
 
-The spec `topk:density=1%+s2` sends the coordinates that `topk` selects as frames of `s2`. Frames can be added only if their tables have the
-same shape. The table therefore has room for the largest number of coordinates that `topk` can select, multiplied by the option `union`.
-Without a given size, the table has room for `union` times as many coordinates as the vector has nonzeros. The option `columns` sets the
-size of the table directly. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot
+With the spec `topk:density=1%+s2`, `topk` selects coordinates and `s2` encodes these coordinates. Frames can be added only if their tables
+have the same shape. The option `columns` sets the number of columns. Without `columns`, the table has room for union·k values, where
+`union` is an option. With `topk`, k is the largest number of coordinates that `topk` can select. Without `topk`, k is the number of
+nonzeros in the vector. If `union` is too small, some values of the sum are estimated instead of recovered exactly. If an encoder cannot
 recover its own values from the table, it doubles the number of columns; the frame can then not be added to other frames.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
 subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. If the largest value would need
-more than 48 bits (35 bits for 10⁸ values), the unit is larger and values are rounded. With values=int24 or int16, values are rounded to 24
-or 16 bits, relative to the largest value. Cells in float32 would take 32 bits, compared with about 27 for int24. Peeling float32 cells
-would also accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates, compared with 1e-7 for int24.
+more than 48 bits in this unit (35 bits for a vector with 10⁸ nonzeros), the unit is larger and values are rounded. With values=int24 or
+int16, values are rounded to 24 or 16 bits, relative to the largest value. A float32 cell would take 32 bits, and a cell with values=int24
+takes about 27 bits. Peeling float32 cells would also accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates,
+compared with 1e-7 for int24.
 
 The body of a section is specified in docs/reference/frame-format.md.
 """
@@ -85,7 +86,7 @@ class S2(Codec):
             raise SpecError(f"rows is {self.rows}; give 3 to {max(THRESHOLDS)}")
         if not 0 <= self.columns < 1 << 28:
             raise SpecError(
-                f"columns is {self.columns}; give a number of cells per row, or leave it out"
+                f"columns is {self.columns}; give a number of cells per row from 1 to {(1 << 28) - 1}, or leave columns out"
             )
         if not 1 <= self.union < math.inf:
             raise SpecError(
@@ -245,7 +246,7 @@ def _max_columns(numel: int) -> int:
 
 
 def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
-    """Round the values [k] to multiples of a power of two, 2^e. Return the exponent e and the multiples, int64, of at most `bits` bits."""
+    """Round the values [k] to multiples of 2^e. Return the exponent e and the multiples, which are int64 numbers of at most `bits` bits."""
     mantissas, exponents = np.frexp(values.astype(np.float64))
     whole = np.abs(np.ldexp(mantissas, 24)).astype(np.int64)
     zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1

@@ -6,7 +6,7 @@ arXiv:2508.15706). The tensor or chunk with index i is encoded with the seed of 
 
 With @chunk, a frame contains N (LEB128), and then for each chunk: the length of the rest of the chunk's section, the coordinate count and
 the body. The codec `qsgd` and codecs that select coordinates (codecs/selection.py) write one joint body for all chunks instead, which is
-shorter.
+usually shorter.
 
 A frame can only be decoded by a codec with the same chunk size N. A sender therefore cannot choose smaller chunks.
 """
@@ -25,7 +25,7 @@ from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
-# A joint body for all chunks is longer than separate sections by at most this number of bytes, because it contains counts and lengths.
+# Counts and lengths can make a joint body for all chunks longer than separate sections, by at most this number of bytes.
 JOINT_BYTES = 24
 
 

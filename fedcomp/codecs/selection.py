@@ -8,7 +8,8 @@ The body of a section contains, in order:
 
 Positions that are drawn from the seed are not sent: the first byte contains the form 63, followed by the number of values (LEB128) and the
 values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same seed can be added. If
-a codec that sends positions selects all coordinates, the coordinate count is also the size of the vector, and the form is 42.
+a codec that sends positions selects all coordinates, the coordinate count also equals the size of the vector, but the form is 42 instead of
+63.
 
 With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
 joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
@@ -61,7 +62,7 @@ class Selective(Codec):
         )
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
-        """Select coordinates. Return their positions and the float32 values to send.
+        """Select coordinates of each vector. Return the positions of these coordinates, and the float32 values to send.
 
         Codecs that scale values before encoding override this method.
         """
@@ -208,7 +209,10 @@ class Selective(Codec):
 
     def _decode_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
         count, start = read_varint(data)
-        expect(0 < count <= numel, f"the header claims {count} values, but the vector has {numel}")
+        expect(
+            0 < count <= numel,
+            f"the header claims {count} values, but the vector has {numel} coordinates",
+        )
         values, used = self.unpack_values(flag, data[start:], count, seed)
         expect(start + used == len(data), "bytes follow the last value")
         return Sparse(numel, self.implied(numel, count, seed), values)

@@ -1,7 +1,7 @@
 """Count Sketch: the frames of many clients are added, and only the sum is decoded.
 
-Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Ivkin et al., who sketch gradients,
-"Communication-efficient distributed SGD with sketching", NeurIPS 2019.
+Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Ivkin et al., "Communication-efficient distributed
+SGD with sketching", NeurIPS 2019, apply Count Sketch to gradients.
 
 Coordinate x_i is added to one cell of each row r of a table S and is estimated as a median over the rows. The hash h_r(i) selects the cell,
 and s_r(i) = ±1 is a random sign:
@@ -18,9 +18,9 @@ factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedba
 The body of a section is specified in docs/reference/frame-format.md. Cells are float32 (form 0), bfloat16 (form 1), or integers of 8, 16 or
 32 bits (forms 2, 3 and 4) in units of 2^e, preceded by the exponent e (int16).
 
-With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 cells is exact, in
-the smallest unit of the added frames, if 32 bits per cell suffice. Otherwise the sum is rounded to a larger unit. With cells=bf16, cells
-are added in float32, and the sum is sent as float32 unless bfloat16 is exact.
+With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 frames is exact,
+in the smallest unit of these frames, if its cells fit into 30 bits. Otherwise, the sum is rounded to a larger unit. With cells=bf16, cells
+are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
 """
 
 import math
@@ -70,7 +70,7 @@ class Sketch(Codec):
     columns: int = 0  # Number of cells per row; 0 = determined by `ratio`
     ratio: float = RATIO  # size of the float32 vector divided by the size of the table
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells
-    # Fraction of the coordinates that are decoded, those with the largest estimates. The density 1 is unbiased.
+    # Fraction of the coordinates to decode: those with the largest estimates. With density 1, the codec is unbiased.
     density: float = 1 / 100
     name: ClassVar[str] = "sketch"
     id: ClassVar[int] = 22
@@ -86,7 +86,7 @@ class Sketch(Codec):
             raise SpecError(f"rows is {self.rows}; give an odd number from 1 to {MAX_ROWS}")
         if self.columns < 0 or self.columns >= 1 << 32:
             raise SpecError(
-                f"columns is {self.columns}; give a number of cells per row, or leave it out"
+                f"columns is {self.columns}; give a number of cells per row from 1 to {(1 << 32) - 1}, or leave columns out"
             )
         if not 0 < self.ratio < math.inf:
             raise SpecError(f"ratio is {self.ratio:g}; give a number above 0, such as 10")
@@ -204,7 +204,7 @@ class SketchUpdate(Update):
 
 
 def read_at_density(update: Update, codec: Sketch) -> Update:
-    """Return a copy of the update whose sketches are decoded at the density of `codec` instead of the density in their frames."""
+    """Return a copy of the update in which sketches are decoded at the density of `codec` instead of the density in their frames."""
     if isinstance(update, Sections):
         parts = ((span, read_at_density(part, codec)) for span, part in update.parts)
         return Sections(update.numel, tuple(parts))

@@ -45,7 +45,7 @@ MIN_STEP, MAX_STEP = 1 / 8, 8.0
 class SRQ(rotated.RotatedCodec):
     """A codec that rotates the vector and quantizes every rotated coordinate to one of k evenly spaced levels."""
 
-    # k: number of evenly spaced levels, from the smallest to the largest value of a block. If k is a power of two, every code is used.
+    # k: number of evenly spaced levels, from the smallest to the largest value of a block. A code takes ⌈log₂ k⌉ bits.
     levels: int = 16
     name: ClassVar[str] = "srq"
     id: ClassVar[int] = 16

@@ -35,7 +35,7 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        # The error reaches this bound for a vector of equal coordinates, and approaches it for a vector with one very large coordinate.
+        # For a vector of equal coordinates, the factor is k/n. For a vector with one very large coordinate, the factor approaches 1/k.
         return min(k / max(numel, 1), 1 / max(k, 1))
 
     def value_bytes(self, count: int) -> int:

@@ -38,7 +38,7 @@ class TopK(selection.Largest):
     """A codec that sends the positions and values of the k largest coordinates."""
 
     density: float = 1 / 100  # Fraction of the coordinates sent
-    # Precision of the values. With 2bit, each value becomes the mean of its bin, one of four.
+    # Precision of the values. With 2bit, each value becomes the mean of its bin, which is one of four bins.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
     name: ClassVar[str] = "topk"
     id: ClassVar[int] = 3

@@ -15,7 +15,7 @@ from ..plugins import PluginRegistry, subclass_of
 from .base import Counterpart, Memory
 
 T = TypeVar("T")
-AUTO = "auto"  # value of --memory that selects `residual` or `none`, as suits the codec
+AUTO = "auto"  # value of --memory that stands for `residual` or `none`, depending on the codec
 
 __all__ = [
     "AUTO",
@@ -57,7 +57,7 @@ def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) ->
 
 
 def with_memories(options: T, numel: int) -> T:
-    """Return a copy of `options` in which the value `auto` for a memory is replaced by `residual` or `none`, as suits the codec.
+    """Return a copy of `options` in which each memory `auto` is replaced by `residual` or `none`, depending on the codec.
 
     `options` is a dataclass with the codecs `uplink` and `downlink` and their memories, `memory` and `downlink_memory`. Raises SpecError.
     """

@@ -35,7 +35,7 @@ class AdaCompOptions:
 
 
 class AdaComp(VectorMemory):
-    """Error feedback that adapts the number of sent coordinates. While a proposal is pending, `residual` includes the update."""
+    """Error feedback that adapts the number of sent coordinates to each update. `residual` includes a pending update."""
 
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"

@@ -40,7 +40,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class MomentumOptions:
-    # Factor by which the momentum is multiplied in each round; with a larger factor, old updates count for longer
+    # Factor by which the momentum is multiplied in each round. A larger factor gives old updates more weight.
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class Memory(ABC):
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame. The frame's content stays in the residual, if there is one."""
+        """Record that the receiver did not accept the pending frame. A residual, if there is one, keeps the frame's content."""
         self._settle()
         self._rollback()
 
@@ -284,7 +284,7 @@ class Memory(ABC):
 
 
 class VectorMemory(Memory):
-    """A memory whose state consists of float32 vectors [numel], on the device of the last update. None stands for zeros.
+    """A memory whose state consists of float32 vectors [numel], on the device of the last update. A vector of zeros can be stored as None.
 
     Subclasses list the names of the vectors in `vectors`, and implement `_update_vectors`, which computes new vectors. Subclasses override
     `_on_accepted` if an accepted frame changes vectors other than `residual`.
@@ -354,25 +354,25 @@ class VectorMemory(Memory):
 class Counterpart(ABC):
     """The part of a memory that runs on the server and estimates each client's update.
 
-    Server and client have the same state for a client, because they apply the same updates with the same operations. If a client starts
-    without state (`fresh`), the server deletes the state that it stored for this client. `memory`: a memory configured like the clients'
-    memories.
+    The server's state for a client equals the client's own state, because both apply the same updates with the same operations. If a client
+    starts without state (`fresh`), the server deletes the state that it stored for this client. `memory`: a memory configured like the
+    clients' memories.
     """
 
-    rate: float = 1.0  # learning rate of the round, divided by the learning rate of the run
-    rates: Mapping[int, float] = {}  # relative learning rate of each client's update
-    # Whether the memory compares the norm of model changes (`squared_step` in `settle`) with the norms of client updates.
+    rate: float = 1.0  # learning rate of the round, divided by --lr
+    rates: Mapping[int, float] = {}  # learning rate of each client's update, divided by --lr
+    # Whether the memory compares the norm of the model's change in a round (`squared_step` in `settle`) with the norms of client updates.
     compares_model_steps: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
 
     def announce(self) -> Mapping[str, bytes]:
-        """Return values by name, as bytes. The server sends these values to clients before they encode updates, as counted traffic."""
+        """Return the values to announce to the clients at the start of a round, as bytes by name. The values count as traffic."""
         return {}
 
     def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
-        """Set the relative learning rates of the round (`rate`) and of each client's update (`rates`). Called after a round."""
+        """Set the attributes `rate` and `rates`. The server calls this method at the end of a round, before `estimate`."""
         self.rate, self.rates = rate, rates
 
     @abstractmethod
@@ -383,7 +383,7 @@ class Counterpart(ABC):
         """
 
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
-        """Yield (client, estimate), ascending, for each client that counts in this round although it has no accepted update."""
+        """Yield (client, estimate) for clients that are not in `present`, but whose estimates count in the mean. Client ids ascend."""
         return ()
 
     def correction(
@@ -412,7 +412,7 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector`, `value`: functions that read an entry. Raises ValueError or TypeError."""
+        """Restore the state from a checkpoint. `vector` and `value` return its entries by name. Raises ValueError or TypeError."""
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:

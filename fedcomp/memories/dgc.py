@@ -8,7 +8,7 @@ the update x, the velocity u, the sum v of unsent velocities, the momentum facto
 Momentum correction: the velocity u is added to v, so a coordinate that is sent late has the same momentum as without compression. Momentum
 factor masking: once a coordinate is sent, its velocity is stale and is set to zero. As in the paper, v is also set to zero at sent
 coordinates, so the quantization error of a sent value is lost. The default uplink is therefore `topk`, which sends exact values. With a
-codec that quantizes, a run shows a warning. As in momentum SGD, a vector that is sent can be 1/(1 − m) times as large as the updates x. The
+codec that quantizes, a run shows a warning. As in momentum SGD, a sent vector can be up to 1/(1 − m) times as large as the updates x. The
 run option `density_warmup` implements the warm-up of the paper.
 """
 

@@ -11,8 +11,8 @@ with α²γ + (β − α)² ≥ 1 are rejected with an error. With biased codecs
 never sends would grow by the factor β in each round. With α = β = 1, ECQ-SGD is the same as the memory `residual`.
 
 For quantizers that send every coordinate, the paper uses a weight α far below the decay β. For sparse codecs, use α = β. With a smaller α,
-a sparse codec would rarely select coordinates with old errors. With the default α and β, every contractive codec is stable, and so is every
-unbiased codec with a variance bound ω of at most 1.1.
+a sparse codec would rarely select coordinates with old errors. With the default α and β, the error stays bounded for every contractive
+codec, and for every unbiased codec with a variance bound ω of at most 1.1.
 """
 
 import math
@@ -35,7 +35,7 @@ class ECQOptions:
 
 
 class ECQ(VectorMemory):
-    """Error feedback with a weight and a decay for the accumulated error, the attribute `residual`."""
+    """Error feedback in which the accumulated error has a weight and a decay. The accumulated error is the attribute `residual`."""
 
     name: ClassVar[str] = "ecq"
     source: ClassVar[str] = "Wu et al. 2018"

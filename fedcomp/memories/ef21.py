@@ -7,7 +7,7 @@ algorithm 2. With the update x, the server's estimate g of the update, and the c
 
 If a client is not in the round, or its reply is lost, its stored estimate g still counts in the mean, as in EF21-PP (Fatkhullin, Sokolov,
 Gorbunov, Li and Richtárik, "EF21 with bells & whistles", 2021). In EF21-PP, every client has an estimate from the start. In fedcomp, a
-client has an estimate, and counts in the mean, only from its first accepted update on.
+client has no estimate, and does not count in the mean, before its first accepted update.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from .shift import ShiftCounterpart, ShiftMemory, contraction
 
 
 class EF21Counterpart(ShiftCounterpart):
-    """The server's estimates of the clients' updates. All estimates count in every round."""
+    """The server's estimates of the clients' updates. The mean of every round includes all estimates."""
 
     counts_absent: ClassVar[bool] = True
 

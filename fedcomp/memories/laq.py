@@ -1,7 +1,7 @@
 """LAQ: a client sends the difference between its update and the server's estimate, but only if this difference is large enough.
 
-Sun, Chen, Giannakis, Yang: Communication-efficient distributed learning via lazily aggregated quantized gradients. NeurIPS 2019. With the
-update x, the codec C, the estimate q of x that client and server store, the model θ^k in round k, and η, the server's learning rate
+Sun, Chen, Giannakis and Yang, "Communication-efficient distributed learning via lazily aggregated quantized gradients", NeurIPS 2019. With
+the update x, the codec C, the estimate q of x that client and server store, the model θ^k in round k, and η, the server's learning rate
 (`--server-lr`):
 
     δQ = C(x − q);  skip the round if ‖δQ‖² ≤ Σ_d ξ_d ‖θ^(k+1−d) − θ^(k−d)‖²/η² + 3(‖ε‖² + ‖ε̂‖²), for at most t̄ rounds in a row;
@@ -9,11 +9,11 @@ update x, the codec C, the estimate q of x that client and server store, the mod
 
 The codec's error is ε = x − q − δQ in this round, and ε̂ in the last accepted proposal. As in the authors' code, the threshold covers D =
 10 model steps with the weights ξ_d = 0.8/D, and a client skips at most t̄ = 100 rounds in a row. The paper has 1/(α²M²) in place of 1/η²,
-since its model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits corresponds to
+since the paper's model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits corresponds to
 `qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their error is small. With a large error, ‖δQ‖²
-never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip rounds. With the option `errors=0`, this memory is LAG (Chen, Giannakis, Sun and Yin, NeurIPS
-2018) and works with any contractive codec. A client that is not in the round counts with its estimate q, like a client that skips the
-round.
+never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip as many rounds as they may. With the option `errors=0`, this memory is LAG (Chen, Giannakis,
+Sun and Yin, NeurIPS 2018) and works with any contractive codec. The mean includes the estimates q of clients that skip the round or are not
+in the round.
 """
 
 import json
@@ -39,15 +39,15 @@ THRESHOLD = "threshold"  # name under which the server announces the threshold f
 NUMBER = struct.Struct("<d")
 NEVER = 2**62  # `age` (rounds since the last accepted proposal) before the first proposal
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
-# Key of a client's state for `age`, `error` and `pending_error`. The paper calls `age` the clock; stored states have this key.
+# Name of the entry with `age`, `error` and `pending_error` in a client's state. The paper calls `age` the clock.
 NUMBERS = "clock"
 
 
 @dataclass(frozen=True)
 class LAQOptions:
-    window: int = 10  # D: number of past model steps in the threshold for skipping
+    window: int = 10  # D: number of past model steps in the threshold for skipping rounds
     weight: float = 0.8  # Σ ξ_d: weight of the model steps in the threshold; higher = skip more
-    errors: float = 3.0  # weight of the codec's errors in this threshold; 0 = ignore errors
+    errors: float = 3.0  # weight of the codec's errors in the threshold; 0 = ignore errors
     patience: int = 100  # t̄: largest number of rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
@@ -94,8 +94,10 @@ class LAQ(ShiftMemory):
     Options: ClassVar[type] = LAQOptions
     counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
-    error: float = 0.0  # squared norm of the last codec error, scaled to the run's lr
-    pending_error: float = 0.0  # squared norm of the codec error in the pending proposal
+    error: float = (
+        0.0  # squared norm of the codec's error in the last accepted proposal, for `rate` = 1
+    )
+    pending_error: float = 0.0  # the same number for the pending proposal
 
     def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
@@ -138,7 +140,7 @@ class LAQ(ShiftMemory):
 
 
 def _threshold(context: Context) -> float:
-    """Return the threshold for skipping that the server announced. If there is none, return −∞, so that no round is skipped."""
+    """Return the threshold for skipping that the server announced. Without an announcement, return −∞, so that no round is skipped."""
     announced = context.announced.get(THRESHOLD)
     if announced is None:
         return -math.inf

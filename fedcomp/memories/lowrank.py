@@ -100,7 +100,7 @@ class LowRank(VectorMemory):
         dropped: Sequence[Update | None],
     ) -> None:
         for memory, frame, dropped_part in zip(memories, frames, dropped, strict=True):
-            if memory.phase != LEFT:  # after the phase `left`, the update is still incomplete
+            if memory.phase != LEFT:  # the phase `left` sends only a part of the update
                 update = memory._read(frame)
                 memory.starts |= {} if memory.phase else _starts(update)
                 memory._on_accepted(update, dropped_part)

@@ -10,7 +10,7 @@ from ..errors import NonFiniteError
 from ..kernels import Rows
 from .base import Memory
 
-SENT_ALL = b""  # value of `pending` in place of a frame that contains all coordinates
+SENT_ALL = b""  # value of `pending` if the pending frame contains all coordinates
 
 
 class NoMemory(Memory):

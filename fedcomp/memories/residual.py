@@ -6,10 +6,10 @@ and the codec C:
 
     a = x + e;  send C(a);  e ← a − C(a) if accepted, else e ← a.
 
-After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. Until `commit` subtracts
-C(a), the attribute `residual` contains a, so `rollback` does not change `residual`.
+After every round, the residual plus the sum of all accepted C(a) equals the sum of all updates x, up to rounding. While a proposal is
+pending, the attribute `residual` is the sum a. `commit` subtracts C(a) from `residual`, and `rollback` does not change `residual`.
 
-With a lossless codec, the pending frame contains the sum a, so the memory does not store a copy of a in `residual`.
+With a lossless codec, the pending frame contains the sum a, so `residual` does not store this sum a second time.
 
 The option `decay` is a factor β for the residual: a = x + β·e. With β < 1, old errors fade. SparseLoCo uses β = 0.95 (Sarfi, Thérien,
 Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoCo", arXiv:2508.15706).
@@ -47,7 +47,7 @@ class Residual(VectorMemory):
         if self.codec.contraction(self.numel) is None:
             raise MismatchError(
                 f"{{memory}} residual diverges with {self.codec}, which is not contractive; use {{memory}} none, or {{uplink}} stc, "
-                "or the codec's option damped=true or scaled=false if it has one"
+                "or set damped=true or scaled=false if the codec has this option"
             )
 
     @classmethod

@@ -1,11 +1,11 @@
 """Base classes of memories that send the difference between an update and a *shift*, a vector that client and server both store and change
-in the same way. With the update x, the codec C, and the learning rate η of the round divided by the run's --lr:
+in the same way. With the update x, the codec C, and η, which is the learning rate of the round divided by --lr:
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η if accepted;  the server estimates x as η·shift + C(x − η·shift).
 
-Updates grow with the learning rate. Shifts are therefore stored for η = 1, so that they stay valid when a schedule or a warm-up changes the
-learning rate, also for clients that are not in the round. If a schedule changes the local steps or the batch size, shifts are not rescaled,
-and need some rounds to adapt.
+Updates grow with the learning rate. Shifts are therefore stored for η = 1. When a schedule or a warm-up changes the learning rate, all
+shifts stay valid, including the shifts of clients that are not in the round. If a schedule changes the local steps or the batch size,
+shifts are not rescaled, and need some rounds to adapt.
 
 The shift changes only when a proposal is committed. Client and server therefore have the same shift while a proposal is pending, and after
 a rollback.
@@ -42,7 +42,7 @@ class ShiftMemory(Memory):
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
-    rate: float = 1.0  # η for the pending proposal: relative learning rate of its round
+    rate: float = 1.0  # η in the round of the pending proposal
 
     @classmethod
     def _propose(

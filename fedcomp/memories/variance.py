@@ -1,14 +1,14 @@
-"""Variance-based gradient compression: a coordinate is sent once its gradient is large compared to its variance.
+"""Variance-based gradient compression: a coordinate is sent once its summed gradient is large compared to the gradient's variance.
 
 Tsuzuku, Imachi and Akiba, "Variance-based gradient compression for efficient distributed deep learning", ICLR 2018 (workshop), algorithm 1.
 With the gradients g of the local steps, and factors α and ζ:
 
     r ← r + Σ g;  v ← v + Σ g²;  send where r² > α·v;  set r and v to zero where accepted, and v ← ζ·v elsewhere.
 
-In the paper, the sums Σ g and Σ g² are over the examples of a batch. The client sends the accumulated update e, which for plain SGD with
-the learning rate η is −η·r. As in error feedback, the codec's error remains in the sum e. Without `Context.moments` (sums of g and g²), an
-update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's `density` has no effect. The most
-suitable codec is `topk`, since the magnitudes of the selected coordinates differ widely.
+In the paper, the sums Σ g and Σ g² are over the examples of a batch. The client sends the accumulated update e (`residual`), which for
+plain SGD with the learning rate η is −η·r. As in error feedback, the codec's error remains in the sum e. Without `Context.moments` (sums of
+g and g²), an update counts as the gradient of a single step. The memory itself selects the coordinates, so the codec's `density` has no
+effect. The most suitable codec is `topk`, since the magnitudes of the selected coordinates differ widely.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class VarianceOptions:
 
 
 class Variance(VectorMemory):
-    """Error feedback that sends a coordinate once its gradient is large compared to its variance. The accumulated update is `residual`."""
+    """Error feedback that sends a coordinate once its gradient is large compared to the gradient's variance."""
 
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"

@@ -214,7 +214,7 @@ def test_a_layout_of_another_model_is_refused(spec):
         lambda: c.encode_batch(torch.ones(2, 40), [0, 0], layout=layout),
         lambda: c.encode_batch([torch.ones(40)], [0], onto=[torch.ones(40)], layout=layout),
     ):
-        with pytest.raises(ConfigError, match="layout has 41 elements and the vector 40"):
+        with pytest.raises(ConfigError, match="layout has 41 elements, but the vector has 40"):
             encode()
 
 

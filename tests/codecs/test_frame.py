@@ -134,7 +134,7 @@ def test_errors_name_the_problem(change, sentence):
 def test_a_layout_of_another_size_is_refused(spec):
     frame = codec(spec).encode(vectors(401)["normal"], layout=layout_of(401))
     into = torch.ones(401)
-    with pytest.raises(FrameError, match="the layout has 400 elements and the vector 401"):
+    with pytest.raises(FrameError, match="the layout has 400 elements, but the vector has 401"):
         codec(spec).accumulate(frame, into, layout=layout_of(400))
     assert torch.equal(into, torch.ones(401))
 
