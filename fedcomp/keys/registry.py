@@ -150,8 +150,8 @@ class Registry:
     def poll(self, log: Callable[[str], None]) -> bool:
         """Return whether registry.toml has changed since the last call and is valid now.
 
-        After a change, the caller must check connected clients again. Calls `log` once when the file becomes malformed, and once when it is
-        repaired. Keys that expire are not reported, because the file does not change.
+        After a change, the caller must check the keys of connected clients again. Calls `log` once when the file becomes malformed, and
+        once when it is repaired. Keys that expire are not reported, because the file does not change.
         """
         before, self._polled = self._polled, self._current()
         content = self._polled

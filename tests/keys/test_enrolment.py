@@ -117,7 +117,7 @@ def test_the_error_for_a_file_of_an_earlier_version_names_the_renewal(enrolment,
     with pytest.raises(KeysError) as raised:
         Enrolment.read(tmp_path / "3.toml")
     assert str(raised.value) == (
-        f"{tmp_path}/3.toml has no certificate, since an earlier version of fedcomp made it; make a new enrolment on the server: "
+        f"{tmp_path}/3.toml was made by an earlier version of fedcomp and has no certificate; make a new enrolment on the server: "
         "fedcomp keys renew 3"
     )
 
