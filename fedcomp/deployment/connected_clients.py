@@ -70,7 +70,7 @@ class ConnectedClients(Availability):
         super().mark_responsive(client)
 
     def _readmit(self) -> None:
-        """Let clients that have reconnected take part in the next round, except clients whose `_readmission` is a later round."""
+        """Let each reconnected client take part in the next round, unless `_readmission` has a later round for the client."""
         for client in [*self._reconnected]:
             if self._rounds + 1 >= self._readmission[client]:
                 self._reconnected.discard(client)

@@ -180,7 +180,7 @@ def session_for(
 def _new_session(
     config: RunConfig, setup: ClientSetup, algorithm: ClientAlgorithm, layout: Layout
 ) -> HostedSession:
-    """Return a new session of a run, without clients."""
+    """Return a new session of a run. The session has no clients yet."""
     shared = setup.shared
     model = initial_model(setup.task, config.seed)
     data = shared.get_or_make("data", (), lambda: setup.train.to(setup.device))

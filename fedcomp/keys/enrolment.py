@@ -63,7 +63,7 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
         return ""
-    when = f"begins on {format_time(begins)}" if now < begins else f"ended on {format_time(ends)}"
+    when = f"begins on {format_time(begins)}" if now < begins else f"expired on {format_time(ends)}"
     return f"{when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is wrong, else run"
 
 

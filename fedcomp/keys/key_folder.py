@@ -251,7 +251,7 @@ class _State:
             )
         if utc_now() >= (ended := certificate.not_valid_after_utc):
             raise KeysError(
-                f"the CA certificate of {self.folder} ended on {format_time(ended)}; {NEW_KEYS}"
+                f"the CA certificate of {self.folder} expired on {format_time(ended)}; {NEW_KEYS}"
             )
         return _Issuer(self.folder, certificate, key, days, self.server)
 

@@ -73,7 +73,7 @@ class RegistryEntry:
             return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
             renew = keys_command(folder, "renew", self.holder)
-            return f"the key of {self.name} ended on {format_time(self.not_after)}; make a new one: {renew}"
+            return f"the key of {self.name} expired on {format_time(self.not_after)}; make a new one: {renew}"
         return ""
 
 

@@ -199,7 +199,7 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase. In each, the broadcasts that the receiver has missed replace the model."""
+        """Return the wrapped strategy's messages of a phase. In these, the broadcasts that the receiver has missed replace the model."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []

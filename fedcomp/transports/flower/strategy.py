@@ -32,7 +32,7 @@ from .records import from_records, to_records
 
 
 class FlowerStrategy(Strategy):
-    """A strategy of fedcomp, given by its spec string, in a Flower ServerApp.
+    """A Flower strategy for a ServerApp that runs the fedcomp strategy with the spec string `spec`.
 
     A client's logical id is its node id unless `roster` gives another id. The attribute `loop` is the round loop, or None before `start`.
     """
