@@ -392,7 +392,7 @@ def validity(what: str, certificate: "x509.Certificate", remedy: str, before: st
         return failed(what, f"{before}begins on {format_time(begins)}, {clock}", fix)
     if now >= ends:
         fix = f"correct the clock if it is wrong, else {remedy}"
-        return failed(what, f"{before}ended on {format_time(ends)}, {clock}", fix)
+        return failed(what, f"{before}expired on {format_time(ends)}, {clock}", fix)
     days = days_left(ends, now)
     found = f"{before}valid until {format_time(ends)}, {days} days"
     return ok(what, found, f"renew it soon, {remedy}" if days <= RENEW_DAYS else "")

@@ -37,7 +37,7 @@ COMBINE_S = 1.0  # time in which equal log messages of several clients are combi
 REFUSAL_S = 5.0  # time for the server to receive the reason why a client cannot take part
 MAX_MODELS = 16  # largest message from a server, in multiples of the model's size in float32
 SPARE_BYTES = 64 << 20  # bytes by which a message may exceed MAX_MODELS times the model's size
-JITTER = random.Random()  # generator of random pauses, which no user seeds
+JITTER = random.Random()  # generator of random pauses; does not use the seed of the run
 
 
 @dataclass(frozen=True)

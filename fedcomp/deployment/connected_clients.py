@@ -15,8 +15,8 @@ PAUSE_S = 0.05  # time between two polls of the connected clients
 class ConnectedClients(Availability):
     """The clients that have joined a run. `waited_s` is the total time for which rounds have waited for clients, in seconds.
 
-    A client that reconnects after a missed deadline takes part again: in the next round after its first miss, and 2, 4, 8, … rounds later
-    after 2, 3, 4, … misses without an answer in between. A client that crashes in every round therefore delays few rounds.
+    A client that has missed k deadlines in a row and reconnects takes part again no earlier than 2^(k − 1) rounds after the last missed
+    deadline. A client that crashes in every round therefore delays few rounds.
     """
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
@@ -70,7 +70,7 @@ class ConnectedClients(Availability):
         super().mark_responsive(client)
 
     def _readmit(self) -> None:
-        """Let silent clients that have reconnected take part in the next round, unless they have missed several deadlines in a row."""
+        """Let each reconnected client take part in the next round, unless `_readmission` has a later round for the client."""
         for client in [*self._reconnected]:
             if self._rounds + 1 >= self._readmission[client]:
                 self._reconnected.discard(client)
@@ -88,7 +88,7 @@ class ConnectedClients(Availability):
         return connected
 
     def join(self, client: int) -> None:
-        """Record that a client joined or reconnected, and report the client to the callback at once, also during a round."""
+        """Record that a client joined or reconnected, and report the client to the callback immediately, even during a round."""
         self._joined.add(client)
         if client in self.silent:
             self._reconnected.add(client)

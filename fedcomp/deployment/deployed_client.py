@@ -110,7 +110,7 @@ class DeployedClient:
         if self.folder is None or self._saved or report is None:
             return
         pending = self.session.states.at(self.client_id).memory.pending
-        # Whether the state of the error-feedback memory contains the report's frame, which then is not stored again.
+        # If the state of the error-feedback memory contains the report's frame, the frame is not stored a second time.
         is_pending = pending is not None and report.frame == pending
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}
@@ -126,7 +126,7 @@ class DeployedClient:
         return self.session.rounds.get(self.client_id)
 
     def _remember(self, run: str, client_id: int, state: RoundState | None) -> None:
-        """Store the signatures of a run in the signature log before the state of another run or algorithm replaces the current state."""
+        """Store the signatures in `state` in the signature log of a run, before another state replaces `state`."""
         if signed := pack_signed(state):
             self.log.add(run, {f"{SIGNED}{client_id}": signed})
 
@@ -207,7 +207,7 @@ def load_or_create_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a hash of an assignment's inputs other than the model. If the hash is the same, a client repeats its last report."""
+    """Return a hash of an assignment's inputs other than the model, by which a client recognises an assignment that is sent again."""
     if not assignment.announced:
         return assignment.accepted
     announced = b"".join(len(part).to_bytes(8) + part for part in assignment.announced)

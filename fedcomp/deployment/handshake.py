@@ -180,7 +180,7 @@ def session_for(
 def _new_session(
     config: RunConfig, setup: ClientSetup, algorithm: ClientAlgorithm, layout: Layout
 ) -> HostedSession:
-    """Return a new session of a run, without clients."""
+    """Return a new session of a run. The session has no clients yet."""
     shared = setup.shared
     model = initial_model(setup.task, config.seed)
     data = shared.get_or_make("data", (), lambda: setup.train.to(setup.device))
@@ -236,7 +236,7 @@ def _all_shards(config: RunConfig, setup: ClientSetup) -> list[np.ndarray]:
     """Return the indices of every client's training examples, for strategies whose clients train on each other's data."""
     if setup.partition_id is None or setup.partitions not in (None, config.clients):
         raise UserError(
-            f"strategy '{config.strategy}' has clients train on each other's data, but this client has only its own data; give it "
+            f"with strategy '{config.strategy}', clients train on each other's data, but this client has only its own data; give it "
             "--partition-id K and the data of the whole task, or set form=ballots in the server's --strategy"
         )
     return _shards(config, setup)[0]

@@ -1,4 +1,4 @@
-"""The log messages of a client about runs and rounds. Each message carries the values that the JSON log contains."""
+"""The log messages of a client about runs and rounds. A message also has its values as separate fields for the JSON log."""
 
 from collections.abc import Sequence
 

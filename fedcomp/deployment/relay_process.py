@@ -50,7 +50,7 @@ class RelayProcess:
         self._ended = True
 
     def run(self) -> None:
-        """Relay messages until the run is over, and in later runs too if `stay` is True.
+        """Forward messages until the run is over, and in later runs too if `stay` is True.
 
         Raises UserError if the port cannot be opened, or if the server refuses the relay or cannot be reached within `patience_s`.
         """
@@ -80,7 +80,7 @@ class RelayProcess:
             self._messages.put(FedcompError(f"{type(error).__name__}: {error}"))
 
     async def _serve_once(self) -> bool:
-        """Relay messages until the run is over or the server is lost. Return whether the relay must reconnect."""
+        """Forward messages until the run is over or the server is lost. Return whether the relay must reconnect."""
         where = self.target.address, self.address, self.port, self.target.credentials
         warn = functools.partial(self._report, event="warning")
         relay = Relay(*where, opened=self._opened, changed=self._changed, warn=warn)

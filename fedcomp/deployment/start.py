@@ -78,7 +78,7 @@ ALLOWED = {"engine": (AUTO, "serial"), "checkpoint_every": (AUTO, "1")}
 LOOPBACK = "127.0.0.1"
 # Size of the largest report: an uncompressed update with room to spare, and a sealed ballot (encrypted vote) for each client of a round.
 UPDATE_BYTES = 8  # bytes per parameter
-BALLOT_BYTES = 1 / 4  # size of the ballots: bytes per parameter and client of a round
+BALLOT_BYTES = 1 / 4  # bytes per parameter for the ballot of each client of a round
 SPARE_BYTES = 1 << 20
 MAX_RELAY_MODELS = 16  # largest message to a relay, in multiples of the model's size
 
@@ -237,7 +237,7 @@ class Deployment:
         return Quota.later(self.config, self._cohort).at_least(self.strategy.min_clients)
 
     def _check_task(self, test: Examples | None) -> Layout:
-        """Check the task and the partition on the server's data, or only the model if the server has no data. Return the model's layout."""
+        """Check the task and the partition with the server's data. Without data, check only the model. Return the model's layout."""
         if self.data is None:
             return layout_of(self.task)
         config, data = self.config, self.data

@@ -156,7 +156,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def holder_of(certificate: x509.Certificate | None) -> str:
-    """Return the argument of `fedcomp keys renew` that renews a certificate, for error messages: "server" or "relay-ID".
+    """Return the argument with which `fedcomp keys renew` renews a certificate, for error messages: "server" or "relay-ID".
 
     "ID" is a placeholder, because a relay's certificate does not contain its id. Only the registry decides which keys belong to relays.
     """

@@ -100,7 +100,7 @@ def contact(host: str, port: int, trust: Enrolment | str | None, timeout_s: floa
 
 
 class _Probe:
-    """The steps of `contact`, and the further connections that find the cause of a failed step."""
+    """The steps of `contact`, and the additional connections that find out why a step failed."""
 
     def __init__(self, host: str, port: int, trust: Enrolment | str | None, timeout_s: float):
         self.host, self.port, self.timeout_s = host, port, timeout_s

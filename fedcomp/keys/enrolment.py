@@ -56,14 +56,14 @@ def format_time(time: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Return the start of an error message that says when a certificate ended or begins, or "" if it is valid at the time `now`.
+    """Return the start of an error message if a certificate has expired or is not valid yet at the time `now`, else "".
 
     The caller appends the command that helps if this machine's clock is right.
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
         return ""
-    when = f"begins on {format_time(begins)}" if now < begins else f"ended on {format_time(ends)}"
+    when = f"begins on {format_time(begins)}" if now < begins else f"expired on {format_time(ends)}"
     return f"{when}, and it is {format_time(now)} by this machine's clock; correct the clock if it is wrong, else run"
 
 
@@ -110,7 +110,7 @@ def default_enrolment() -> Path:
 
 @dataclass(frozen=True)
 class TomlTable:
-    """A table of a TOML file. Error messages about its fields begin with `where` (file or entry) and end with `remedy` (what to do)."""
+    """A table of a TOML file. Error messages about the fields begin with `where` (file or entry) and end with `remedy` (what to do)."""
 
     table: Mapping[str, Any]
     where: str
@@ -174,7 +174,7 @@ class Enrolment:
         id = fields.take("id", parse_id, ID_VALUES)
         if "certificate" not in fields.table:
             raise KeysError(
-                f"{path} has no certificate, since an earlier version of fedcomp made it; make a new enrolment on the server: "
+                f"{path} was made by an earlier version of fedcomp and has no certificate; make a new enrolment on the server: "
                 f"fedcomp keys renew {id}"
             )
         enrolment = cls(

@@ -8,7 +8,7 @@
 
 A new folder is written under a temporary name and renamed once it is complete. Later `fedcomp keys` commands replace whole files, and
 replace registry.toml last. If a command is killed at any moment, registry.toml is complete, with old or new content. If a command was
-killed before it replaced registry.toml, run it again. Private files are created with mode 0600 and folders with mode 0700.
+killed before it replaced registry.toml, run the command again. Private files are created with mode 0600 and folders with mode 0700.
 
 A renewed client or relay gets a new key, so that nobody can use its old enrolment file.
 """
@@ -87,7 +87,7 @@ def make(
 
 
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
-    """Enrol `count` new clients. Return their ids, which follow the highest existing client id.
+    """Enrol `count` new clients. Return the new ids, which follow the highest existing client id.
 
     Raises KeysError, for example if ca.key is missing or the CA's certificate has expired.
     """
@@ -128,9 +128,9 @@ def renew(
 ) -> datetime:
     """Write a new enrolment file, with a new key, for a client or relay. Return the new certificate's expiry time.
 
-    The old key is refused from now on. If the client or relay was revoked, it is accepted again. A relay's new certificate is for the hosts
-    of its old enrolment file and for `hosts`. Raises KeysError if `holder` is not in the registry, the hosts of a relay are not known,
-    ca.key is missing, or the CA's certificate has expired.
+    The server then refuses the old key. If the client or relay was revoked, it is accepted again. A relay's new certificate is for the
+    hosts of its old enrolment file and for `hosts`. Raises KeysError if `holder` is not in the registry, the hosts of a relay are not
+    known, ca.key is missing, or the CA's certificate has expired.
     """
     with _locked(folder) as state:
         old = state.entry(holder)
@@ -251,7 +251,7 @@ class _State:
             )
         if utc_now() >= (ended := certificate.not_valid_after_utc):
             raise KeysError(
-                f"the CA certificate of {self.folder} ended on {format_time(ended)}; {NEW_KEYS}"
+                f"the CA certificate of {self.folder} expired on {format_time(ended)}; {NEW_KEYS}"
             )
         return _Issuer(self.folder, certificate, key, days, self.server)
 

@@ -73,7 +73,7 @@ class RegistryEntry:
             return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
         if now >= self.not_after:
             renew = keys_command(folder, "renew", self.holder)
-            return f"the key of {self.name} ended on {format_time(self.not_after)}; make a new one: {renew}"
+            return f"the key of {self.name} expired on {format_time(self.not_after)}; make a new one: {renew}"
         return ""
 
 
@@ -150,8 +150,8 @@ class Registry:
     def poll(self, log: Callable[[str], None]) -> bool:
         """Return whether registry.toml has changed since the last call and is valid now.
 
-        After a change, the caller must check connected clients again. Calls `log` once when the file becomes malformed, and once when it is
-        repaired. Keys that expire are not reported, because the file does not change.
+        After a change, the caller must check the keys of connected clients again. Calls `log` once when the file becomes malformed, and
+        once when it is repaired. Keys that expire are not reported, because the file does not change.
         """
         before, self._polled = self._polled, self._current()
         content = self._polled

@@ -34,7 +34,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
     return (
         r.kind == UPDATE
         and bool(r.frame)
-        and not r.reason  # reasons could exceed the size limit of a message with many reports
+        and not r.reason  # many reports with reasons could exceed the size limit of a message
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MAX_EXAMPLES
@@ -44,10 +44,11 @@ def can_add(assignment: Assignment, report: Report) -> bool:
 def add_frames(
     codec: Codec, layout: Layout, assignments: Sequence[Assignment], reports: Sequence[Report]
 ) -> list[Report]:
-    """Return the reports that a relay sends to the server, in the order of its clients' reports.
+    """Return the reports that a relay sends to the server, in the order of `reports`.
 
     The first report with an update carries the sum of all frames (encoded updates). If an update cannot be added to the largest sum, a
-    failure report with the stage "relay" replaces it. If `can_add` returns False for a report, the relay forwards the report unchanged.
+    failure report with the stage "relay" replaces the client's report. If `can_add` returns False for a report, the relay forwards the
+    report unchanged.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
@@ -72,7 +73,7 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return a sum of as many frames (encoded updates) as possible, and why each other frame is left out, by index in `frames`."""
+    """Return the sum of as many frames (encoded updates) as possible, and why each other frame is left out, by index of the frame."""
     sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):
@@ -99,7 +100,7 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError if relays cannot add the encoded updates of this run."""
     uplink = strategy.uplink
     clients = cohort_size(config.participation, config.clients)
-    per_relay = -(-config.clients // config.relays)  # a round may use all clients of a relay
+    per_relay = -(-config.clients // config.relays)  # a round may use all clients of one relay
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     only_sum = "a relay sends only the sum of its clients' encoded updates"
     inner = uplink.unscoped
@@ -110,7 +111,7 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     elif uplink.seeded and not uplink.shares_seed:
         why = f"a relay can add only updates encoded with the same seed, but with --uplink {uplink} each client has its own seed; {advice}"
     elif isinstance(inner, S2) and not inner.columns:
-        why = f"relays add only s2 tables of equal size, but with {uplink} the size depends on the update; {advice}, or s2:columns=N"
+        why = f"a relay adds s2 tables of one size, but with --uplink {uplink} the size depends on the update; {advice}, or s2:columns=N"
     elif config.weights != "uniform":
         why = f"a relay adds its clients' updates with equal weights, but --weights is {config.weights}; use --weights uniform"
     elif config.clip_update:

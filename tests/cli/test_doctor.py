@@ -277,7 +277,7 @@ def test_a_server_without_tls_is_ok():
     ("hosts", "begins", "ends", "expected"),
     [
         (["server.example"], 0, 9, "is for server.example and not for localhost"),
-        (["localhost"], -9, -1, "ended on "),
+        (["localhost"], -9, -1, "expired on "),
         (["localhost"], 1, 9, "begins on "),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_client_file(folder):
 @pytest.mark.parametrize(
     ("begins", "ends", "state", "what", "fix"),
     [
-        (-9, -1, "failed", "ended on", "correct the clock if it is wrong, else on the server: "),
+        (-9, -1, "failed", "expired on", "correct the clock if it is wrong, else on the server: "),
         (-9, 5, "ok", "valid until", "renew it soon, on the server: fedcomp keys renew 3"),
         (2, 50, "failed", "begins on", "set the clock by NTP: timedatectl set-ntp true"),
     ],
@@ -425,7 +425,7 @@ def move(a: Path, b: Path) -> None:
             "7.toml belongs to none of the clients in the registry",
         ),
         (lambda f: keys.renew(f, 0, days=0), "registry", "1 accepted, 1 expired"),
-        (lambda f: keys.renew_server(f, days=0), "certificate", "ended on"),
+        (lambda f: keys.renew_server(f, days=0), "certificate", "expired on"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -100,7 +100,9 @@ def test_an_ipv6_address(ca, mine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("begins", "ends", "verb"), [(-90, -2, "ended"), (2, 90, "begins")], ids=["ended", "not begun"]
+    ("begins", "ends", "verb"),
+    [(-90, -2, "expired"), (2, 90, "begins")],
+    ids=["expired", "not begun"],
 )
 def test_the_error_for_an_expired_client_certificate_names_times(begins, ends, verb, ca, tmp_path):
     with serving(SETTINGS, ca.context(tmp_path)) as port:
@@ -160,7 +162,7 @@ def test_another_ca_of_the_same_name(mine, tmp_path):
 
 @pytest.mark.parametrize(
     ("begins", "ends", "cause", "verb"),
-    [(-90, -2, "expired", "ended"), (2, 90, "not yet valid", "begins")],
+    [(-90, -2, "expired", "expired"), (2, 90, "not yet valid", "begins")],
 )
 def test_the_error_for_an_expired_server_certificate_names_date_and_clock(
     begins, ends, cause, verb, ca, mine, tmp_path
@@ -171,7 +173,7 @@ def test_the_error_for_an_expired_server_certificate_names_date_and_clock(
     there, here = re.search(
         rf"{verb} on (\S+), and it is (\S+) by this machine's clock; correct the clock", str(error)
     ).groups()
-    day = utc_now() + timedelta(days=ends if verb == "ended" else begins)
+    day = utc_now() + timedelta(days=ends if verb == "expired" else begins)
     assert abs(day - parse_time(there)) < timedelta(hours=2)
     assert abs(utc_now() - parse_time(here)) < timedelta(minutes=1)
 
@@ -182,7 +184,7 @@ def test_a_ca_that_has_ended(tmp_path):
         error = refused("localhost", port, old.enrolment())
     assert error.cause == "expired"
     assert re.fullmatch(
-        rf"the CA of localhost:{port} ended on \S+Z, and it is \S+ by this machine's clock; correct the clock if it is wrong, "
+        rf"the CA of localhost:{port} expired on \S+Z, and it is \S+ by this machine's clock; correct the clock if it is wrong, "
         "else run on the server: fedcomp keys init",
         str(error),
     )

@@ -117,7 +117,7 @@ def test_the_error_for_a_file_of_an_earlier_version_names_the_renewal(enrolment,
     with pytest.raises(KeysError) as raised:
         Enrolment.read(tmp_path / "3.toml")
     assert str(raised.value) == (
-        f"{tmp_path}/3.toml has no certificate, since an earlier version of fedcomp made it; make a new enrolment on the server: "
+        f"{tmp_path}/3.toml was made by an earlier version of fedcomp and has no certificate; make a new enrolment on the server: "
         "fedcomp keys renew 3"
     )
 
@@ -207,7 +207,7 @@ def test_the_error_for_an_expired_certificate_names_the_clock(enrolment, key, tm
     enrolment.refuse_expired(ENDS - timedelta(seconds=1))
     begins = enrolment.leaf.not_valid_before_utc
     for now, when in (
-        (ENDS, "ended on 2027-11-21T16:33:08Z"),
+        (ENDS, "expired on 2027-11-21T16:33:08Z"),
         (begins - timedelta(days=1), f"begins on {format_time(begins)}"),
     ):
         with pytest.raises(KeysError) as raised:
@@ -218,7 +218,7 @@ def test_the_error_for_an_expired_certificate_names_the_clock(enrolment, key, tm
         )
     ended = client(key, utc_now() - timedelta(days=1))
     (tmp_path / "3.toml").write_text(ended.text())
-    with pytest.raises(KeysError, match="of client 3 ended on "):
+    with pytest.raises(KeysError, match="of client 3 expired on "):
         Enrolment.read(tmp_path / "3.toml").refuse_expired()
 
 

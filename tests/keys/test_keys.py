@@ -435,7 +435,7 @@ def test_an_expired_key_is_refused(folder):
     renew = f"fedcomp keys renew 2 --keys {folder}"
     assert (
         registry.reason_of_hash(hash_of(folder, 2))
-        == f"the key of client 2 ended on {ends}; make a new one: {renew}"
+        == f"the key of client 2 expired on {ends}; make a new one: {renew}"
     )
 
 
@@ -531,7 +531,7 @@ def test_no_certificate_is_signed_by_a_ca_that_has_ended_or_lasts_longer_than_it
             continue
         output = refused(lambda: keys.add(folder))
         assert output.startswith(
-            f"the CA certificate of {folder} ended on {format_time(ca.not_valid_after_utc)}; make new keys"
+            f"the CA certificate of {folder} expired on {format_time(ca.not_valid_after_utc)}; make new keys"
         )
 
 
@@ -543,7 +543,7 @@ def test_certificates_that_end_soon_are_listed(folder):
     assert keys.due(folder, 30) == [1]
 
 
-@pytest.mark.parametrize(("days", "when"), [(-1, "begins"), (366, "ended")])
+@pytest.mark.parametrize(("days", "when"), [(-1, "begins"), (366, "expired")])
 def test_a_server_does_not_start_with_a_certificate_that_is_not_valid_now(days, when, folder):
     assert keys.serving_files(folder) == (folder / "server.crt", folder / "server.key")
     now = utc_now() + timedelta(days=days)

@@ -298,7 +298,7 @@ def test_the_hash_of_an_expired_key_is_refused(folder):
     registry, mine = Registry(folder / "registry.toml", now=lambda: later), client(folder, 0)
     assert registry.id_of_hash(mine.key_hash) is None
     assert registry.reason_of_hash(mine.key_hash) == (
-        f"the key of client 0 ended on {format_time(mine.not_after)}; make a new one: fedcomp keys renew 0 --keys {folder}"
+        f"the key of client 0 expired on {format_time(mine.not_after)}; make a new one: fedcomp keys renew 0 --keys {folder}"
     )
 
 

@@ -78,7 +78,7 @@ class FlowerClient:
         try:
             address = self.target.address
             self.log_message(
-                LogMessage(f"Flower's SuperNode runs for {address}", "started", server=address)
+                LogMessage(f"Flower's SuperNode connects to {address}", "started", server=address)
             )
             while node.poll() is None and not (self._refused or self._over):
                 time.sleep(POLL_S)

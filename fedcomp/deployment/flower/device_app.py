@@ -28,7 +28,7 @@ from .. import log_messages
 from ..deployed_client import DeployedClient
 from ..handshake import ClientSetup
 
-FOLDER = "fedcomp-state"  # key of the state folder's path in Flower's node config
+FOLDER = "fedcomp-state"  # key in Flower's node config for the path of the state folder
 SETUP, INVITED, MESSAGES = "setup.json", "invitation.bin", "messages.jsonl"
 INVITATION, REFUSED = "invitation", "refused"
 

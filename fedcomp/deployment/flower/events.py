@@ -35,7 +35,7 @@ class EventWriter(ForwardingCallback):
         self.forward(FAILED, str(error), error.exit_status)
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Do nothing, since the process that reads the events does not display the traffic at the port."""
+        """Do nothing, because the process that reads the events cannot call the function `port`."""
 
 
 class EventReader:

@@ -160,7 +160,7 @@ def _start_of(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on (state, parent, …), or an empty list without such a file."""
+    """Return the fields of /proc/PID/stat after the process name (state, parent, …), or an empty list if the file does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -92,7 +92,7 @@ def serve(
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp. The settings turn off outputs that this process itself writes, such as the JSON log."""
+    """Return the settings of the ServerApp. They turn off the JSON log and other outputs, which `serve` itself writes."""
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}
@@ -137,7 +137,7 @@ class SuperLink:
         return registered
 
     def submit(self) -> None:
-        """Submit the run to Flower. After this call, `running` returns False once the run has ended."""
+        """Submit the run to Flower. When the run has ended, `running` returns False."""
         self._start("flwr", "run", str(self.folder / "app"), CONNECTION, "--stream")
 
     def running(self) -> bool:

@@ -16,7 +16,7 @@ from ...transports.flower.joining import JoiningTransport
 from ..start import Deployment, Endpoint
 from .events import ENDED, EventWriter
 
-FOLDER = "fedcomp-folder"  # key in Flower's run config for the folder of settings and events
+FOLDER = "fedcomp-folder"  # key in Flower's run config for the path of the folder with SETTINGS and EVENTS
 SETTINGS, EVENTS = "settings.json", "events.jsonl"
 
 app = ServerApp()

@@ -1,4 +1,4 @@
-"""fedcomp in a Flower App: fedcomp's strategies with a ClientApp for them, and compression for Flower's own strategies."""
+"""fedcomp in a Flower App: fedcomp's strategies with their ClientApp, and compression of the messages of Flower's own strategies."""
 
 from .compressed import Compressed
 from .compression import compression_mod

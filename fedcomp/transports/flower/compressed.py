@@ -2,10 +2,11 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy still makes and aggregates whole models (ArrayRecords),
-but the messages carry compressed vectors (frames). The server sends a client only the compressed model changes (broadcasts) that the client
-has missed. A client compresses its update with error feedback, as in Sattler et al. 2019, algorithm 2. The wrapped strategy aggregates the
-updates; algorithm 2 takes their mean. The server rejects a malformed reply and logs the reason.
+Add `compression_mod` to the mods of each client's ClientApp. The wrapped strategy makes and aggregates whole models (ArrayRecords). In the
+messages, the wrapper replaces the models by compressed vectors (frames). The server sends a client only the compressed model changes
+(broadcasts) that the client has missed. A client compresses its update with error feedback, as in Sattler et al. 2019, algorithm 2. The
+paper averages the updates; here, the wrapped strategy aggregates the clients' models. The server rejects a malformed reply and logs the
+reason.
 """
 
 import logging
@@ -42,9 +43,9 @@ class Compressed(Strategy):
     patterns of float arrays to send uncompressed; other arrays are always sent uncompressed. `seed`: seed of the codecs that use random
     numbers.
 
-    The attribute `traffic` maps each pair (round, "train" or "evaluate") to the bytes that each client received and sent. The attribute
-    `rejections` maps the same pairs as `traffic` to the rejected replies and their reasons. Raises SpecError for an invalid spec, and
-    ConfigError for a memory that does not suit the downlink.
+    The attributes `traffic` and `rejections` are dictionaries with a key (round, "train" or "evaluate") for each phase. `traffic` has the
+    bytes that each client received and sent. `rejections` has the rejected replies with the reasons. Raises SpecError for an invalid spec,
+    and ConfigError for a memory that does not suit the downlink.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the wrapped strategy's `start`, but with the configure, aggregate and summary methods of this wrapper.
+        """Call the wrapped strategy's `start`. Until it returns, methods of this wrapper replace the strategy's methods in HOOKS.
 
         Raises FedcompError at the end of a run in which training messages were sent but no update was accepted.
         """
@@ -112,7 +113,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages. In each message, the broadcasts that its node has missed replace the model."""
+        """Return the wrapped strategy's messages. In each message, the broadcasts that the receiver has missed replace the model."""
         messages = self._pack(server_round, TRAIN, arrays, config, grid)
         self._sent += len(self._exchanges[TRAIN].assignments)
         return messages
@@ -143,7 +144,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the wrapped strategy's messages, changed as in `configure_train`."""
+        """Return the wrapped strategy's messages. In each message, the broadcasts that the receiver has missed replace the model."""
         return self._pack(server_round, EVALUATE, arrays, config, grid)
 
     def aggregate_evaluate(
@@ -161,9 +162,9 @@ class Compressed(Strategy):
     # The wire.
 
     def _model_of(self, arrays: ArrayRecord) -> Model:
-        """Return the model that clients have.
+        """Return the Model with the values `arrays`.
 
-        If `arrays` is a different model, start again from `arrays`; all clients then download the whole model.
+        If `arrays` differs from the current Model, return a new Model; all clients then download the whole model.
         """
         if self.model is not None and self.model.equals(arrays):
             return self.model
@@ -198,7 +199,7 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase. In each, the broadcasts that its node has missed replace the model."""
+        """Return the wrapped strategy's messages of a phase. In these, the broadcasts that the receiver has missed replace the model."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -259,7 +260,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric by which a strategy, or a strategy that it wraps, weights replies, or "" if there is none."""
+    """Return the name of the metric that a strategy, or the strategy inside a wrapper, uses to weight replies, or "" if it uses none."""
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

@@ -7,7 +7,7 @@ the app expects. The mod computes the update, which is the difference between th
 received, and compresses the update with error feedback. If the server's strategy is not wrapped, its messages pass through the mod
 unchanged. The server chooses the codecs and names them in each message. The client chooses the error-feedback memory.
 
-A SuperNode (Flower's client program) starts a process for each message, and loses the app's Context when the SuperNode ends. The mod
+A SuperNode (Flower's client program) starts a process for each message, and the app's Context is lost when the SuperNode ends. The mod
 therefore stores a client's state in one file per run, and replaces the file before it returns a reply. In Flower's simulation engine, the
 mod keeps a client's state in the client's Context.
 """
@@ -41,11 +41,11 @@ from .records import MESSAGE
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
-RUNS = 4  # number of newest runs whose client states are kept
+RUNS = 4  # a client keeps the states of its RUNS newest runs
 TICKET_BYTES = 16
-# Names of the values in the server's messages that identify a run. A client ignores a stored state in which one of these values differs.
+# The server's messages identify their run by the values with these names. A client ignores a stored state with other values.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
-HEAD = "head"  # name of the entry of a stored state that holds the run's values and the layout, as JSON
+HEAD = "head"  # entry name in a stored state: the values that identify the run, and the layout, as JSON
 CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
 
 
@@ -80,7 +80,7 @@ def check_memory(memory: str) -> None:
         raise ConfigError(
             f"memory '{name}' needs state that a Flower mod cannot access; use memory='residual', or run fedcomp client instead"
         )
-    # Report only an invalid spec: a memory that does not suit the codec stc may suit the codec that the server will choose.
+    # Check the spec. Ignore a ConfigError (the memory does not suit the codec stc), since the server may choose another codec.
     with suppress(ConfigError):
         memory_of(memory, codec("stc"), 1)
 
@@ -90,7 +90,7 @@ def default_state_dir() -> Path:
 
 
 def in_simulation() -> bool:
-    """Return whether the app runs in a Ray actor, as in Flower's simulation engine but not on a SuperNode."""
+    """Return whether the app runs in a Ray actor. Flower's simulation engine uses Ray actors; a SuperNode does not."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -156,9 +156,10 @@ def _trained(layout: ArrayLayout, content: RecordDict) -> tuple[str, ArrayRecord
 
 
 def _download(storage: "Storage", memory: str, assignment: Assignment) -> "AppClient":
-    """Load the client, commit its last update if the server accepted it (else roll it back), and bring its model up to date.
+    """Load a client's state, and apply the broadcasts in an assignment to the client's model.
 
-    Raises NeedDense if the client needs the whole model; the saved state is then unchanged.
+    The client's last update is committed if the server accepted the update, else rolled back. Raises NeedDense, without
+    changing the stored state, if the client needs the whole model.
     """
     announced = assignment.announcements
     try:
@@ -220,7 +221,7 @@ class AppClient:
     def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
         """Return the encoded update, or b"" if the error-feedback memory sends nothing.
 
-        Raises NonFiniteError for an update with NaN or infinity; the memory is then unchanged.
+        Raises NonFiniteError, without changing the memory, for an update with NaN or infinity.
         """
         (frame,) = self.session.encode([assignment], update[None])
         if isinstance(frame, FedcompError):

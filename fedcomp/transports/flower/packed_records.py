@@ -1,8 +1,8 @@
 """The split of a model (a Flower ArrayRecord) into a vector to compress and arrays that are sent whole (uncompressed).
 
 The vector consists of the float arrays, in the order of the record. Arrays of integers, arrays in another serialisation than NumPy's, and
-arrays whose names match a pattern are sent uncompressed. The default patterns match the running statistics of batch normalisation, because
-an approximate variance could be negative.
+arrays whose names match a pattern are sent uncompressed. The default patterns match the running means and variances of batch normalisation,
+because a compressed variance could become negative.
 """
 
 import json
@@ -22,7 +22,7 @@ from ...layout import Layout
 from ...messages import WireMessage
 from .records import MESSAGE, from_records, to_records
 
-NUMPY = "numpy.ndarray"  # `stype` (serialisation) of Flower's own arrays
+NUMPY = "numpy.ndarray"  # `stype` (serialisation format) of the arrays that Flower makes from NumPy arrays
 FLOATS = ("float16", "float32", "float64")
 # Name patterns of the buffers of batch normalisation.
 BUFFERS = "*running_mean", "*running_var", "*num_batches_tracked"
@@ -51,16 +51,16 @@ class Parcel(WireMessage):
         return from_records(content, cls)
 
     def put(self, content: RecordDict, key: str) -> RecordDict:
-        """Return a message's records, with this record in place of the record `key`, or at the end if no record has this key."""
+        """Return `content` with this Parcel in place of the record `key`. If `content` has no record `key`, append the Parcel."""
         packed = to_records(self)[MESSAGE]
         others = [(name, record) for name, record in content.items() if name != MESSAGE]
         put = [(MESSAGE, packed) if name == key else (name, record) for name, record in others]
         return RecordDict(dict(put if key in content else [*others, (MESSAGE, packed)]))
 
     def unpacked(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """Return a message's records, with `arrays`, if any, in place of this record.
+        """Return `content` with `arrays` in place of this Parcel, or without the Parcel if `arrays` is None.
 
-        Raises ProtocolError if the message already has a record with the key `record`.
+        Raises ProtocolError if `content` already has a record with the key `record`, which is reserved for `arrays`.
         """
         if self.record in content:
             raise ProtocolError(
@@ -92,7 +92,7 @@ class ArrayLayout:
 
     @classmethod
     def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """Return the layout of a record. `whole`: name patterns of arrays to send uncompressed, besides arrays without floats."""
+        """Return the layout of a record. `whole`: name patterns of float arrays to send uncompressed."""
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
@@ -134,7 +134,7 @@ class ArrayLayout:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return the vector as the receiver of `record` sees it, with the values of float16 arrays rounded."""
+        """Return the values that the receiver of `record` gets. They differ from `vector` only by the rounding of float16 arrays."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 
@@ -153,7 +153,7 @@ class ArrayLayout:
             if values.shape != entry.shape or values.dtype.kind not in "fiu":
                 raise ProtocolError(
                     f"array '{entry.name}' has dtype {values.dtype} and shape {list(values.shape)}; the model's array has "
-                    f"numbers of shape {list(entry.shape)}"
+                    f"a numeric dtype and shape {list(entry.shape)}"
                 )
             flat = np.ascontiguousarray(values, np.float32).reshape(-1)
             vector[entry.span] = torch.from_numpy(flat)
@@ -166,7 +166,9 @@ class ArrayLayout:
     def check_whole(self, whole: Mapping[str, Array]) -> None:
         """Raise ProtocolError unless `whole` has exactly the layout's uncompressed arrays, with the right shapes and finite values."""
         if others := sorted(set(whole) ^ self._whole)[:3]:
-            raise ProtocolError(f"arrays {others} are missing, or not part of the model")
+            raise ProtocolError(
+                f"the reply lacks arrays of the model, or has other arrays: {others}"
+            )
         for name, array in whole.items():
             if array.stype != NUMPY:
                 continue

@@ -1,10 +1,10 @@
-"""A fedcomp strategy as a Flower strategy for a ServerApp, and the ClientApp of its clients.
+"""A Flower strategy that runs a strategy of fedcomp in a ServerApp, and a ClientApp for the clients.
 
     strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
     strategy.start(grid, initial_arrays, num_rounds=10)
 
-Flower's own round loop starts at round 1, has no checkpoint and ends a run at the first malformed reply. `start` therefore runs fedcomp's
-round loop, which checks every reply as it arrives and continues without malformed replies.
+Flower's own round loop always starts at round 1, saves no checkpoints, and ends a run at the first malformed reply. `start` therefore runs
+fedcomp's round loop, which checks every reply as it arrives, rejects malformed replies and continues the run.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from .records import from_records, to_records
 
 
 class FlowerStrategy(Strategy):
-    """A strategy of fedcomp, given by its spec string, in a Flower ServerApp.
+    """A Flower strategy for a ServerApp that runs the fedcomp strategy with the spec string `spec`.
 
     A client's logical id is its node id unless `roster` gives another id. The attribute `loop` is the round loop, or None before `start`.
     """
@@ -55,7 +55,7 @@ class FlowerStrategy(Strategy):
     ) -> Result:
         """Run `num_rounds` rounds from `initial_arrays`.
 
-        Each phase of a round ends after `timeout` seconds unless the config sets `timeout_s`. The server evaluates the model with
+        `timeout`: time limit of each phase of a round in seconds, unless the config sets `timeout_s`. The server evaluates the model with
         `evaluate_fn`. `train_config` and `evaluate_config` have no effect.
         """
         loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
@@ -120,7 +120,7 @@ def client_app(session: ClientSession) -> ClientApp:
 
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """Return the layout of Flower arrays and their values as a vector [numel]. Raises ConfigError for an array without floats."""
+    """Return the layout of arrays, and the values of the arrays as one vector [numel]. Raises ConfigError for an array without floats."""
     layout = ArrayLayout.of(arrays, whole=())
     if others := layout.whole(arrays):
         name, array = next(iter(others.items()))

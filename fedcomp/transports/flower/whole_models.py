@@ -52,7 +52,7 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Values in each message that identify the run. The value "training" is unique to a run. Clients discard stored states of other runs.
+    # Each message identifies the run by these values; "training" is unique to the run. Clients ignore the stored states of other runs.
     announced: dict[str, str]
     tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update
     # By client: the last model version that the client reported.
@@ -157,7 +157,7 @@ class Model:
     def advance(self, round: int, arrays: ArrayRecord) -> None:
         """Move the model towards the strategy's result and publish the step as a broadcast.
 
-        Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays of another model; the model is then unchanged.
+        Raises NonFiniteError for NaN or infinity, and ProtocolError for arrays of another model. On an error, the model does not change.
         """
         if not self.layout.fits(arrays):
             raise ProtocolError(
@@ -171,10 +171,11 @@ class Model:
 
 
 def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Return the replies that cannot be averaged with most replies, as a mapping from the index of a reply to the reason.
+    """Return which replies cannot be averaged with the majority of replies: a mapping from the index of a reply to the reason.
 
     Flower's own averages would raise an error for an inconsistent reply and end the run. Each reply needs one MetricRecord with a positive
-    metric `weight`. If `trained` is true, the reply also needs one ArrayRecord. The names in a reply must be the same as in most replies.
+    metric `weight`. If `trained` is true, the reply also needs one ArrayRecord. The records and metrics must have the same names as in most
+    replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple[Any, ...]] = {}
@@ -193,7 +194,7 @@ def inconsistent(replies: Sequence[Message], weight: str, trained: bool) -> dict
             shapes[i] = (key, *sorted(lengths), *arrays)
     most_common = max(shapes.values(), key=list(shapes.values()).count, default=())
     return faults | {
-        i: "the names of the reply's records differ from those in most clients' replies"
+        i: "the reply's records or metrics have other names than in most clients' replies"
         for i, shape in shapes.items()
         if shape != most_common
     }

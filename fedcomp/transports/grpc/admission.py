@@ -15,7 +15,7 @@ from .wire import Hello, Refused
 BURST_JOINS, JOINS_PER_S = 10.0, 0.5
 # A client or relay that was disconnected because it flooded the port with bytes may not join for FLOOD_PAUSE_S seconds.
 FLOOD_PAUSE_S = 60.0
-MAX_WARNED = 4096  # largest number of client ids, and of hosts, for which a warning is given
+MAX_WARNED = 4096  # limit of warnings about client ids, and of warnings about hosts
 EXPELLED = "the key of this client or relay is no longer accepted"
 
 
@@ -31,7 +31,8 @@ class Admission:
         # By identity of a client or relay: the token bucket that limits how often it may join. A bucket is the number of tokens and the
         # `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
-        self._warned: set[int] = set()  # client ids outside of the run that caused a warning
+        # Client ids that are not in the run, and about which the operator was warned.
+        self._warned: set[int] = set()
         # Hosts that caused a warning by flooding the port over a connection on which no client joined.
         self._flooding: set[str] = set()
 
@@ -56,7 +57,7 @@ class Admission:
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # `reason` is "" if the registry has just been repaired
+        if client is None:  # `reason` is "" if the registry was repaired after `id_of_hash`
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
@@ -123,7 +124,7 @@ class Admission:
         return None
 
     def key_problem(self, connection: Stream | RelayedClient) -> str:
-        """Return why the key of a connection is no longer accepted, or "" if it is accepted or the connection has no key."""
+        """Return why the key of a connection is no longer accepted, or "" if the key is accepted or the connection has none."""
         keys, key = self.settings.keys, connection.key
         if keys is None or key is None:
             return ""
@@ -134,7 +135,7 @@ class Admission:
         return "" if accepted else keys.reason_of_hash(key.hash) or EXPELLED
 
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
-        """Count and report a connection from `host` that sends too much. Refuse its client or relay for FLOOD_PAUSE_S seconds."""
+        """Count and report a connection from `host` that sends too many bytes. Refuse its client or relay for FLOOD_PAUSE_S seconds."""
         self.refused["flood"] += 1
         name = f"a connection from {host} on which no client has joined"
         if stream is not None and (stream.relay or stream.identity is not None):
@@ -173,7 +174,7 @@ class Admission:
             raise self.refusal("too many joins", "this relay joins too often; try again later")
 
     def _identify(self, stream: Stream, client: int) -> None:
-        """Set the logical client id of a stream. Raises EndStream if the id is outside of the run, or if the client joins too often."""
+        """Set the logical client id of a stream. Raises EndStream for an id that is not in the run, or a client that joins too often."""
         clients = self.settings.clients
         if not 0 <= client < clients:
             reason = (

@@ -80,7 +80,7 @@ class GrpcConnection:
         await self._channel.close()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield the server's messages until it ends the run (Farewell) or refuses the client (Refused).
+        """Yield the server's messages until the server ends the run (Farewell) or refuses the client (Refused).
 
         Raises UnreachableError if the stream ends before a Farewell or Refused, and ProtocolError for a malformed message.
         """

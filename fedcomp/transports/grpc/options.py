@@ -1,4 +1,4 @@
-"""gRPC options of servers and clients. A version of gRPC ignores options that it does not know."""
+"""gRPC options of servers and clients. gRPC ignores options that its installed version does not know."""
 
 import os
 import resource
@@ -57,7 +57,7 @@ def client_options() -> list[tuple[str, int]]:
 
 
 def _allow_connections(wanted: int) -> int:
-    """Raise the limit of open files to fit `wanted` connections, or as far as the system allows. Return how many connections fit.
+    """Increase the limit of open files to fit `wanted` connections, or as far as the system allows. Return how many connections fit.
 
     Raises ConfigError if the limit is too low for any client.
     """

@@ -1,4 +1,4 @@
-"""The listening port of a server or relay, which serves the gRPC streams of all clients.
+"""A server's or relay's listening port, which serves the gRPC streams of all clients.
 
 All code in this file runs in the asyncio event loop of gRPC. The port reports events (events.py) to its owner. `Port` uses `Admission` to
 check joining clients and relays, `PendingAssignments` to track unanswered assignments, and `PortTraffic` to count bytes.
@@ -41,11 +41,11 @@ FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's far
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
 PING_TICKS = 8  # ticks without a message after which a client is pinged
 SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
-# Largest size of a report without its frame: alone, and as one of several reports in a relay's message.
+# Size limits of a report without its frame: from a client, and for each client of a relay, which sends several reports in one message.
 MAX_REPORT_HEAD_BYTES = 4096 + MAX_METRICS_BYTES
 MAX_RELAYED_HEAD_BYTES = 1024 + MAX_METRICS_BYTES
 MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message
-# Shortest time that clients of a lost relay have to reconnect, because the relay may have to be started again.
+# The clients of a lost relay get at least this time to reconnect, because the relay may have to be started again.
 RELAY_GRACE_S = 15.0
 
 Connection = Stream | RelayedClient
@@ -231,7 +231,7 @@ class Port:
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Cut a stream's connection at once, because a client that does not read could keep its stream open."""
+        """Cut a stream's connection immediately, because a client that does not read could keep its stream open."""
         self.leave(stream)
         stream.closing = True
         self.traffic.cut(stream.peer)
@@ -321,7 +321,7 @@ class Port:
         sequence = reader.varint()
         if not stream.last_answered < sequence <= stream.last_sent:
             raise ProtocolError(
-                f"a report answers assignment {sequence}, which this client was not sent or has already answered"
+                f"a report answers assignment {sequence}, which was not sent to this client or was already answered"
             )
         stream.last_answered = sequence
         assignment = self.pending.assignment(stream.client, sequence)
@@ -363,7 +363,7 @@ class Port:
         self._join(client, client.presence)
 
     def _join_relay(self, stream: Stream) -> None:
-        """Send a relay the terms of the run and its clients' keys. Close an older connection of the same relay."""
+        """Send a relay the terms of the run and the table of accepted keys. Close an older connection of the same relay."""
         identity = stream.relay_identity
         if identity in self._relays:
             reason = (
@@ -465,7 +465,7 @@ class Port:
         return self.traffic.report(self._streams)
 
     async def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams, relays, refused streams by cause, and connections if the platform counts them."""
+        """Return the numbers of clients, streams, relays and refused streams by cause. Add connections if the platform counts them."""
         counts = {
             "clients": self.clients,
             "streams": len(self._streams),
@@ -500,7 +500,7 @@ def _can_serve_tls(credentials: Credentials) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory, which the C library would keep, to the operating system."""
+    """Make the C library return freed memory, which it would otherwise keep, to the operating system."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc
         libc.malloc_trim(0)

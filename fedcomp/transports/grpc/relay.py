@@ -33,7 +33,7 @@ REFUSED_KEY = (
     "the server of this relay does not accept the key of this client: the key is not enrolled, was revoked, or belongs to a relay; "
     "relays cannot connect to another relay"
 )
-TERMS_BYTES = 64 << 20  # largest message with the terms of a run or its clients' keys
+TERMS_BYTES = 64 << 20  # largest message with the terms of a run or with the table of accepted keys
 # An answer to an assignment: the sequence number of the assignment, the client's report, and the assignment.
 Answer = tuple[int, Report, Assignment]
 
@@ -99,7 +99,7 @@ class Relay:
     port: Port
     # The codec and the model's layout, which the relay needs to add encoded updates, or None if the relay forwards updates unchanged.
     adder: tuple[Codec, Layout] | None = None
-    problem = ""  # part of the interface settings.Keys; "" because a relay can always check keys
+    problem = ""  # attribute of the interface settings.Keys; always "", since a relay can always check keys
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class Relay:
             self._queue_sum()
 
     def _queue_sum(self) -> None:
-        """Queue the reports whose updates the relay adds, in the order of their client ids."""
+        """Queue one message with the reports whose updates the relay will add, in the order of the client ids."""
         if self.to_add:
             self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
             self.to_add = {}
@@ -302,7 +302,7 @@ class Relay:
 
 
 def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
-    """Return the answers, with the sum of all updates in the first answer that had an update, and no update in the other answers."""
+    """Add the updates in `answers`. Return the answers; the first answer that had an update has the sum, the others have no update."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return list(zip(sequences, summed, assignments, strict=True))

@@ -35,7 +35,7 @@ class Bundle:
 
 @dataclass
 class Disconnect:
-    """A server's message to a relay that tells it to disconnect a client, with the reason."""
+    """A message in which the server tells a relay to disconnect a client. `refused` has the reason."""
 
     client: int
     connection: int  # number that the relay gave the connection in its JOINED message
@@ -80,7 +80,7 @@ class FrameCache:
 
 
 def _read_message(expected: Kind, message: bytes) -> Reader:
-    """Return a reader of the body of a message that is inside another message."""
+    """Return a reader of the body of `message`, which is part of another message."""
     kind, reader = wire.read_kind(message)
     if kind is not expected:
         raise ProtocolError(

@@ -18,8 +18,8 @@ from .port import Port
 from .settings import PortSettings
 from .traffic import TrafficReport
 
-WAIT_S = 60.0  # longest wait for one event, because a queue accepts no infinite timeout
-# If more than GATHER_ABOVE assignments are open, `receive` waits GATHER_S seconds for more reports, which are decoded faster together.
+WAIT_S = 60.0  # longest wait for one event; `SimpleQueue.get` does not accept inf as its timeout
+# If more than GATHER_ABOVE assignments are open, `receive` waits GATHER_S seconds for more reports: decoding many at a time is faster.
 GATHER_ABOVE = 16
 GATHER_S = 0.002
 # Relays wait for this fraction of a phase's time limit, and then add the updates received so far.
@@ -124,9 +124,9 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark updates as lost if a relay may have added them to an update that was withdrawn. Clients send lost updates again.
+        """Mark updates as lost if a relay may have added them to the update of a withdrawn client. Clients send lost updates again.
 
-        `withdrawn` are the clients whose assignments were withdrawn. Only `_deliveries[first:]` are checked.
+        `withdrawn`: clients whose assignments are no longer open. Only `_deliveries[first:]` are checked.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
@@ -208,7 +208,7 @@ class GrpcTransport:
                 raise error
 
     def _deliver(self, answered: Answered, summed: tuple[int, ...] = ()) -> None:
-        """Queue an answer for `receive` if the server still waits for it. `summed`: clients whose updates the answer may include."""
+        """Queue an answer for `receive` if the server waits for this answer. `summed`: clients whose updates the answer may include."""
         if self._pending.get(answered.client) == answered.sequence:
             del self._pending[answered.client]
             delivery = Delivery(answered.client, answered.answer, answered.arrived_s, summed)

@@ -15,7 +15,7 @@ from .wire import RelayTerms
 
 @dataclass(frozen=True)
 class Credentials:
-    """The TLS credentials of one side of a connection, in PEM: its certificate, its private key, and the CA that it trusts."""
+    """The TLS credentials of one side of a connection, in PEM: a certificate, the private key of the certificate, and the trusted CA."""
 
     certificate: bytes
     key: bytes

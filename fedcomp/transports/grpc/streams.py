@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .pending_assignments import PendingAssignment
     from .port import Port
 
-# A relay is disconnected if more than MAX_QUEUED messages wait to be sent to it, because it does not read them.
+# The server disconnects a relay if more than MAX_QUEUED messages to the relay are queued, because the relay reads too slowly.
 MAX_QUEUED = 20_000
 
 
@@ -46,13 +46,13 @@ class Stream:
         self.key: PeerKey | None = None
         self.client = -1  # logical id of the client; stays -1 for a relay
         self.relay_id: int | None = None  # id of the relay that has the stream's key, or None
-        self.relay: ConnectedRelay | None = None  # the stream's relay once it has joined, else None
+        self.relay: ConnectedRelay | None = None  # the relay, if a relay has joined on this stream
         self.invitation: Invitation | None = None  # the invitation sent on this stream
         self.joined = False
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # assignments sent; at most as many large reports are accepted
+        self.n_assignments = 0  # number of assignments sent, which is the limit of large reports
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
@@ -66,7 +66,7 @@ class Stream:
 
     @property
     def identity(self) -> object:
-        """The SHA-256 of the client's public key.
+        """The identity of the client: the SHA-256 of its public key.
 
         Without TLS, the identity is the id that the client claims, or None before the client has claimed an id.
         """
@@ -74,7 +74,7 @@ class Stream:
 
     @property
     def relay_identity(self) -> object:
-        """The id of the relay at the other end of this stream. Without TLS, the identity is the relay's address."""
+        """The identity of the relay at the other end of this stream: the relay's id, or the relay's address if the stream has no TLS."""
         return "relay", self.peer if self.relay_id is None else self.relay_id
 
     def put(self, messages: Iterable[bytes]) -> None:
@@ -262,7 +262,7 @@ class RelayedClient:
         return self.key.hash if self.key else self.client
 
     def close(self, refused: Refused) -> None:
-        """Tell the relay to disconnect this client and to send it `refused`, which contains the reason."""
+        """Tell the relay to send `refused`, which contains the reason, to this client and to disconnect this client."""
         if not self.closing:
             self.closing = True
             entry = self.client, self.connection, refused

@@ -110,14 +110,14 @@ class PortTraffic:
         if reading is None and not stream.searched:
             stream.searched = True
             self._find()
-            # `_find` overlooks a connection whose file descriptor belonged to a connection that has ended.
+            # `_find` overlooks a connection that reuses the file descriptor of an ended connection.
             if peer not in self._live:
                 self._read_all()
             reading = self._read(peer)
         stream.traffic = reading or stream.traffic
 
     def end(self, stream: "Stream") -> None:
-        """Add the bytes of a stream that has ended to the sum of its client."""
+        """Add the bytes of an ended stream to the sum for its client."""
         self.read(stream)
         self._add(self._by_client, stream)
 
@@ -172,7 +172,7 @@ class PortTraffic:
         return floods
 
     def cut(self, peer: Peer | None) -> None:
-        """Shut down a connection at once, and discard the data that it received and gRPC has not read."""
+        """Shut down a connection immediately, and discard received data that gRPC has not read."""
         if self.port is None or peer is None:
             return
         if self._read(peer) is None:
@@ -230,7 +230,7 @@ class PortTraffic:
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
     def _read_all(self) -> None:
-        """Read the byte counters of all connections, also of new ones."""
+        """Read the byte counters of all connections, including new connections."""
         if self.port is None:
             return
         # `_read` also forgets ended connections, whose file descriptors may be in use again.

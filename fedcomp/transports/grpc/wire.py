@@ -111,7 +111,7 @@ class RelayTerms:
     codec: str = ""  # spec of the uplink codec, or "" if the relay does not add updates
     # JSON object with the shape of each tensor by name, or "" if the relay does not add updates.
     shapes: str = ""
-    grace_s: float = GRACE_S  # time that a client has to reconnect; inf means no limit
+    grace_s: float = GRACE_S  # time limit for a client to reconnect; inf means no limit
 
     @property
     def invitation(self) -> Invitation:
@@ -161,7 +161,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# By kind of message: a function that returns the base message for the invitation of a stream. Values of the base message need not be sent.
+# By kind of message: a function from the stream's invitation to the base message. Only fields that differ from the base are sent.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
@@ -185,8 +185,8 @@ def encode_assignment(
 ) -> list[bytes]:
     """Encode an assignment as a list of byte strings, without copying its large byte strings.
 
-    The client id is not encoded, because both sides know it. `refer` returns the reference that is sent instead of a byte string in
-    `frames` or `announced`.
+    The client id is not encoded, because both sides know it. `refer` maps a byte string in `frames` or `announced` to the
+    reference that is sent in its place.
     """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= MAX_DERIVED_BYTES:
@@ -293,7 +293,7 @@ class Assembly:
         reader.end()
         if not 0 < total <= self.largest:
             raise ProtocolError(
-                f"a message of {total} bytes was announced; at most {self.largest} are allowed now"
+                f"a message of {total} bytes was announced; at most {self.largest} bytes are allowed now"
             )
         self._bytes_left, self._parts_left = total, 2 * (total // PART_BYTES) + 4
         self.n_announced += 1
@@ -306,7 +306,7 @@ class Assembly:
         if self._piece is None and ends:
             self._pieces.append(bytes(part))
         else:
-            if self._piece is None:  # the operating system allocates this memory when it is written
+            if self._piece is None:  # the system allocates memory only when data is written to it
                 self._piece = io.BytesIO(bytes(self._bytes_left))
             self._piece.write(part)
             if ends:

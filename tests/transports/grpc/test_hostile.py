@@ -440,7 +440,7 @@ def test_a_client_may_begin_one_report_per_assignment(loop):
         end = loop.start(begin_again())
         server.wait_for_clients(0, 1)
         server.transport.send([assignment(0)])
-        assert "at most 0 are allowed" in end.result(20).reason
+        assert "at most 0 bytes are allowed" in end.result(20).reason
         lost = server.receive(1)[0].answer
-        assert isinstance(lost, Lost) and "at most 0 are allowed" in lost.reason
+        assert isinstance(lost, Lost) and "at most 0 bytes are allowed" in lost.reason
         at_work(server)
