@@ -22,7 +22,7 @@ DEPLOY = re.compile(
     r"\]\(\.\./\.\./(deploy/[\w.-]+)\)"
 )  # a link of a page in a folder of docs/ that leads out of docs/
 # Note for readers of the Markdown files, which lack the generated parts. It is left out of the site.
-CHECKOUT_NOTE = re.compile(r"^> This text file lacks .*\n(?:> .*\n)*\n", re.MULTILINE)
+CHECKOUT_NOTE = re.compile(r"^> This Markdown file lacks .*\n(?:> .*\n)*\n", re.MULTILINE)
 BEHIND = re.compile(r"\s{2}# (.+)$")
 ABOVE = re.compile(r"\s*# (.+)$")
 WITH_OPTIONS_OF_RUNS = (
@@ -97,7 +97,7 @@ def commands() -> str:
                     f"{_cell(_help(command, p))} |" for p in own]  # fmt: skip
             text = [f"## {' '.join(path)}", (command.help or "").strip()]
             if path[1:] in WITH_OPTIONS_OF_RUNS:
-                text.append("It also takes the [options of a run](options.md).")
+                text.append("The command also takes the [options of a run](options.md).")
             if rows:
                 text.append("\n".join(["| option | effect |", "|---|---|", *rows]))
             sections.append("\n\n".join(text))
