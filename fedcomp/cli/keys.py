@@ -241,7 +241,10 @@ def days_left(ends: datetime, now: datetime) -> int:
 
 
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
-    """Return a client id as an int, or `text` itself if it is in `others`, where "relay-0" stands for all relays. Raises UserError."""
+    """Return a client id as an int, or `text` itself if it is in `others`.
+
+    The name "relay-0" in `others` allows the names of all relays. Raises UserError.
+    """
     if text.isascii() and text.isdigit():
         return int(text[:12])
     if text in others or "relay-0" in others and RELAY.fullmatch(text):

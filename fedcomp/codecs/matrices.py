@@ -4,9 +4,9 @@ A tensor with two or more dimensions is treated as a matrix: the rows are the fi
 flattened. Tensors with fewer than two dimensions are treated as vectors. The coordinate count of a section is the size of the encoded
 vector. The body of the section contains all nonempty tensors, in the order of the layout:
 
-    a matrix as factors: the rank k in one byte, then the factors left [rows, k] and right [columns, k];
-    a matrix without factors: the byte 255, then the values;
-    a vector: the values.
+    for a matrix with factors, one byte with the rank k, and the factors left [rows, k] and right [columns, k];
+    for a matrix without factors, the byte 255 and the values;
+    for a vector, the values.
 
 A matrix is sent without factors if the factors would not be smaller than the matrix, or if a number in a factor would exceed the range of
 float32. Values and factors are float32, little-endian, in row-major order. A matrix is decoded as left·rightᵀ, and the columns of `left`

@@ -79,7 +79,7 @@ class Selective(Codec):
         Codecs with draws=True implement this method.
         """
         raise FrameError(
-            f"a frame has positions drawn from a seed, but {self.name} sends positions; both sides need the same codec"
+            f"a frame contains only the seed of its positions, but {self.name} needs the positions; use the same codec on both sides"
         )
 
     @abstractmethod

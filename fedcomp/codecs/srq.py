@@ -11,8 +11,8 @@ The rotated vector u = R·x of d coordinates is quantized as follows, where r is
 
 For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the largest
 u_i², averaged over the signs of the rotation, is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4,
-s), where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ and about 1.8 bits per coordinate for
-every d (theorem 4), since most levels are rare.
+s), where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ for every d. Since most levels are rare,
+about 1.8 bits per coordinate are then sent (theorem 4).
 
 Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lo and s.
 Because each block has its own step, the length of a `vlc` frame hardly depends on x. Before `srq` sends the lowest level lo and the step s,

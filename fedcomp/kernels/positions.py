@@ -60,7 +60,7 @@ def pack_rows(
 ) -> tuple[list[int], list[bytes]]:
     """Encode m rows of positions, one row per vector.
 
-    Return a form and a code for each row. `counts` [m]: number of positions in each row.
+    Return, for each row, the number of the format and the encoded positions. `counts` [m]: number of positions in each row.
     """
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)

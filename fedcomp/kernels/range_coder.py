@@ -212,7 +212,8 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _bits(total: int, present: int) -> int:
     """Return the exponent B of the sum of frequencies, 2^B.
 
-    For up to a million symbols, B is so large that no count of 1 or more is scaled to less than 1. Tables of 2^B entries fit in the cache.
+    For a table of up to a million different symbols, B is so large that the scaled frequency of each symbol is at least 1. Tables of 2^B
+    entries fit in the cache.
     """
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 

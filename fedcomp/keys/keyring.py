@@ -111,7 +111,8 @@ class PinnedKeys:
     run: str
     client_id: int
     own: ec.EllipticCurvePrivateKey
-    # The public keys (compressed points) in --roster by logical id, or None to pin the keys that the server announces.
+    # By logical id: the clients' public keys (points of an elliptic curve) in --roster. None: trust the keys that the server announces
+    # first.
     roster: Mapping[int, bytes] | None = None
     log: SignatureLog = field(default_factory=SignatureLog)
     _pins: dict[int, bytes] = field(default_factory=dict)

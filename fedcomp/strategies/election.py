@@ -8,7 +8,8 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
 The file codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects
 what votes are based on, data or ballots:
 
-`data`      Voters train on every data partition of their seat and send one vote. Batches, dropout and random signs depend only on the seed,
+`data`      Voters train on every data partition assigned to their seat, and send one vote. Batches, dropout and random signs depend only on
+the seed,
             the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up to f Byzantine
             clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its partitions.
             BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to

@@ -8,8 +8,8 @@ count sketch S(x_i) of its update x_i, which has the weight w_i. Then the server
     S_e ← S_e + S_u
     Δ   = the estimates from S_e at the k largest coordinates, and 0 elsewhere
     W   ← W + η C(λΔ).
-    With error=subtract, finally S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
-    With error=zero, finally the cells of S_e and S_u for the coordinates of C(Δ) become 0.
+    With error=subtract, then S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(the estimates of S_u at the coordinates of C(Δ)).
+    With error=zero, the cells of S_e and S_u that contain nonzero coordinates of C(Δ) are then set to 0.
 
 The factor λ is the learning rate of the round divided by that of the run. Updates are proportional to λ. Because of the division by λ, S_u
 and S_e do not depend on the learning rates of the rounds. As in the authors' code, the step Δ is multiplied by the λ of the current round.

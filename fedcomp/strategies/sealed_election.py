@@ -550,7 +550,7 @@ class SealedRound:
         return proof if proof.is_valid(self._slot(sender), *keys) else None
 
     def _cards_for(self, sender: int) -> list[tuple[int, bytes]]:
-        """Return the cards (one-time keys) to forward to a sender, as pairs (voter, card)."""
+        """Return the cards (one-time keys of voters) that the server forwards to a sender, as pairs (voter, card)."""
         return [
             (voter, card)
             for (voter, other), card in self.cards.items()

@@ -1,4 +1,4 @@
-"""The events that a port reports to its owner: the main thread of a server, or a relay."""
+"""The events that a port reports to its owner (the main thread of a server, or a relay)."""
 
 from typing import NamedTuple
 
