@@ -110,7 +110,10 @@ def facts_panel(
 
 
 def _columns(cells: Sequence[Text], columns: int, max_rows: int) -> list[Text]:
-    """Return the rows of a table with the cells arranged column by column. Cells that do not fit into `max_rows` rows are left out."""
+    """Return the rows of a table whose columns are filled one after another with `cells`.
+
+    Cells that do not fit into `max_rows` rows are left out.
+    """
     rows = min(-(-len(cells) // columns), max_rows)
     lines = [Text() for _ in range(rows)]
     for first in range(0, rows * columns, rows):

@@ -143,7 +143,7 @@ class ResidualMonitor:
     """Monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
 
     If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
-    updates x, even if some updates are lost. If ‖e‖ is much larger than Σ‖x‖, then a − C(a) is longer than a for some vectors a, and the
+    updates x, even if some updates are lost. If ‖e‖ is much larger than Σ‖x‖, the codec violates this condition, and the
     residual will keep growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
     """
 

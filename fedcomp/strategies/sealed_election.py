@@ -61,7 +61,9 @@ KEY_OF, PROOF_OF = "key/", "proof/"
 # A vote needs valid ballots of at least this number of partitions: a vote on fewer ballots would reveal them
 MIN_PARTITIONS = 3
 NO_CARD = bytes(CARD)  # a voter sends this instead of a card if it does not know the sender's key
-MAX_ATTEMPTS = 1024  # maximum number of attempts (server starts) in a run
+MAX_ATTEMPTS = (
+    1024  # maximum number of attempts in a run; each start of the server begins an attempt
+)
 ATTEMPT_BYTES = 16  # length of an attempt's name
 COUNT = struct.Struct("<H")  # field at the start of a vote: the number of complaints
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # fields of a complaint: sender, private key of the card
@@ -393,7 +395,7 @@ def unknown_keys(assignment: Assignment, state: RoundState | None) -> list[int]:
 
 
 def signed_attempts(state: RoundState | None) -> list[bytes]:
-    """Return the attempts (server starts) in which a client has signed messages, the newest last."""
+    """Return the attempts (starts of the server) in which a client has signed messages, the newest last."""
     known = state.values.get(ATTEMPTS, b"") if state else b""
     return [known[at : at + ATTEMPT_BYTES] for at in range(0, len(known), ATTEMPT_BYTES)]
 
@@ -405,7 +407,7 @@ def pack_signed(state: RoundState | None) -> bytes:
 
 
 def unpack_signed(record: bytes) -> RoundState:
-    """Return a client's state with only the values that `pack_signed` stored: the last round and the attempts (server starts)."""
+    """Return a client's state with only the values that `pack_signed` stored: the last round, and the attempts (starts of the server)."""
     return RoundState(ROUND.unpack_from(record)[0], 0.0, {ATTEMPTS: record[ROUND.size :]})
 
 
