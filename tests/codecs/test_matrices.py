@@ -171,8 +171,8 @@ UNIT = np.eye(6, 2)
         (b"", "encoded values end too early"),
         (b"\x02" + floats(UNIT) + floats(np.ones((6, 2)))[:-1], "encoded values end too early"),
         (b"\x02" + floats(UNIT) + floats(np.ones((6, 2))) + b"\0", "bytes follow"),
-        (b"\x03" + floats(np.eye(6, 3)) + floats(np.ones((6, 3))), "not smaller than their matrix"),
-        (b"\xfe" + floats(np.ones(36)), "not smaller than their matrix"),
+        (b"\x03" + floats(np.eye(6, 3)) + floats(np.ones((6, 3))), "not smaller than the matrix"),
+        (b"\xfe" + floats(np.ones(36)), "not smaller than the matrix"),
         (b"\x02" + floats(2 * UNIT) + floats(np.ones((6, 2))), "does not have norm 1"),
         (b"\x02" + floats(0 * UNIT) + floats(np.ones((6, 2))), "does not have norm 1"),
         (
