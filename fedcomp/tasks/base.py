@@ -92,8 +92,6 @@ class Task:
     optimizer: Callable[[Any], Optimizer] | None = None
     train_fn: Callable[[nn.Module, Any, Any], Mapping[str, float]] | None = None
     evaluate_fn: Callable[[nn.Module, Any], Mapping[str, float]] | None = None
-    # Whether a function of a task file made this task and received None instead of a data folder.
-    _lacks_folder: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -351,8 +351,8 @@ def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct 
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        lacks_folder = task._lacks_folder and call in ("train()", "test()")
-        fix = GIVE_FOLDER if lacks_folder else fix
+        if call in ("train()", "test()") and "NoneType" in str(error):
+            fix = GIVE_FOLDER
         raise out_of_memory(error) or TaskError(
             f"task '{task.name}': {call} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
         ) from error

@@ -141,18 +141,14 @@ def _call(function: Any, data: Path | None, text: str) -> Any:
     if not callable(function):
         return function
     takes_folder = accepts(function, 1)
-    lacks_folder = takes_folder and data is None
     if not takes_folder and not accepts(function, 0):
         raise TaskError(
             f"--task {text} cannot be called with the data folder or without arguments; define it with one parameter or none"
         )
     try:
-        result = function(data) if takes_folder else function()
+        return function(data) if takes_folder else function()
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        fix = GIVE_FOLDER if lacks_folder else "correct it"
+        fix = GIVE_FOLDER if takes_folder and data is None else "correct it"
         raise _user_error(text, "the call", error, fix) from error
-    if lacks_folder and isinstance(result, Task):
-        object.__setattr__(result, "_lacks_folder", True)
-    return result

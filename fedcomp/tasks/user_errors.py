@@ -12,7 +12,7 @@ from ..errors import FedcompError, OutOfMemoryError, TaskError
 TRACEBACK_VARIABLE = "FEDCOMP_TRACEBACK"  # environment variable
 SEE_TRACEBACK = f"set {TRACEBACK_VARIABLE}=1 to see the full traceback"
 # Fix for an error in a task that received None as its data folder.
-GIVE_FOLDER = "if the task reads a data folder, give it with --data DIR or FEDCOMP_DATA (it is None now); else correct the task"
+GIVE_FOLDER = "if the task reads a data folder, give the folder with --data DIR or FEDCOMP_DATA; else correct the task"
 LIBRARY_PREFIXES = (
     *("<frozen", "<__array_function__"),  # file names that Python gives to code without a file
     str(Path(__file__).parents[1]) + os.sep,
