@@ -84,12 +84,12 @@ REPRODUCTION = Reproduction(
     name="stc-mnist",
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
-    setting="100 clients train 1,600 local steps in all, with batches of 20 examples; 10 % of the clients take part in a round. All "
+    setting="10 of 100 clients take part in each round. All rounds together have 1,600 local steps, with batches of 20 examples. All "
     "pixels are standardised by one mean and one standard deviation. STC sends 1/100 of the coordinates after each step, in "
     "both directions. FedAvg sends the whole model after every 400 steps, so it has four rounds. signSGD sends one bit per "
     "coordinate after each step. The paper sends 1/400 of the coordinates and trains for far more steps. Each method gets "
     "the best of three learning rates in each setting.",
-    full_setting="100 clients train 20,000 local steps in all, with batches of 20 examples; 10 % of the clients take part in a round. "
+    full_setting="10 of 100 clients take part in each round. All rounds together have 20,000 local steps, with batches of 20 examples. "
     "All pixels are standardised by one mean and one standard deviation. STC sends 1/400 of the coordinates after each "
     "step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per coordinate "
     "after each step. We guessed the paper's number of steps. Each method gets the best of three learning rates in each "

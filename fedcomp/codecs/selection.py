@@ -7,7 +7,7 @@ The body of a section contains, in order:
     the positions, in the form with the fewest bytes, usually a Rice code (kernels/positions.py).
 
 Positions that are drawn from the seed are not sent: the first byte contains the form 63, followed by the number of values (LEB128) and the
-values. The coordinate count of a section with drawn positions is the size of the vector, so that frames with the same seed can be added. If
+values. The coordinate count of such a section is the size of the vector, since frames can be added only if their counts are equal. If
 a codec that sends positions selects all coordinates, the coordinate count also equals the size of the vector, but the form is 42 instead of
 63.
 

@@ -6,7 +6,7 @@ of the clients i, the server computes the majority V and the model θ:
 
     v_i = sign(x_i),   V = majority of the v_i in each coordinate;   θ ← θ + η V.
     Momentum on the server:   m ← β m + (1 − β) V;   θ ← θ + η sign(m).
-    Momentum on the client:   x_i is replaced by the momentum of the memory `signum` (the papers' Signum).
+    Momentum on the client:   the memory `signum` replaces x_i by its momentum ("Signum" in the papers).
     Weight decay:             θ ← (1 − ηλ) θ before the step is added; clients train without weight decay (ICLR 2019, algorithm 1).
 
 The step size η is `lr`, the learning rate of local SGD, since a majority of signs has no length of its own. A zero in x_i gets a random
@@ -88,8 +88,8 @@ class Vote(RoundStrategy):
             and spec.parse(self.config.downlink_memory).parts[0].name == NoMemory.name
         ):
             raise ConfigError(
-                f"--strategy {self.name} changes every coordinate by the same length, but --downlink {self.downlink} does not send the "
-                "whole step; leave --downlink out, or give --downlink-memory residual"
+                f"--strategy {self.name} changes every coordinate by the same amount, but --downlink {self.downlink} sends other "
+                "changes; leave --downlink out, or give --downlink-memory residual"
             )
 
     @classmethod

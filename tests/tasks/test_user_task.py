@@ -134,7 +134,8 @@ def test_the_error_of_a_task_without_its_data_folder_names_the_flag(write_task, 
     )
     text = write_task(content)
     with pytest.raises(
-        TaskError, match="TypeError: .*; if the task reads a data folder, give the folder with --data DIR"
+        TaskError,
+        match="TypeError: .*; if the task reads a data folder, give the folder with --data DIR",
     ):
         data_of(load(text), "train")
     with pytest.raises(TaskError, match="FileNotFoundError: .*; correct the task, or set"):

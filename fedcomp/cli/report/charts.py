@@ -195,7 +195,10 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.Series | None:
-    """Return a curve of the mean and range over the seeds, or None if nothing was measured. The curve ends with the shortest run."""
+    """Return a curve of the mean and range over the seeds, or None if nothing was measured.
+
+    The curve ends with the last round of the shortest run.
+    """
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
