@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import torch
-from cases import for_each
 from deployment import free_port
 from tiny_task import task
 
