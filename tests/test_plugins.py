@@ -117,7 +117,7 @@ print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
     assert warned == (
         "the entry point 'stc' of fedcomp.codecs in the package theirs is not used, because a built-in plugin has the same name"
     )
-    own_number = "codec 'takes4' has id 4, which belongs to 'stc'; give it another id"
+    own_number = "the codecs 'stc' and 'takes4' have the same id 4; give the new codec another id"
     assert takes4 == f"takes4: {own_number}"
     assert gone.startswith(
         "gone: the entry point 'gone' of fedcomp.codecs cannot be imported (AttributeError: "

@@ -32,7 +32,7 @@ def _reserve_number(name: str, cls: type[Codec]) -> None:
         raise SpecError(f"codec '{name}' has id {number!r}; give it an id from 1 to 255")
     if NAMES.setdefault(number, name) != name:
         raise SpecError(
-            f"codec '{name}' has id {number}, which belongs to '{NAMES[number]}'; give it another id"
+            f"the codecs '{NAMES[number]}' and '{name}' have the same id {number}; give the new codec another id"
         )
 
 

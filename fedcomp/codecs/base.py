@@ -496,7 +496,9 @@ def nonfinite_error(
     else:
         entry = layout.entry_at(position)
         place = f"in tensor '{entry.name}', element {position - entry.offset}"
-    error = NonFiniteError(f"{what} is {value.item()} {place}; lower --lr or set --clip")
+    error = NonFiniteError(
+        f"{what} is {value.item()} {place}; lower the learning rate (--lr) or clip gradients (--clip)"
+    )
     error.position = position
     return error
 

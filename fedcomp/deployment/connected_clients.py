@@ -10,13 +10,14 @@ from ..server.availability import Availability, Quota
 from ..server.transport import Transport
 
 PAUSE_S = 0.05  # time between two polls of the connected clients
+MAX_PAUSE_ROUNDS = 64  # longest pause of a client that reconnects after missed deadlines
 
 
 class ConnectedClients(Availability):
     """The clients that have joined a run. `waited_s` is the total time for which rounds have waited for clients, in seconds.
 
-    A client that has missed k deadlines in a row and reconnects takes part again no earlier than 2^(k − 1) rounds after the last missed
-    deadline. A client that crashes in every round therefore delays few rounds.
+    A client that has missed k deadlines in a row and reconnects takes part again no earlier than min(2^(k − 1), 64) rounds after the
+    last missed deadline. A client that crashes in every round therefore delays few rounds.
     """
 
     def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
@@ -59,7 +60,8 @@ class ConnectedClients(Availability):
         """Record clients that did not answer before the deadline, or for which a round has waited in vain."""
         for client in (new := set(clients) - self.silent):
             self._misses[client] += 1
-            self._readmission[client] = self._rounds + (1 << self._misses[client] - 1)
+            pause = min(1 << self._misses[client] - 1, MAX_PAUSE_ROUNDS)
+            self._readmission[client] = self._rounds + pause
             self._reconnected.discard(client)
         super().mark_silent(new)
 
@@ -113,7 +115,7 @@ class ConnectedClients(Availability):
         waits, connected = len(self._connected) < wanted, sorted(self._connected)
         reports = waits or self._reported_waiting is not None
         if reports and connected != self._reported_waiting:
-            self.callback().on_waiting(connected, wanted)
+            self.callback().on_waiting(connected, max(wanted, len(connected)))
             self._reported_waiting = connected if waits else None
 
     def _report_missing(self, cohort: Sequence[int]) -> None:
@@ -123,6 +125,6 @@ class ConnectedClients(Availability):
         if missing and missing != self._missing:
             self.callback().on_warning(
                 f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)}: "
-                "a missing client is disconnected or missed a deadline, and takes part again once it reconnects or answers"
+                "they are disconnected or missed a deadline, and take part again after an answer, or some rounds after a reconnection"
             )
         self._missing = missing

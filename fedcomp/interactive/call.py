@@ -59,6 +59,8 @@ def simulate(
     other subclasses of FedcompError if the run fails. Never raises SystemExit. The message of a KeyboardInterrupt says how to continue the
     run.
     """
+    if callable(task) and not isinstance(task, Task):
+        raise ConfigError("task is a function; give the Task that it returns, or path/file.py:name")
     task_object = task if isinstance(task, Task) else None
     if callable(options.get("optimizer")):
         if task_object is None:

@@ -243,7 +243,7 @@ def test_errors_about_nan_and_infinity_name_the_tensor(spec):
         for error in (encoded.value, added, batched):
             assert (
                 str(error)
-                == f"the update is {value} in tensor 'b', element 0; lower --lr or set --clip"
+                == f"the update is {value} in tensor 'b', element 0; lower the learning rate (--lr) or clip gradients (--clip)"
             )
             assert error.position == 266
 

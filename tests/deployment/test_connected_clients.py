@@ -3,7 +3,7 @@
 import pytest
 
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.connected_clients import ConnectedClients
+from fedcomp.deployment.connected_clients import MAX_PAUSE_ROUNDS, ConnectedClients
 from fedcomp.server.availability import Quota
 
 
@@ -86,3 +86,13 @@ def test_paused_clients_are_drawn_if_a_round_would_have_too_few(connected):
     connected.join(2)
     assert list(connected.gather()) == [0, 1, 2]
     assert connected.waited_s >= 0.1
+
+
+def test_a_client_pauses_for_at_most_64_rounds(connected):
+    for _ in range(20):
+        connected.silent.discard(2)
+        crash(connected, 2)
+    pauses = 0
+    while 2 not in connected.gather():
+        pauses += 1
+    assert pauses == MAX_PAUSE_ROUNDS - 1

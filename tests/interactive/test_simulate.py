@@ -294,6 +294,11 @@ def test_user_errors_are_exceptions_of_one_sentence(tmp_path, monkeypatch, given
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_function_is_not_accepted_as_a_task():
+    with pytest.raises(fedcomp.UserError, match="task is a function; give the Task that it"):
+        fedcomp.simulate(lambda folder: MINE, progress=False)
+
+
 def test_a_callback_of_the_user_is_called(tmp_path, capsys):
     fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL | {"progress": LineDisplay()})
     assert "stc:density=0.25" in capsys.readouterr().out

@@ -286,6 +286,6 @@ def test_training_that_fails_on_all_partitions_does_not_move_the_model(tmp_path)
     summary = simulate(replace(config, out=out(tmp_path, "run")))
     assert summary.client_updates == 0
     assert any(
-        "lower --lr or set --clip" in r.reason and "of partition" in r.reason
+        "lower the learning rate (--lr)" in r.reason and "of partition" in r.reason
         for r in summary.rejections
     )
