@@ -26,9 +26,8 @@ class ConnectedClients(Availability):
         self.waited_s = 0.0
         self._rounds = 0  # rounds that have begun
         self._misses: Counter[int] = Counter()  # by client: missed deadlines since its last answer
-        self._readmission: dict[
-            int, int
-        ] = {}  # by silent client: first round in which it may take part if it reconnects
+        # By silent client: the first round in which it may take part if it reconnects.
+        self._readmission: dict[int, int] = {}
         self._reconnected: set[int] = set()  # silent clients that have reconnected
         self._last_cohort: Sequence[int] = ()  # the clients from which the last cohort was drawn
         self._joined: set[int] = set()  # clients that have joined since the server started

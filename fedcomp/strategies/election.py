@@ -101,7 +101,7 @@ class ElectionOptions:
     # Mean number of data partitions per seat for code=bernoulli; None = √(n·ln n), where n is the option `seats`
     redundancy: float | None = None
     seats: int = 0  # n: number of seats and of data partitions; 0 = cohort size, at most 15
-    # What a vote is based on: the data of several clients, or their ballots (signs), which Byzantine clients choose freely
+    # Basis of a vote: the data of several clients, or their ballots (signs), which Byzantine clients choose freely
     form: Literal["data", "ballots"] = "data"
     sealed: bool = False  # encrypt ballots, so that the server cannot read them; needs form=ballots
     momentum: float = 0.0  # β: factor of the momentum on the server
