@@ -52,6 +52,10 @@ class WireMessage:
 
     def pack(self) -> bytes:
         """Return the message as bytes."""
+        return b"".join(self.pack_parts())
+
+    def pack_parts(self) -> list[bytes]:
+        """Return the parts of the packed message, in order. The contents of the fields are not copied."""
         header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
         for name, _ in fields_of(type(self)):
@@ -64,7 +68,7 @@ class WireMessage:
                 value = [len(part) for part in value]
             header.append(value)
         head = compact_json(header).encode()
-        return b"".join([LENGTH.pack(len(head)), head, *blobs])
+        return [LENGTH.pack(len(head)), head, *blobs]
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:

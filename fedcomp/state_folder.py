@@ -67,7 +67,9 @@ class StateFolder:
         """
         path = self.path / name
         try:
-            data = bytearray(path.read_bytes())
+            data = bytearray(path.stat().st_size)
+            with path.open("rb") as file:
+                del data[file.readinto(data) :]
         except FileNotFoundError:
             return {}
         except OSError as error:

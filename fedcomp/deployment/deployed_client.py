@@ -4,9 +4,10 @@ A client that is killed at any moment loses nothing: if it receives an assignmen
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -46,7 +47,10 @@ class DeployedClient:
         self.run = ""  # the name of the client's run
         self.client_id = setup.client_id
         self._session: ClientSession | None = None  # None before the client joins a run
-        self._report: Report | None = None  # the report on the last assignment
+        # The report on the last assignment, which may be as large as the model, or None if the folder holds the report.
+        self._report: Report | None = None
+        # The assignment of the last update that was sent: round, phase, version and `_phase_inputs`.
+        self._answered: tuple[int, str, str, str] | None = None
         self._inputs = ""  # hash of the last assignment (`_phase_inputs`)
         self._saved = True  # whether the folder holds the current state
 
@@ -72,7 +76,8 @@ class DeployedClient:
                     self._remember(self.run, self.client_id, self.round_state)
                 joined = session_for(invitation, self.setup, self.key, self.log)
                 self.client_id, self._session = joined
-                self.run, self._report, self._inputs = invitation.run, None, ""
+                self.run, self._inputs = invitation.run, ""
+                self._report = self._answered = None
                 self._restore()
                 self._recall()
             key = b"" if self.enrolled else point_of(self.key.public_key())
@@ -89,23 +94,34 @@ class DeployedClient:
         return report
 
     def repeated_report(self, assignment: Assignment) -> Report | None:
-        """Return the last report if this assignment asks for it again, else None."""
-        a, last = assignment, self._report
-        if last is None or last.kind != UPDATE:
+        """Return the last report if this assignment asks for it again, else None.
+
+        Raises CheckpointError if the stored report is damaged.
+        """
+        a = assignment
+        if self._answered != (a.round, a.phase, a.version, _phase_inputs(a)):
             return None
-        inputs = last.round, last.phase, last.version, self._inputs
-        return last if (a.round, a.phase, a.version, _phase_inputs(a)) == inputs else None
+        if self._report is not None or self.folder is None:
+            return self._report
+        try:
+            return self._stored_report(self.folder.load())
+        except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
+            raise self._damaged(error) from error
 
     def release(self) -> None:
-        """Free the memory of the last report, which may be as large as the model. The state folder still has the report."""
+        """Free the memory of the last report. The state folder, if there is one, still has the report."""
         self._report = None
 
     def record(self, assignment: Assignment, report: Report) -> None:
         """Record the report on an assignment in memory. `save` writes the report to disk."""
         self._report, self._inputs, self._saved = report, _phase_inputs(assignment), False
+        self._answered = self._key_of(report)
 
     def save(self) -> None:
-        """Write the client's state to disk if it has changed. Raises CheckpointError if writing fails; the next call then tries again."""
+        """Write the client's state to disk if it has changed, and free the memory of the report.
+
+        Raises CheckpointError if writing fails; the next call then tries again.
+        """
         report = self._report
         if self.folder is None or self._saved or report is None:
             return
@@ -115,10 +131,12 @@ class DeployedClient:
         layout = self.session.replica.layout.fingerprint
         head = {"run": self.run, "client": self.client_id, "layout": layout}
         head |= {"accepted": self._inputs, "frame_is_pending": is_pending}
-        packed = replace(report, frame=b"" if is_pending else report.frame).pack()
-        entries = {REPORT: packed, HEAD: json.dumps(head).encode()}
-        self.folder.save(device_state.pack(self.session, self.client_id) | entries)
+        packed = replace(report, frame=b"" if is_pending else report.frame).pack_parts()
+        entries = device_state.pack(self.session, self.client_id)
+        entries |= {REPORT: packed, HEAD: json.dumps(head).encode()}
+        self.folder.save(entries)
         self._saved = True
+        self.release()
 
     @property
     def round_state(self) -> RoundState | None:
@@ -150,15 +168,30 @@ class DeployedClient:
                 return
             device_state.restore(self.session, self.client_id, stored)
             self._inputs = head["accepted"]
-            self._report = Report.unpack(stored[REPORT])
-            pending = self.session.states.at(self.client_id).memory.pending
-            if pending is not None and head.get("frame_is_pending"):
-                self._report.frame = pending
+            self._answered = self._key_of(self._stored_report(stored))
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
-            raise CheckpointError(
-                f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, so that "
-                "the client joins as a new client"
-            ) from error
+            raise self._damaged(error) from error
+
+    def _stored_report(self, stored: Mapping[str, Any]) -> Report:
+        """Return the report in the stored state of this client. Raises KeyError, ValueError or ProtocolError for a damaged state."""
+        report = Report.unpack(stored[REPORT])
+        pending = self.session.states.at(self.client_id).memory.pending
+        if pending is not None and json.loads(stored[HEAD]).get("frame_is_pending"):
+            report.frame = pending
+        return report
+
+    def _key_of(self, report: Report) -> tuple[int, str, str, str] | None:
+        """Return the value of `_answered` after a report."""
+        if report.kind != UPDATE:
+            return None
+        return report.round, report.phase, report.version, self._inputs
+
+    def _damaged(self, error: Exception) -> CheckpointError:
+        assert self.folder is not None
+        return CheckpointError(
+            f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, so that "
+            "the client joins as a new client"
+        )
 
 
 def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Report | None]:

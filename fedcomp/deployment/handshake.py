@@ -193,7 +193,7 @@ def _new_session(
     states = HostedStates()
     shards: dict[int, np.ndarray] = {}
     held_out: dict[int, np.ndarray] = {}
-    jobs, sgd = SequentialJobs(engine), LocalSGD.from_config(config)
+    jobs, sgd = SequentialJobs(engine, frees_memory=True), LocalSGD.from_config(config)
     all_shards = _all_shards(config, setup) if algorithm.trains_on_partitions else None
     at_once = max(1, STACK_BYTES // (4 * layout_of_state.numel))
     work = jobs, data, shards, sgd, algorithm, config.seed

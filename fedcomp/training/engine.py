@@ -107,6 +107,9 @@ class ClientEngine(ABC):
         job, update = Job(round, client, batches, **fields), torch.empty_like(start)
         return LocalUpdate(update, self.train_job(start, data, job, sgd, seed, update))
 
+    def free_weights(self) -> None:
+        """Free memory that the engine needs only during training, if there is any."""
+
     def load_buffers(self, buffers: dict[str, Tensor] | None) -> None:
         """Load a client's buffers into the model. Buffers that are not given get their initial values."""
         for name, buffer in self.model.named_buffers():
@@ -182,16 +185,20 @@ def in_process(elements: int) -> tuple[None, Tensor]:
 
 
 class SequentialJobs(Engine):
-    """An engine that trains the clients of a cohort one after the other, with a `ClientEngine`."""
+    """An engine that trains the clients of a cohort one after the other, with a `ClientEngine`.
 
-    def __init__(self, engine: ClientEngine):
-        self.engine, self.device = engine, engine.device
+    With `frees_memory`, the weights of the model that is trained, and the updates, are in memory only while they are needed. Without it,
+    their memory is reused in the next round, which is faster.
+    """
+
+    def __init__(self, engine: ClientEngine, *, frees_memory: bool = False):
+        self.engine, self.device, self.frees_memory = engine, engine.device, frees_memory
         self._memory = UpdateMemory(in_process)
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not self.frees_memory:
             _, updates = self._memory.stack(len(jobs), len(start))
         else:
             updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
@@ -200,6 +207,8 @@ class SequentialJobs(Engine):
         for job in jobs:
             results.append(self.engine.try_job(start, data, job, sgd, seed, updates[succeeded]))
             succeeded += not isinstance(results[-1], Exception)
+        if self.frees_memory:
+            self.engine.free_weights()
         return updates[:succeeded], results
 
 
@@ -378,6 +387,10 @@ class SerialEngine(ClientEngine):
         loss = torch.stack(losses).mean(dtype=torch.float32).item()
         return JobResult(loss, self.changed_buffers(), state)
 
+    def free_weights(self) -> None:
+        """Free the memory of the vector `weights` until the next job, which starts from other weights."""
+        self.weights.untyped_storage().resize_(0)
+
     def _batches(self, data: Examples, job: Job, sgd: LocalSGD, seed: int) -> Iterable[Batch]:
         index = torch.from_numpy(np.concatenate(job.batches)).to(self.device)
         sizes = [len(batch) for batch in job.batches]
@@ -408,6 +421,7 @@ class SerialEngine(ClientEngine):
         """Load weights and buffers into the model. Return the loaded weights, which are `start` rounded to the precision of each
         parameter.
         """
+        self.weights.untyped_storage().resize_(self.weights.nbytes)
         self.weights.copy_(start)
         self.load_buffers(buffers)
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import weakref
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fedcomp.clients.device_state import MAX_PAST_VERSIONS
 from fedcomp.deployment import log_messages
 from fedcomp.deployment.deployed_client import DeployedClient
 from fedcomp.deployment.handshake import ClientSetup, pack_options, session_for
-from fedcomp.errors import FedcompError, ProtocolError, UserError
+from fedcomp.errors import CheckpointError, FedcompError, ProtocolError, UserError
 from fedcomp.keys.keyring import verifier
 from fedcomp.layout import Layout
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment, Invitation
@@ -196,6 +197,26 @@ def test_a_client_without_a_state_folder_repeats_its_report():
 
     (outcome,) = rounds(loop, Once(), [1])
     assert len(outcome.accepted) == 2 and len(asked) == 2
+
+
+def test_a_client_frees_a_saved_report_and_repeats_it_from_its_state_folder(tmp_path):
+    config = resolved(RunConfig(clients=1, rounds=1, batch_size=10, uplink="identity"))
+    loop, folder = a_loop(config), StateFolder(tmp_path)
+    member = DeployedClient(own(0), folder)
+    member.join(invitation(config, loop))
+    b = loop.broadcasts
+    asked = Assignment(1, "train", 0, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
+    report = member.answer(asked)
+    copy, alive = dataclasses.replace(report), weakref.ref(report)
+    del report
+    assert copy.kind == UPDATE and alive() is None
+    assert member.answer(asked) == copy
+    damaged = bytearray((tmp_path / "state.bin").read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "state.bin").write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="damaged.*remove"):
+        member.answer(asked)
+    folder.close()
 
 
 def test_an_earlier_phase_can_be_answered_again():

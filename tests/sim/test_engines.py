@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
+from engine_checks import assert_same, serial, start_of, two_rounds
 from torch import nn
+from worker_tasks import examples as task_examples
 
 from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
@@ -53,6 +55,15 @@ def jobs(start: torch.Tensor) -> list[Job]:
         )
         for who in range(3)
     ]
+
+
+def test_an_engine_that_frees_its_memory_returns_equal_results():
+    reuses = serial()
+    frees = SequentialJobs(serial().engine, frees_memory=True)
+    start, data = start_of(reuses), task_examples()
+    assert_same(two_rounds(frees, start, data), two_rounds(reuses, start, data))
+    assert not frees.engine.weights.untyped_storage().nbytes()
+    assert reuses.engine.weights.untyped_storage().nbytes() == start.nbytes
 
 
 def test_both_engines_return_equal_updates_losses_and_traces():
