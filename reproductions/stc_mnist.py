@@ -84,11 +84,9 @@ REPRODUCTION = Reproduction(
     name="stc-mnist",
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
-    setting="10 of 100 clients take part in each round. All rounds together have 1,600 local steps, with batches of 20 examples. All "
-    "pixels are standardised by one mean and one standard deviation. STC sends 1/100 of the coordinates after each step, in "
-    "both directions. FedAvg sends the whole model after every 400 steps, so it has four rounds. signSGD sends one bit per "
-    "coordinate after each step. The paper sends 1/400 of the coordinates and trains for far more steps. Each method gets "
-    "the best of three learning rates in each setting.",
+    setting="10 of 100 clients take part in each round. A run has 1,600 local steps, with batches of 20 examples. STC sends 1/100 "
+    "of the coordinates after each step, in both directions (the paper: 1/400, with far more steps). FedAvg sends the whole"
+    " model after every 400 steps. signSGD sends one bit per coordinate after each step.",
     full_setting="10 of 100 clients take part in each round. All rounds together have 20,000 local steps, with batches of 20 examples. "
     "All pixels are standardised by one mean and one standard deviation. STC sends 1/400 of the coordinates after each "
     "step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per coordinate "

@@ -75,11 +75,7 @@ def edges(results: Results) -> str:
         for name, m in results.items()
         if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
     ]
-    return (
-        f"These best values are the lowest or highest of their grid, so values outside of the grid may be better: {', '.join(names)}."
-        if names
-        else ""
-    )
+    return f"At an end of the grid: {', '.join(names)}." if names else ""
 
 
 def size(count: float) -> str:
@@ -108,9 +104,8 @@ def section(
         f"```sh\n{command}\n```",
         reproduction.full_setting if full else reproduction.setting,
         markdown(COLUMNS, rows(judged)),
-        f"**{summary_line(judged)[0].upper()}{summary_line(judged)[1:]}.**",
         f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),
-        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time, {time.wall_s / 60:.1f} minutes of wall-clock time.",
+        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time.",
     ]
     return "\n\n".join(parts)
 
