@@ -103,7 +103,7 @@ def section(
         f"{reproduction.paper}.",
         f"```sh\n{command}\n```",
         reproduction.full_setting if full else reproduction.setting,
-        markdown(COLUMNS, rows(judged)),
+        markdown(COLUMNS[:1] + COLUMNS[2:], [row[:1] + row[2:] for row in rows(judged)]),
         f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),
         f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time.",
     ]
