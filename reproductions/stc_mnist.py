@@ -36,7 +36,7 @@ HARDER = {
     "few-clients": DIFFERENT | {"participation": 0.02},
 }
 RIVALS = ("fedavg", "signsgd")
-MORE = "reduces the accuracy of STC less than that of FedAvg and signSGD"
+MORE = "costs STC less accuracy than FedAvg and signSGD"
 
 
 def methods(

@@ -75,7 +75,7 @@ def edges(results: Results) -> str:
         for name, m in results.items()
         if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
     ]
-    return f"At an end of the grid: {', '.join(names)}." if names else ""
+    return f"Chosen at an end of the grid: {', '.join(names)}." if names else ""
 
 
 def size(count: float) -> str:
