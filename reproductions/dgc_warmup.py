@@ -21,7 +21,7 @@ from .base import (
 )
 
 PAPER = (
-    "Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communication bandwidth for distributed training. "
+    "Lin et al.: Deep gradient compression: reducing the communication bandwidth for distributed training. "
     "ICLR 2018"
 )
 DENSE = {"uplink": "identity", "downlink": "identity", "downlink_memory": "none", "memory": "none"}

@@ -21,7 +21,7 @@ from .base import (
     within_margin,
 )
 
-PAPER = "Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019"
+PAPER = "Karimireddy et al.: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019"
 UNCOMPRESSED = {
     "uplink": "identity",
     "downlink": "identity",

@@ -18,7 +18,7 @@ from .base import (
     points,
 )
 
-PAPER = "Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020"
+PAPER = "Sohn et al.: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020"
 REDUNDANCIES = {
     (5, 1): 3.8,
     (9, 2): 6.778,

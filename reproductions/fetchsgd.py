@@ -23,7 +23,7 @@ from .base import (
 )
 
 PAPER = (
-    "Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with "
+    "Rothchild et al.: FetchSGD: Communication-efficient federated learning with "
     "sketching. ICML 2020"
 )
 UNCOMPRESSED = {

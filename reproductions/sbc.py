@@ -18,7 +18,7 @@ from .base import (
     within_margin,
 )
 
-PAPER = "Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. 2018"
+PAPER = "Sattler et al.: Sparse binary compression: towards distributed deep learning with minimal communication. 2018"
 DENSE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 SAME, POINT = 0.005, 0.01  # largest losses of accuracy (fractions) that claims 1 and 2 allow
 SOURCE = "abstract or text, ResNet-50 on ImageNet"

@@ -21,7 +21,7 @@ from .base import (
     points,
 )
 
-PAPER = "Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019"
+PAPER = "Sattler et al.: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019"
 UNCOMPRESSED = {
     "uplink": "identity",
     "downlink": "identity",
