@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcomp.errors import UserError
 
-from .base import Claim, Experiment, MethodResult, Reproduction, Results, Verdict
+from .base import IN_WORDS, Claim, Experiment, MethodResult, Reproduction, Results, Verdict
 from .running import ComputeTime, choice_text
 
 COLUMNS = ("claim", "source", "the paper's number", "ours", "holds here")
@@ -98,12 +98,14 @@ def section(
     seeds = max(len(m.runs) for m in results.values())
     command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
     command += f" --seeds {seeds}" * (seeds != reproduction.experiment(full).seeds)
+    numbers = any(claim.paper != IN_WORDS for claim, _ in judged)
+    shown = (0, 2, 3, 4) if numbers else (0, 3, 4)  # columns
     parts = [
         f"## {reproduction.name}: {reproduction.title}",
         f"{reproduction.paper}.",
         f"```sh\n{command}\n```",
         reproduction.full_setting if full else reproduction.setting,
-        markdown(COLUMNS[:1] + COLUMNS[2:], [row[:1] + row[2:] for row in rows(judged)]),
+        markdown([COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows(judged)]),
         f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),
         f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time.",
     ]
