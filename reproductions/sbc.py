@@ -18,7 +18,7 @@ from .base import (
     within_margin,
 )
 
-PAPER = "Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. 2018"
+PAPER = "Sattler et al.: Sparse binary compression: towards distributed deep learning with minimal communication. 2018"
 DENSE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 SAME, POINT = 0.005, 0.01  # largest losses of accuracy (fractions) that claims 1 and 2 allow
 SOURCE = "abstract or text, ResNet-50 on ImageNet"
@@ -55,12 +55,11 @@ REPRODUCTION = Reproduction(
     name="sbc",
     title="sparse binary compression with 10 and 100 local steps per round, and plain SGD",
     paper=PAPER,
-    setting="The model is logistic regression on MNIST. 4 clients with equal IID shares of the data take part in every round, and "
-    "train with batches of 20 examples. Clients send 1/200 of the coordinates. Claim 1 is tested after 1,000 steps, and "
-    "claim 2 after 10,000 steps. The downlink is neither compressed nor counted, as in the paper. The paper trains "
-    "ResNet-50 on ImageNet. A ratio (×) is the uplink bytes of plain SGD, which sends after every step, divided by the "
-    "uplink bytes of the method, with headers. All methods use the learning rate 0.1, which is the best of 0.01, 0.03 and "
-    "0.1 for each method at 1,000 steps.",
+    setting="Logistic regression on MNIST; the paper trains ResNet-50 on ImageNet. 4 clients with equal IID shares of the data take"
+    " part in every round, with batches of 20 examples, and send 1/200 of the coordinates. Claim 1 is tested after 1,000 "
+    "steps, and claim 2 after 10,000. As in the paper, the downlink is neither compressed nor counted. A ratio (×) is the "
+    "uplink bytes of plain SGD, which sends after every step, divided by those of the method. All methods use the learning "
+    "rate 0.1.",
     full_setting="The model is ResNet-18 with GroupNorm on CIFAR-10, with random crops and flips. 4 clients with equal IID shares of the "
     "data take part in every round. Clients train with batches of 32 examples, momentum 0.9 and momentum factor masking, "
     "and send 1/100 of the coordinates. Claim 1 is tested after 40,000 steps, and claim 2 after 80,000 steps. A ratio is "

@@ -21,7 +21,7 @@ from .base import (
     points,
 )
 
-PAPER = "Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019"
+PAPER = "Sattler et al.: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019"
 UNCOMPRESSED = {
     "uplink": "identity",
     "downlink": "identity",
@@ -36,7 +36,7 @@ HARDER = {
     "few-clients": DIFFERENT | {"participation": 0.02},
 }
 RIVALS = ("fedavg", "signsgd")
-MORE = "reduces the accuracy of STC less than that of FedAvg and signSGD"
+MORE = "costs STC less accuracy than FedAvg and signSGD"
 
 
 def methods(
@@ -84,11 +84,9 @@ REPRODUCTION = Reproduction(
     name="stc-mnist",
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
-    setting="10 of 100 clients take part in each round. All rounds together have 1,600 local steps, with batches of 20 examples. All "
-    "pixels are standardised by one mean and one standard deviation. STC sends 1/100 of the coordinates after each step, in "
-    "both directions. FedAvg sends the whole model after every 400 steps, so it has four rounds. signSGD sends one bit per "
-    "coordinate after each step. The paper sends 1/400 of the coordinates and trains for far more steps. Each method gets "
-    "the best of three learning rates in each setting.",
+    setting="10 of 100 clients take part in each round. A run has 1,600 local steps, with batches of 20 examples. STC sends 1/100 "
+    "of the coordinates after each step, in both directions (the paper: 1/400, with far more steps). FedAvg sends the whole"
+    " model after every 400 steps. signSGD sends one bit per coordinate after each step.",
     full_setting="10 of 100 clients take part in each round. All rounds together have 20,000 local steps, with batches of 20 examples. "
     "All pixels are standardised by one mean and one standard deviation. STC sends 1/400 of the coordinates after each "
     "step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per coordinate "

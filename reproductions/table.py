@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcomp.errors import UserError
 
-from .base import Claim, Experiment, MethodResult, Reproduction, Results, Verdict
+from .base import IN_WORDS, Claim, Experiment, MethodResult, Reproduction, Results, Verdict
 from .running import ComputeTime, choice_text
 
 COLUMNS = ("claim", "source", "the paper's number", "ours", "holds here")
@@ -75,11 +75,7 @@ def edges(results: Results) -> str:
         for name, m in results.items()
         if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
     ]
-    return (
-        f"These best values are the lowest or highest of their grid, so values outside of the grid may be better: {', '.join(names)}."
-        if names
-        else ""
-    )
+    return f"Chosen at an end of the grid: {', '.join(names)}." if names else ""
 
 
 def size(count: float) -> str:
@@ -102,15 +98,16 @@ def section(
     seeds = max(len(m.runs) for m in results.values())
     command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
     command += f" --seeds {seeds}" * (seeds != reproduction.experiment(full).seeds)
+    numbers = any(claim.paper != IN_WORDS for claim, _ in judged)
+    shown = (0, 2, 3, 4) if numbers else (0, 3, 4)  # columns
     parts = [
         f"## {reproduction.name}: {reproduction.title}",
         f"{reproduction.paper}.",
         f"```sh\n{command}\n```",
         reproduction.full_setting if full else reproduction.setting,
-        markdown(COLUMNS, rows(judged)),
-        f"**{summary_line(judged)[0].upper()}{summary_line(judged)[1:]}.**",
+        markdown([COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows(judged)]),
         f"{seeds} seed{'s' * (seeds > 1)}. {edges(results)}".rstrip(),
-        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time, {time.wall_s / 60:.1f} minutes of wall-clock time.",
+        f"{_of_device(results)}: {time.processor_s / 60:.1f} minutes of processor time.",
     ]
     return "\n\n".join(parts)
 

@@ -250,7 +250,7 @@ def test_sections_are_written_between_marks(done, tmp_path):
     assert once.startswith("# Page\n\ntext\n\n<!-- tiny -->") and once.endswith(
         "second\n\n<!-- end of other -->\n"
     )
-    assert f"| 1. {LEARNS.text} | nowhere | in words | {found[0][1].ours} | yes |" in once
+    assert f"| 1. {LEARNS.text} | in words | {found[0][1].ours} | yes |" in once
     assert "fedcomp reproduce tiny" in once
     with pytest.raises(UserError, match="leave --write out"):
         write("tiny", "text", tmp_path / "absent.md")
