@@ -113,7 +113,7 @@ def vgg11s(data: Path | None) -> Task:
     """Return the task of training VGG11*, a narrower VGG11, on CIFAR-10. Each colour channel is standardised by its mean and standard
     deviation.
     """
-    read = images(data).per_channel
+    read = images(data).standardised
     train, test = partial(read, "train"), partial(read, "test")
     return Task("cifar10-vgg11s", network, train, test, augment=CROP_AND_FLIP)
 
@@ -123,6 +123,6 @@ def resnet18(data: Path | None) -> Task:
     """Return the task of training ResNet-18 with GroupNorm on CIFAR-10. Each colour channel is standardised by its mean and standard
     deviation.
     """
-    read = images(data).per_channel
+    read = images(data).standardised
     train, test = partial(read, "train"), partial(read, "test")
     return Task("cifar10-resnet18", ResNet18, train, test, augment=CROP_AND_FLIP)

@@ -8,7 +8,7 @@ import torch
 
 from fedcomp.errors import DataError, MissingExtraError
 from fedcomp.tasks import parquet as room
-from fedcomp.tasks.parquet import ImageDataset
+from fedcomp.tasks.parquet import PER_CHANNEL, PER_DATASET, PER_PIXEL, ImageDataset
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -56,8 +56,8 @@ def hub(tmp_path):
     return tmp_path, train, test
 
 
-def toy(folder: Path | None) -> ImageDataset:
-    return ImageDataset(folder, "toy", "image", GREY)
+def toy(folder: Path | None, axes: tuple[int, ...] = PER_CHANNEL) -> ImageDataset:
+    return ImageDataset(folder, "toy", "image", GREY, axes)
 
 
 @pytest.mark.parametrize("inside", ["", "toy"])
@@ -96,14 +96,14 @@ def test_each_pixel_is_standardised_by_the_training_set_with_a_minimum_deviation
     write(folder / "toy" / "train.parquet", [encoded(p) for p in train], [0] * 12)
     scaled = train.reshape(12, -1) / 255
     mean, deviation = scaled.mean(0), np.maximum(scaled.std(0), 0.01)
-    data = toy(folder)
+    data = toy(folder, PER_PIXEL)
     assert torch.allclose(
-        data.per_pixel("train").inputs.double(),
+        data.flat("train").inputs.double(),
         torch.tensor((scaled - mean) / deviation),
         atol=1e-5,
     )
     assert torch.allclose(
-        data.per_pixel("test").inputs.double(),
+        data.flat("test").inputs.double(),
         torch.tensor((test.reshape(5, -1) / 255 - mean) / deviation),
         atol=1e-4,
     )
@@ -122,14 +122,14 @@ def test_each_channel_is_standardised_by_the_training_set(tmp_path):
             column="img",
         )
     data = ImageDataset(tmp_path, "toy", "img", COLOUR)
-    inputs = data.per_channel("train").inputs
+    inputs = data.standardised("train").inputs
     assert inputs.shape == (8, *COLOUR) and inputs.dtype == torch.float32
     assert torch.allclose(inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(inputs.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
     mean, deviation = pixels["train"].mean((0, 1, 2)) / 255, pixels["train"].std((0, 1, 2)) / 255
     expected = (pixels["test"] / 255 - mean) / deviation
     assert torch.allclose(
-        data.per_channel("test").inputs.double(),
+        data.standardised("test").inputs.double(),
         torch.tensor(expected.transpose(0, 3, 1, 2)),
         atol=1e-5,
     )
@@ -137,10 +137,10 @@ def test_each_channel_is_standardised_by_the_training_set(tmp_path):
 
 def test_all_pixels_are_standardised_by_one_mean_and_deviation_of_the_training_set(hub):
     folder, train, test = hub
-    data, mean, deviation = toy(folder), train.mean() / 255, train.std() / 255
+    data, mean, deviation = toy(folder, PER_DATASET), train.mean() / 255, train.std() / 255
     for split, pixels in (("train", train), ("test", test)):
         expected = torch.tensor((pixels.reshape(len(pixels), -1) / 255 - mean) / deviation)
-        assert torch.allclose(data.per_dataset(split).inputs.double(), expected, atol=1e-5)
+        assert torch.allclose(data.flat(split).inputs.double(), expected, atol=1e-5)
 
 
 def test_moments_are_the_mean_and_deviation_of_scaled_pixels():
@@ -289,92 +289,10 @@ def test_missing_and_empty_folders_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("module", "package"), [("pyarrow", "pyarrow"), ("PIL", "pillow")])
-def test_the_error_for_a_missing_package_names_the_extra(
-    hub, tmp_path, monkeypatch, module, package
-):
-    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
+def test_the_error_for_a_missing_package_names_the_extra(hub, monkeypatch, module, package):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         MissingExtraError,
         match=rf"the data set toy needs the package {package}; .* 'fedcomp\[sim\]'",
     ):
         toy(hub[0]).read("train")
-
-
-def test_decoded_images_are_read_from_the_cache_until_a_file_changes(hub, tmp_path, monkeypatch):
-    folder, train, _ = hub
-    cache = tmp_path / "kept"
-    monkeypatch.setenv("FEDCOMP_CACHE", str(cache))
-    first, _ = toy(folder).read("train")
-    assert len(list(cache.iterdir())) == 2 and not isinstance(first, np.memmap)
-    second, labels = toy(folder).read("train")
-    assert isinstance(second, np.memmap) and np.array_equal(second, first) and labels[11] == 1
-
-    write(folder / "toy" / "train.parquet", [encoded(255 - p) for p in train], [3] * 12)
-    third, labels = toy(folder).read("train")
-    assert np.array_equal(third[:, 0], 255 - train) and labels.tolist() == [3] * 12
-
-    source = folder / "toy" / "train.parquet"
-    size = source.stat().st_size
-    write(source, [encoded(255 - p) for p in train], [4] * 12)
-    assert source.stat().st_size == size
-    _, labels = toy(folder).read("train")
-    assert labels.tolist() == [4] * 12, "a changed file of the same size is decoded again"
-
-
-def test_a_truncated_cache_file_is_written_again(hub, tmp_path, monkeypatch):
-    folder, train, _ = hub
-    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
-    toy(folder).read("train")
-    for file in (tmp_path / "kept").iterdir():
-        file.write_bytes(file.read_bytes()[:-3])
-    assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
-    assert isinstance(toy(folder).read("train")[0], np.memmap)
-
-
-@pytest.mark.parametrize("name", ["images", "labels"])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda array: array[:-1],
-        lambda array: array[:0],
-        lambda array: array.astype(np.float32),
-        lambda array: array[None],
-        lambda array: b"garbage",
-        lambda array: b"PK\x03\x04garbage",
-        lambda array: b"\x93NUMPY\x01\x00\x06\x00{'a': (",
-    ],
-    ids=["shorter", "empty", "dtype", "shape", "garbage", "zip", "header"],
-)
-def test_a_cache_file_with_other_content_is_written_again(hub, tmp_path, monkeypatch, name, damage):
-    folder, train, _ = hub
-    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
-    toy(folder).read("train")
-    (file,) = (tmp_path / "kept").glob(f"*-{name}.npy")
-    damaged = damage(np.load(file))
-    if isinstance(damaged, bytes):
-        file.write_bytes(damaged)
-    else:
-        np.save(file, damaged)
-    images, labels = toy(folder).read("train")
-    assert np.array_equal(images[:, 0], train) and labels.tolist() == [i % 10 for i in range(12)]
-    assert isinstance(toy(folder).read("train")[0], np.memmap)
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(hub, tmp_path, monkeypatch):
-    folder, train, _ = hub
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "file" / "cache"))
-    assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
-
-
-def test_a_failed_write_leaves_no_file_in_the_cache(hub, tmp_path, monkeypatch):
-    folder, train, _ = hub
-    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
-
-    def full(*_args, **_kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "save", full)
-    assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
-    assert list((tmp_path / "kept").iterdir()) == []
