@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, default_collate
 
-from ..errors import ConfigError
+from ..errors import SpecError
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 DATA_FORMS = (
@@ -111,12 +111,12 @@ class Data:
         return self.targets
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the input `name` of all examples, or `groups` if `name` is None. Raises ConfigError if no input has this name."""
+        """Return the input `name` of all examples, or `groups` if `name` is None. Raises SpecError if no input has this name."""
         if name is None:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
-            raise ConfigError(
-                f"--partition natural:column={name}: the task's data has no column '{name}'; give a key of the data's inputs"
+            raise SpecError(
+                f"the task's data has no column '{name}'; give a key of the data's inputs"
             )
         return self.inputs[name].cpu().numpy()
 
@@ -199,7 +199,7 @@ class LazyData:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises ConfigError if the dataset has no
+        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises SpecError if the dataset has no
         such column.
         """
         if name is None:
@@ -209,8 +209,8 @@ class LazyData:
         values = getattr(self.dataset, name, None)
         if values is not None and len(values) == len(self):
             return np.asarray(values)
-        raise ConfigError(
-            f"--partition natural:column={name}: the task's data has no column '{name}'; give a column or attribute of the dataset"
+        raise SpecError(
+            f"the task's data has no column '{name}'; give a column or attribute of the dataset"
         )
 
     def to(self, device: torch.device | str) -> "LazyData":

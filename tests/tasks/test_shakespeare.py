@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcomp.errors import ConfigError, DataError
+from fedcomp.errors import DataError, SpecError
 from fedcomp.layout import Layout
 from fedcomp.sim.attacks import attacks
 from fedcomp.tasks import Data, Task, initial_model, load
@@ -112,12 +112,13 @@ def test_each_client_has_one_or_more_roles(folder):
     assert [set(train.groups[shard]) for shard in shards] == [{"JULIET"}, {"ROMEO"}]
     assert len(partition("natural", train, 1, 0)[0]) == len(train)
     with pytest.raises(
-        ConfigError, match="--clients 3 exceeds the 2 groups of --partition natural; give at most 2"
+        SpecError,
+        match="^--partition natural: --clients 3 exceeds the 2 groups of the data; give at most 2",
     ):
         partition("natural", train, 3, 0)
     with pytest.raises(
-        ConfigError,
-        match="classes:2 needs one integer per example as its class.*give iid or natural",
+        SpecError,
+        match="^--partition classes:2: .*one integer per example as its class; give iid or natural",
     ):
         partition("classes:2", train, 2, 0)
 
