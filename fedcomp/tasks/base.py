@@ -225,7 +225,7 @@ def find_files(
         raise DataError(
             f"{name} needs its data; give --data DIR, a folder that contains {contents}, or set FEDCOMP_DATA"
         )
-    try:
+    with read_errors(folder, "a folder"):
         if not folder.is_dir():
             raise DataError(
                 f"--data {folder} is not a folder; give a folder that contains {contents}"
@@ -233,10 +233,24 @@ def find_files(
         for place in (folder / name, folder):
             if files := find(place):
                 return files
-        is_empty = not any(folder.iterdir())
+    raise DataError(
+        f"--data {folder} does not contain {missing}; give a folder that contains {contents}"
+    )
+
+
+@contextmanager
+def read_errors(path: Path, kind: str, *malformed: type[Exception]) -> Iterator[None]:
+    """Raise DataError, which names --data, in place of an OSError or an exception of a type in `malformed` within a `with` block.
+
+    `kind` says what the file should be, such as "parquet", for the error message.
+    """
+    try:
+        yield
     except PermissionError as error:
         raise DataError(
-            f"--data {folder}: no permission to read {error.filename}; change its permissions"
+            f"--data {path}: no permission to read {error.filename or path}; change its permissions"
         ) from error
-    state = "is empty" if is_empty else f"does not contain {missing}"
-    raise DataError(f"--data {folder} {state}; give a folder that contains {contents}")
+    except (OSError, *malformed) as error:
+        raise DataError(
+            f"--data {path} cannot be read as {kind} ({type(error).__name__}); replace it with a complete copy"
+        ) from error

@@ -359,18 +359,16 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
     If a value in `parts` is not data, return this value, so that `check` (in check.py) reports it.
     """
     by_client = list(parts.values())
-    if not by_client or not all(isinstance(part, Data | LazyData) for part in by_client):
-        return next((part for part in by_client if not isinstance(part, Data | LazyData)), parts)
+    other = [part for part in by_client if not isinstance(part, Data | LazyData)]
+    if other or not parts:
+        return other[0] if other else parts
     if empty := [name for name, part in parts.items() if not len(part)]:
         raise ValueError(f"client {empty[0]!r} has no examples; leave the client out")
     groups = np.repeat(np.array(list(parts)), [len(part) for part in by_client])
-    if all(isinstance(part, Data) and part.has_single_input for part in by_client):
-        return Data(
-            torch.cat([part.inputs for part in by_client]),
-            torch.cat([part.targets for part in by_client]),
-            groups,
-            len(parts),
-        )
+    lazy = [part for part in by_client if isinstance(part, LazyData)]
+    if not lazy:
+        inputs = concatenate_nested([part.inputs for part in by_client])
+        return Data(inputs, torch.cat([part.targets for part in by_client]), groups, len(parts))
     datasets = [part.subset() for part in by_client]
     if all(map(_is_hugging_face, datasets)):
         from datasets import concatenate_datasets
@@ -378,9 +376,7 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
         whole = concatenate_datasets(datasets)
     else:
         whole = ConcatDataset(datasets)
-    first = next((part for part in by_client if isinstance(part, LazyData)), None)
-    collate, target = (first.collate, first.target) if first else (None, TARGET)
-    return LazyData(whole, collate, target, groups, n_clients=len(parts))
+    return replace(lazy[0], dataset=whole, groups=groups, n_clients=len(parts))
 
 
 def _slices(count: int, size: int) -> list[slice]:

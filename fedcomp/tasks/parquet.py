@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..errors import DataError, MissingExtraError
-from .base import find_files
+from .base import find_files, read_errors
 from .data import Data
 
 if TYPE_CHECKING:
@@ -125,17 +125,8 @@ class ImageDataset:
             from pyarrow import ArrowException, parquet
         except ImportError as error:
             raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
-        try:
-            with parquet.ParquetFile(file) as source:
-                yield source
-        except PermissionError as error:
-            raise DataError(
-                f"--data {file}: no permission to read it; change its permissions"
-            ) from error
-        except (OSError, ArrowException) as error:
-            raise DataError(
-                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it with a complete copy"
-            ) from error
+        with read_errors(file, "parquet", ArrowException), parquet.ParquetFile(file) as source:
+            yield source
 
     def _check_schema(self, schema: "pyarrow.Schema", file: Path) -> None:
         import pyarrow as pa

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from .base import Task, builtin_task, find_files
+from .base import Task, builtin_task, find_files, read_errors
 from .data import Data
 
 WINDOW = 80  # characters
@@ -91,16 +91,8 @@ class Text:
         next window.
         """
         path = self._path()
-        try:
+        with read_errors(path, "text in UTF-8", UnicodeError):
             text = path.read_text(encoding="utf-8-sig")
-        except PermissionError as error:
-            raise DataError(
-                f"--data {path}: no permission to read it; change its permissions"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"--data {path} cannot be read as text in UTF-8; replace it with a complete copy"
-            ) from error
         by_role = {
             role: encode(lines) for role, lines in speeches(text).items() if len(lines) > 2 * WINDOW
         }

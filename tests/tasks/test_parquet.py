@@ -281,7 +281,7 @@ def test_missing_and_empty_folders_are_refused(tmp_path):
         toy(None).read("train")
     with pytest.raises(DataError, match="--data .*absent is not a folder"):
         toy(tmp_path / "absent").read("train")
-    with pytest.raises(DataError, match="--data .* is empty"):
+    with pytest.raises(DataError, match="--data .* does not contain toy/train.parquet"):
         toy(tmp_path).read("train")
     write(tmp_path / "toy" / "train.parquet", [GOOD], [0])
     with pytest.raises(DataError, match="--data .* does not contain toy/test.parquet"):
