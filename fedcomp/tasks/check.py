@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
 from ..callbacks import RoundRecord
-from ..errors import ConfigError, FedcompError, TaskError
+from ..errors import ConfigError, TaskError
 from ..layout import Layout
 from .augment import Augmentation
 from .base import MetricFunction, Task, forward_takes, initial_model, predictions, share_correct
@@ -27,7 +27,7 @@ from .data import (
     tensors,
 )
 from .running_statistics import recalibrated_layers
-from .user_errors import GIVE_FOLDER, SEE_TRACEBACK, describe, out_of_memory
+from .user_errors import GIVE_FOLDER, task_errors
 
 T = TypeVar("T")
 # Part of torch's warning if the arguments of a loss have different shapes.
@@ -110,7 +110,8 @@ def data_of(task: Task, split: str) -> Examples:
 
 def data_or_none(task: Task, split: str) -> Examples | None:
     """Return the task's "train" or "test" data, or None if there is none. Raises TaskError if this data cannot be read or is not valid."""
-    data = _call(task, f"{split}()", getattr(task, split))
+    with task_errors(f"task '{task.name}': {split}()", without_folder=GIVE_FOLDER):
+        data = getattr(task, split)()
     return None if data is None else _check_data(task, split, data)
 
 
@@ -356,16 +357,8 @@ def _label_conversion(outputs: Tensor, targets: Tensor) -> str:
 
 def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct the task") -> T:
     """Call a function of the task's code and return its result. Raises TaskError, which names the call and the fix, if the call fails."""
-    try:
+    with task_errors(f"task '{task.name}': {call}", fix):
         return function()
-    except (FedcompError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        if call in ("train()", "test()") and "NoneType" in str(error):
-            fix = GIVE_FOLDER
-        raise out_of_memory(error) or TaskError(
-            f"task '{task.name}': {call} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
-        ) from error
 
 
 def _require(task: Task, valid: Any, call: str, got: str, expected: str) -> None:

@@ -185,12 +185,10 @@ class LazyData:
 
     def labels(self) -> Tensor:
         """Return the target of every example. If the dataset has no attribute or column of targets, every item is read."""
-        labels: Any = None
         if _is_hugging_face(self.dataset):
-            labels = _whole_column(self.dataset, self.target)
-        for name in ("targets", "labels"):  # torchvision's datasets have these attributes
-            if labels is None:
-                labels = getattr(self.dataset, name, None)
+            labels: Any = _whole_column(self.dataset, self.target)
+        else:  # torchvision's datasets have one of these attributes
+            labels = getattr(self.dataset, "targets", getattr(self.dataset, "labels", None))
         if labels is None:
             items = (self.dataset[i] for i in range(len(self.dataset)))
             labels = [
