@@ -171,14 +171,8 @@ class Enrolment:
         the certificate. The message names the file and the line or field.
         """
         fields = TomlTable.of_file(Path(path), RESTORE)
-        id = fields.take("id", parse_id, ID_VALUES)
-        if "certificate" not in fields.table:
-            raise KeysError(
-                f"{path} was made by an earlier version of fedcomp and has no certificate; make a new enrolment on the server: "
-                f"fedcomp keys renew {id}"
-            )
         enrolment = cls(
-            id,
+            fields.take("id", parse_id, ID_VALUES),
             fields.take("certificate", _certificate_text, "a certificate as PEM"),
             fields.take("private_key", _private_text, PRIVATE_KEY),
             fields.take("ca", _certificate_text, "a certificate as PEM"),

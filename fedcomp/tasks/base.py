@@ -244,13 +244,14 @@ def read_errors(path: Path, kind: str, *malformed: type[Exception]) -> Iterator[
 
     `kind` says what the file should be, such as "parquet", for the error message.
     """
+    unreadable: tuple[type[Exception], ...] = (OSError, *malformed)
     try:
         yield
     except PermissionError as error:
         raise DataError(
             f"--data {path}: no permission to read {error.filename or path}; change its permissions"
         ) from error
-    except (OSError, *malformed) as error:
+    except unreadable as error:
         raise DataError(
             f"--data {path} cannot be read as {kind} ({type(error).__name__}); replace it with a complete copy"
         ) from error

@@ -18,6 +18,7 @@ from fedcomp.keys.registry import (
     ENROLLED,
     REVOKED,
     Registry,
+    RegistryContent,
     RegistryEntry,
     read_file,
     registry_text,
@@ -53,7 +54,9 @@ def test_a_written_registry_is_read_back(tmp_path):
     made = entries(4)
     made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
     (tmp_path / "registry.toml").write_text(registry_text(reversed(made), "server.example:1"))
-    assert read_file(tmp_path / "registry.toml") == (tuple(made), (), "server.example:1")
+    assert read_file(tmp_path / "registry.toml") == RegistryContent(
+        tuple(made), (), "server.example:1"
+    )
 
 
 def relays(count: int) -> list[RegistryEntry]:
@@ -65,9 +68,9 @@ def test_written_relays_are_read_back(tmp_path):
     made = relays(3)
     made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
     path.write_text(registry_text([*reversed(made), *reversed(clients)], None))
-    assert read_file(path) == (tuple(clients), tuple(made), None)
+    assert read_file(path) == RegistryContent(tuple(clients), tuple(made))
     path.write_text(registry_text(made, None))
-    assert read_file(path) == ((), tuple(made), None)
+    assert read_file(path) == RegistryContent((), tuple(made))
     assert [entry.holder for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
 
 
