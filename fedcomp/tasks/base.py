@@ -225,24 +225,21 @@ def find_files(
         raise DataError(
             f"{name} needs its data; give --data DIR, a folder that contains {contents}, or set FEDCOMP_DATA"
         )
-    with read_errors(folder, "a folder"):
+    wanted = f"a folder that contains {contents}"
+    with read_errors(folder, wanted):
         if not folder.is_dir():
-            raise DataError(
-                f"--data {folder} is not a folder; give a folder that contains {contents}"
-            )
+            raise DataError(f"--data {folder} is not a folder; give {wanted}")
         for place in (folder / name, folder):
             if files := find(place):
                 return files
-    raise DataError(
-        f"--data {folder} does not contain {missing}; give a folder that contains {contents}"
-    )
+    raise DataError(f"--data {folder} does not contain {missing}; give {wanted}")
 
 
 @contextmanager
-def read_errors(path: Path, kind: str, *malformed: type[Exception]) -> Iterator[None]:
+def read_errors(path: Path, wanted: str, *malformed: type[Exception]) -> Iterator[None]:
     """Raise DataError, which names --data, in place of an OSError or an exception of a type in `malformed` within a `with` block.
 
-    `kind` says what the file should be, such as "parquet", for the error message.
+    `wanted` says what the file should be, for the error message.
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *malformed)
     try:
@@ -252,6 +249,5 @@ def read_errors(path: Path, kind: str, *malformed: type[Exception]) -> Iterator[
             f"--data {path}: no permission to read {error.filename or path}; change its permissions"
         ) from error
     except unreadable as error:
-        raise DataError(
-            f"--data {path} cannot be read as {kind} ({type(error).__name__}); replace it with a complete copy"
-        ) from error
+        problem = next(iter(str(error).splitlines()), type(error).__name__).removesuffix(".")
+        raise DataError(f"--data {path} cannot be read: {problem}; give {wanted}") from error

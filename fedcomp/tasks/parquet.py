@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 CLASSES = 10
 # Lower limit for standard deviations of pixels scaled to 0..1. The limit prevents a division by 0 for pixels that are always black.
 MIN_DEVIATION = 0.01
-
-
 # Axes over which images [N, channels, height, width] are standardised.
 PER_PIXEL = (0,)
 PER_CHANNEL = (0, 2, 3)
@@ -92,81 +90,51 @@ class ImageDataset:
         return find_files(self.folder, name, f"{name}/{split}.parquet", contents, find)
 
     def _decode(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
-        encoded, labels = self._columns(file)
-        images = np.empty((len(encoded), *self.shape), np.uint8)
-        # Images are decoded in one thread: images of this size are so small that several threads would wait for the interpreter lock.
-        for i, data in enumerate(encoded):
-            images[i] = self._image(data, f"--data {file}: image {i}")
-        return images, labels
-
-    def _columns(self, file: Path) -> tuple[list[bytes | None], np.ndarray]:
-        """Return the encoded images and the labels of a file. Raises DataError if the file does not have the schema of the data set."""
+        """Return the images and labels of a file. Raises DataError if the file does not have the schema of the data set."""
         with self._opened(file) as source:
-            self._check_schema(source.schema_arrow, file)
             table = source.read(columns=[self.column, "label"])
-        from pyarrow import compute
+            encoded = [image["bytes"] for image in table[self.column].to_pylist()]
+            labels = table["label"].to_numpy()  # floating-point numbers if there are null values
+            if not len(labels):
+                raise ValueError("the file has no rows")
+            if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= CLASSES:
+                raise ValueError(f"a label is not a whole number from 0 to {CLASSES - 1}")
+            images = np.empty((len(encoded), *self.shape), np.uint8)
+            # Images are decoded in one thread: images of this size are so small that several threads would wait for the interpreter lock.
+            for i, data in enumerate(encoded):
+                images[i] = self._pixels(data, f"image {i}")
+        return images, labels.astype(np.int64)
 
-        labels = table["label"]
-        if not len(labels):
-            raise DataError(f"--data {file} has no rows; replace it with a complete copy")
-        limits = compute.min_max(labels).as_py()
-        if labels.null_count or limits["min"] < 0 or limits["max"] >= CLASSES:
-            raise DataError(
-                f"--data {file} has labels from {limits['min']} to {limits['max']}, and {labels.null_count} rows without a label; "
-                f"{self.dataset} needs a label from 0 to {CLASSES - 1} in every row"
-            )
-        encoded = compute.struct_field(table[self.column], "bytes").to_pylist()
-        return encoded, labels.to_numpy().astype(np.int64)
+    def _pixels(self, data: bytes, name: str) -> np.ndarray:
+        """Return the pixels of a PNG or JPEG file [*shape]. Raises ValueError for other data and for images of another size."""
+        from PIL import Image
+
+        channels, height, width = self.shape
+        try:
+            with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+                pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+            return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+        except Exception as error:  # Pillow raises various exceptions for damaged files
+            raise ValueError(
+                f"{name} is not a PNG or JPEG file of {width} x {height} pixels"
+            ) from error
 
     @contextmanager
     def _opened(self, file: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
-        """Open a parquet file. Raises DataError if the file cannot be read, and MissingExtraError if pyarrow is not installed."""
+        """Open a parquet file. Raises DataError if the file is malformed, and MissingExtraError if a package is not installed."""
         try:
+            from PIL import Image  # noqa: F401 — used by `_pixels`
             from pyarrow import ArrowException, parquet
         except ImportError as error:
-            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
-        with read_errors(file, "parquet", ArrowException), parquet.ParquetFile(file) as source:
-            yield source
-
-    def _check_schema(self, schema: "pyarrow.Schema", file: Path) -> None:
-        import pyarrow as pa
-
-        def has_type(name: str, kind: "pyarrow.DataType") -> bool:
-            if name == "label":
-                return pa.types.is_integer(kind)
-            at = kind.get_field_index("bytes") if pa.types.is_struct(kind) else -1
-            return at >= 0 and kind.field(at).type in (pa.binary(), pa.large_binary())
-
-        kinds = {self.column: "struct<bytes: binary, path: string>", "label": "int64"}
-        for name, kind in kinds.items():
-            at = schema.get_field_index(name)  # -1 if no column or several columns have this name
-            if at < 0 or not has_type(name, schema.field(at).type):
-                columns = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
-                raise DataError(
-                    f"--data {file}: {self.dataset} needs a column {name} ({kind}), but the columns are {columns}; "
-                    f"give {self.dataset} from the Hugging Face hub as parquet"
-                )
-
-    def _image(self, data: bytes | None, where: str) -> np.ndarray:
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise MissingExtraError("pillow", "sim", f"the data set {self.dataset}") from error
-        channels, height, width = self.shape
-        try:
-            with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
-                # The size is checked before decoding, so that huge images are not decoded.
-                if image.size == (width, height):
-                    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-                    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
-                size = "{} x {}".format(*image.size)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(
-                f"{where} cannot be decoded as PNG or JPEG; replace the file with a complete copy"
-            ) from error
-        raise DataError(
-            f"{where} has {size} pixels, but {self.dataset} needs {width} x {height}; give {self.dataset} from the Hugging Face hub"
+            package = "pillow" if error.name == "PIL" else "pyarrow"
+            raise MissingExtraError(package, "sim", f"the data set {self.dataset}") from error
+        wanted = (
+            f"a complete copy of {self.dataset} from the Hugging Face hub as parquet, with the columns {self.column} (struct<bytes: "
+            "binary, path: string>) and label (int64)"
         )
+        malformed = ArrowException, KeyError, TypeError, ValueError
+        with read_errors(file, wanted, *malformed), parquet.ParquetFile(file) as source:
+            yield source
 
 
 def _check_parts(files: Sequence[Path], split: str) -> None:

@@ -91,7 +91,7 @@ class Text:
         next window.
         """
         path = self._path()
-        with read_errors(path, "text in UTF-8", UnicodeError):
+        with read_errors(path, "a complete copy, a text in UTF-8", UnicodeError):
             text = path.read_text(encoding="utf-8-sig")
         by_role = {
             role: encode(lines) for role, lines in speeches(text).items() if len(lines) > 2 * WINDOW

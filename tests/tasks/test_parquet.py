@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -154,48 +155,34 @@ def test_moments_are_the_mean_and_deviation_of_scaled_pixels():
 GOOD = encoded(pictures(1)[0])
 
 
+WANTED = (
+    "give a complete copy of toy from the Hugging Face hub as parquet, with the columns image "
+    "(struct<bytes: binary, path: string>) and label (int64)"
+)
+NOT_DECODED = "is not a PNG or JPEG file of 5 x 4 pixels"
+
+
 @pytest.mark.parametrize(
     ("images", "labels", "columns", "says"),
     [
-        (
-            [GOOD],
-            [0],
-            {"column": "img"},
-            r"needs a column image \(struct<bytes: binary, path: string>\), but the columns are img .*label \(int64\)",
-        ),
-        (
-            [GOOD],
-            [0],
-            {"label": "fine_label"},
-            r"needs a column label \(int64\), but the columns are image .*fine_label",
-        ),
-        ([], [], {}, "has no rows"),
-        ([GOOD, GOOD], [0, 10], {}, "labels from 0 to 10.* needs a label from 0 to 9"),
-        ([GOOD, GOOD], [-1, 3], {}, "labels from -1 to 3"),
-        ([GOOD, GOOD], [0, None], {}, "1 rows without a label"),
-        ([GOOD, b"no picture"], [0, 0], {}, "image 1 cannot be decoded"),
-        ([GOOD, GOOD[:60]], [0, 0], {}, "image 1 cannot be decoded"),
-        ([GOOD, None], [0, 0], {}, "image 1 cannot be decoded"),
-        (
-            [GOOD, encoded(np.zeros((4, 4), np.uint8))],
-            [0, 0],
-            {},
-            "image 1 has 4 x 4 pixels, but toy needs 5 x 4",
-        ),
+        ([GOOD], [0], {"column": "img"}, "image"),
+        ([GOOD], [0], {"label": "fine_label"}, "label"),
+        ([], [], {}, "the file has no rows"),
+        ([GOOD, GOOD], [0, 10], {}, "a label is not a whole number from 0 to 9"),
+        ([GOOD, GOOD], [-1, 3], {}, "a label is not a whole number from 0 to 9"),
+        ([GOOD, GOOD], [0, None], {}, "a label is not a whole number from 0 to 9"),
+        ([GOOD, b"no picture"], [0, 0], {}, f"image 1 {NOT_DECODED}"),
+        ([GOOD, GOOD[:60]], [0, 0], {}, f"image 1 {NOT_DECODED}"),
+        ([GOOD, None], [0, 0], {}, f"image 1 {NOT_DECODED}"),
+        ([GOOD, encoded(np.zeros((4, 4), np.uint8))], [0, 0], {}, f"image 1 {NOT_DECODED}"),
     ],
 )
 def test_the_error_for_a_malformed_file_names_the_file_and_the_problem(
     tmp_path, images, labels, columns, says
 ):
     write(tmp_path / "train.parquet", images, labels, **columns)
-    with pytest.raises(DataError, match=f"--data .*train.parquet.*{says}"):
-        toy(tmp_path).read("train")
-
-
-def test_a_plain_binary_column_is_not_the_hub_schema(tmp_path):
-    pq.write_table(pa.table({"image": [GOOD], "label": [0]}), tmp_path / "train.parquet")
     with pytest.raises(
-        DataError, match=r"needs a column image .* but the columns are image \(binary\)"
+        DataError, match=f"--data .*train.parquet cannot be read: .*{says}.*; {re.escape(WANTED)}"
     ):
         toy(tmp_path).read("train")
 
@@ -203,6 +190,7 @@ def test_a_plain_binary_column_is_not_the_hub_schema(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
+        (pa.binary(), GOOD),
         (pa.string(), "picture"),
         (pa.int64(), 3),
         (pa.list_(pa.uint8()), [1, 2]),
@@ -216,13 +204,8 @@ def test_the_error_for_a_column_of_another_type_names_the_expected_type(tmp_path
     pq.write_table(
         pa.table({"image": pa.array([value], kind), "label": [0]}), tmp_path / "train.parquet"
     )
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"train.parquet cannot be read: .*; {re.escape(WANTED)}"):
         toy(tmp_path).read("train")
-    assert "needs a column image (struct<bytes: binary, path: string>)" in str(caught.value)
-    assert (
-        f"but the columns are image ({pq.read_schema(tmp_path / 'train.parquet').field('image').type})"
-        in str(caught.value)
-    )
 
 
 @pytest.mark.parametrize(
@@ -262,14 +245,16 @@ def test_labels_must_be_whole_numbers(tmp_path):
         pa.table({"image": [{"bytes": GOOD, "path": ""}], "label": [0.5]}),
         tmp_path / "train.parquet",
     )
-    with pytest.raises(DataError, match=r"needs a column label .* label \(double\)"):
+    with pytest.raises(DataError, match="a label is not a whole number from 0 to 9"):
         toy(tmp_path).read("train")
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 but not more", b"PAR1" + bytes(100) + b"PAR1"])
 def test_a_file_that_is_not_parquet_is_refused(tmp_path, content):
     (tmp_path / "train.parquet").write_bytes(content)
-    with pytest.raises(DataError, match="--data .*train.parquet cannot be read as parquet"):
+    with pytest.raises(
+        DataError, match=f"--data .*train.parquet cannot be read: .*; {re.escape(WANTED)}"
+    ):
         toy(tmp_path).read("train")
 
 

@@ -152,7 +152,7 @@ def test_line_endings_and_a_byte_order_mark_do_not_change_the_data(folder):
         ),
         (
             lambda path: (path / "input.txt").write_bytes(b"ROMEO:\n\xff\xfe") and path,
-            r"cannot be read as text in UTF-8 \(UnicodeDecodeError\); replace it",
+            "cannot be read: 'utf-8' codec can't decode byte .*; give a complete copy, a text in UTF-8",
         ),
         (
             lambda path: (path / "input.txt").write_text("No plays here.") and path,
