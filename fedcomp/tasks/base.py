@@ -189,6 +189,11 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
     return register
 
 
+def splits(read: Callable[[str], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return `train` and `test` of a Task: functions that call `read` with "train" and "test"."""
+    return partial(read, "train"), partial(read, "test")
+
+
 def initial_model(task: Task, seed: int) -> nn.Module:
     """Return the task's model with its initial weights, on the CPU. The weights are the same on the server and on all clients.
 

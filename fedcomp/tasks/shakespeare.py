@@ -21,7 +21,7 @@ since the text does not name the plays.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from .base import Task, builtin_task, find_files, read_errors
+from .base import Task, builtin_task, find_files, read_errors, splits
 from .data import Data
 
 WINDOW = 80  # characters
@@ -141,7 +141,4 @@ def _split_windows(windows: np.ndarray, split: str) -> np.ndarray:
 @builtin_task("shakespeare-lstm")
 def lstm(data: Path | None) -> Task:
     """Return the task of predicting the next character in the speeches of each role."""
-    read = Text(data).read
-    return Task(
-        "shakespeare-lstm", CharacterLSTM, partial(read, "train"), partial(read, "test"), loss
-    )
+    return Task("shakespeare-lstm", CharacterLSTM, *splits(Text(data).read), loss)
