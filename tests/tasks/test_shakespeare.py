@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcomp.errors import DataError, SpecError
+from fedcomp.errors import DataError
 from fedcomp.layout import Layout
 from fedcomp.sim.attacks import attacks
 from fedcomp.tasks import Data, Task, initial_model, load
@@ -111,21 +111,6 @@ def test_each_client_has_one_or_more_roles(folder):
     shards = partition("natural", train, 2, 0)
     assert [set(train.groups[shard]) for shard in shards] == [{"JULIET"}, {"ROMEO"}]
     assert len(partition("natural", train, 1, 0)[0]) == len(train)
-    with pytest.raises(
-        SpecError,
-        match="^--partition natural: --clients 3 exceeds the 2 groups of the data; give at most 2",
-    ):
-        partition("natural", train, 3, 0)
-    with pytest.raises(
-        SpecError,
-        match="^--partition classes:2: .*one integer per example as its class; give iid or natural",
-    ):
-        partition("classes:2", train, 2, 0)
-
-
-def test_the_same_file_gives_the_same_data(folder):
-    first, again = Text(folder).read("train"), Text(folder).read("train")
-    assert torch.equal(first.inputs, again.inputs) and np.array_equal(first.groups, again.groups)
 
 
 def test_line_endings_and_a_byte_order_mark_do_not_change_the_data(folder):
