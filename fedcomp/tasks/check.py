@@ -153,7 +153,9 @@ def _have_same_constants(model: nn.Module, other: nn.Module, layout: Layout) -> 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal, with NaN equal to NaN."""
-    return a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+    if a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _check_data(task: Task, split: str, data: Any) -> Examples:
@@ -237,8 +239,8 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
         return
     with torch.inference_mode():
         batch = _first_batch(task, split, data)
-        call = f"the model in eval mode on {split}().inputs {_shapes(batch)}"
-        model_outputs = _model_outputs(task, model.eval(), batch, call)
+        forward = f"the model in eval mode on {split}().inputs {_shapes(batch)}"
+        model_outputs = _model_outputs(task, model.eval(), batch, forward)
         _check_labels(task, split, data, model_outputs, batch.targets)
         outputs, targets = predictions(model_outputs), batch.targets
         if task.accuracy is share_correct:
@@ -260,7 +262,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
                 _check_metric(task, name, outputs, targets)
             except TaskError:  # a metric such as AUC may need more than two examples
                 pairs = [
-                    (predictions(_model_outputs(task, model, b, call)), b.targets)
+                    (predictions(_model_outputs(task, model, b, forward)), b.targets)
                     for b in data.batches(250)
                 ]
                 _check_metric(task, name, *concatenate_nested(pairs))
