@@ -14,10 +14,10 @@ Clients and relays are looked up by the SHA-256 of their certificate's public ke
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +91,8 @@ class RegistryContent:
     server: str | None = None  # the server's address
     problem: str = ""  # why the file cannot be used, or "" if it can be used
 
-    @cached_property
-    def holders(self) -> dict[bytes, tuple[RegistryEntry, bool]]:
-        """By key hash: the entry of the client or relay that has or had this key, and whether a renewal has replaced the key."""
-        return {
-            _parsed(key)[1]: (entry, key != entry.public_key)
-            for entry in (*self.clients, *self.relays)
-            for key in (entry.public_key, *entry.replaced)
-        }
+    # By key hash: the client or relay that has or had this key, and whether a renewal has replaced the key.
+    holders: Mapping[bytes, tuple[RegistryEntry, bool]] = field(default_factory=dict, compare=False)
 
 
 class Registry:
@@ -225,8 +219,8 @@ def read_file(path: Path) -> RegistryContent:
     """Return the content of a registry.toml. Raises KeysError if the file is malformed; the message names the line or the field."""
     fields = TomlTable.of_file(path, REMEDY)
     clients, relays = (_entries(fields, kind) for kind in ("client", "relay"))
-    _refuse_shared_keys([*clients, *relays], path)
-    return RegistryContent(clients, relays, fields.server)
+    holders = _holders([*clients, *relays], path)
+    return RegistryContent(clients, relays, fields.server, holders=holders)
 
 
 def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
@@ -245,12 +239,18 @@ def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
     return tuple(entries)
 
 
-def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
-    """Raise KeysError if two clients or relays have the same key, or if a current key is also listed as replaced."""
-    holders: dict[str, RegistryEntry] = {}
+def _holders(
+    entries: Sequence[RegistryEntry], path: Path
+) -> dict[bytes, tuple[RegistryEntry, bool]]:
+    """Return `RegistryContent.holders`. Raises KeysError if two clients or relays have the same key, or if a current key is also listed as
+    replaced.
+    """
+    holders: dict[bytes, tuple[RegistryEntry, bool]] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
-            if (other := holders.setdefault(key, entry)) is not entry:
+            holder = entry, key != entry.public_key
+            other, _ = holders.setdefault(_parsed(key)[1], holder)
+            if other is not entry:
                 kind = "relay" if entry.relay else "client"
                 options = ["--relay", "--host", "HOST"] if entry.relay else []
                 raise KeysError(
@@ -261,6 +261,7 @@ def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
             raise KeysError(
                 f"{path}: {entry.name}: 'public_key' is also in 'replaced'; remove it from 'replaced'"
             )
+    return holders
 
 
 def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> RegistryEntry:
