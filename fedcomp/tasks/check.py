@@ -196,12 +196,10 @@ def _check_augmentation(task: Task, augment: Augmentation, data: Examples) -> No
     one = isinstance(inputs, Tensor)
     _require(task, one, "train()", "several inputs", "one tensor, as --augment requires")
     draw, apply = "augment.draw(generator, count)", "augment.apply(inputs, drawn)"
-    drawn = _call(task, draw, lambda: augment.draw_for(plan, 0, 1, 0))
-    is_array = isinstance(drawn, np.ndarray)
-    got = f"an array {list(drawn.shape)}" if is_array else _describe(drawn)
+    drawn = _call(task, draw, lambda: torch.from_numpy(augment.draw_for(plan, 0, 1, 0)))
     wanted = f"a numpy array with a row for each of {len(inputs)} examples"
-    _require(task, is_array and drawn.shape[:1] == (len(inputs),), draw, got, wanted)
-    changed = _call(task, apply, lambda: augment.apply(inputs, torch.from_numpy(drawn)))
+    _require(task, drawn.shape[:1] == (len(inputs),), draw, _describe(drawn), wanted)
+    changed = _call(task, apply, lambda: augment.apply(inputs, drawn))
     got, wanted = _describe(changed), _describe(inputs)
     _require(task, got == wanted, apply, got, wanted)
 

@@ -36,16 +36,18 @@ class Batch(NamedTuple):
         return len(tensors(self.inputs)[0])
 
     def to(self, device: torch.device | str) -> "Batch":
-        return self._mapped(lambda t: t.to(device))
+        return self.mapped(lambda t: t.to(device))
 
     def split(self, size: int) -> list["Batch"]:
         """Return batches of `size` examples. The last batch may be smaller."""
-        return [self._part(slice(at, at + size)) for at in range(0, len(self), size)]
+        return [self.part(slice(at, at + size)) for at in range(0, len(self), size)]
 
-    def _part(self, rows: slice) -> "Batch":
-        return self._mapped(lambda t: t[rows])
+    def part(self, rows: slice) -> "Batch":
+        """Return the examples with the indices `rows`, as views of this batch."""
+        return self.mapped(lambda t: t[rows])
 
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Apply a function to every tensor of the inputs and targets."""
         return Batch(map_tensors(self.inputs, function), map_nested(self.targets, function))
 
 
@@ -64,7 +66,11 @@ class Data:
     n_clients: int = 0
 
     def __len__(self) -> int:
-        return len(tensors(self.inputs)[0])
+        return len(self._whole)
+
+    @property
+    def _whole(self) -> Batch:
+        return Batch(self.inputs, self.targets)
 
     @property
     def device(self) -> torch.device:
@@ -83,16 +89,12 @@ class Data:
 
     def batch(self, rows: Tensor) -> Batch:
         """Return the examples with the indices `rows`, an int64 tensor on the device of the data."""
-        return Batch(
-            map_tensors(self.inputs, lambda t: t.index_select(0, rows)),
-            self.targets.index_select(0, rows),
-        )
+        return self._whole.mapped(lambda t: t.index_select(0, rows))
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield all examples in batches of nearly equal size, at most `size`. The batches are views of the data."""
-        whole = Batch(self.inputs, self.targets)
         for rows in _slices(len(self), size):
-            yield whole._part(rows)
+            yield self._whole.part(rows)
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples with the indices `rows`, by default all examples, as a torch Dataset of pairs (input, target)."""
@@ -121,11 +123,7 @@ class Data:
         return self.inputs[name].cpu().numpy()
 
     def to(self, device: torch.device | str) -> "Data":
-        return replace(
-            self,
-            inputs=map_tensors(self.inputs, lambda t: t.to(device)),
-            targets=self.targets.to(device),
-        )
+        return replace(self, **self._whole.to(device)._asdict())
 
     @cached_property
     def digest(self) -> str:

@@ -238,14 +238,14 @@ def test_augmentation_is_checked_only_with_augment():
         (
             lambda generator, count: [0.0] * count,
             torch.add,
-            r"draw\(generator, count\): got list; expected a numpy array with a row for each",
+            r"draw\(generator, count\) failed: .*TypeError: expected np.ndarray \(got list\)",
         ),
         (
             lambda generator, count: generator.random((1, 4)),
             torch.add,
-            r"got an array \[1, 4\]; expected .* a row for each of 2 examples",
+            r"got float64 \[1, 4\]; expected a numpy array with a row for each of 2 examples",
         ),
-        (lambda generator, count: np.array(0.0), torch.add, r"got an array \[\]; expected"),
+        (lambda generator, count: np.array(0.0), torch.add, r"got float64 \[\]; expected"),
         (shift, raising, r"augment.apply\(inputs, drawn\) failed: .*RuntimeError"),
         (
             shift,
