@@ -154,7 +154,7 @@ SYNONYMS = {  # name in fedcomp → names of the same thing in other libraries
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to `name` (a synonym, a similar name, or a name that starts with `name`), or None."""
+    """Return the known name closest to `name` (a synonym, a similar name, or a name whose start is similar), or None."""
     known = sorted(known)
     spelled = name.lower().replace("-", "_")
     for ours, theirs in SYNONYMS.items():
@@ -164,7 +164,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     same = [other for other in known if other.lower() == name.lower()]
     transposed = [other for other in known if sorted(other) == sorted(name)]
-    completed = [other for other in known if len(name) >= MIN_PREFIX and other.startswith(name)]
+    starts = {other[: len(name)]: other for other in reversed(known) if len(name) >= MIN_PREFIX}
+    completed = [starts[start] for start in difflib.get_close_matches(name, starts, cutoff=SIMILAR)]
     return next(iter([*same, *similar, *transposed, *completed]), None)
 
 

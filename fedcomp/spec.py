@@ -124,6 +124,9 @@ def choose(
 
 def _lookup(part: SpecPart, classes: Mapping[str, Class], kind: str) -> Class:
     if part.name not in classes:
+        name, equals, value = part.name.partition("=")
+        if equals and name in classes:
+            raise SpecError(f"options follow a colon; write {name}:{value}")
         raise SpecError(f"unknown {kind} '{part.name}'; {nearest(part.name, classes)}")
     return classes[part.name]
 

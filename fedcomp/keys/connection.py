@@ -180,20 +180,15 @@ class _Probe:
                 names = f"for {', '.join(hosts_of(certificate)) or 'no host'} and {names}"
             return self._error("host name", names=names, holder=holder_of(certificate))
         if cause := OUT_OF_DATE.get(error.verify_code):
-            return self._out_of_date(certificate, cause)
+            renew = f"renew {holder_of(certificate)}"
+            dated = ("certificate", certificate, renew), ("CA", self.ca, "init")
+            for kind, checked, remedy in dated:
+                if checked and (when := out_of_date(checked, utc_now())):
+                    problem = f"the {kind} of {self.where} {when}"
+                    return UnreachableError(
+                        f"{problem} on the server: fedcomp keys {remedy}", cause
+                    )
         return self._error("ca")
-
-    def _out_of_date(self, server: x509.Certificate | None, cause: str) -> UnreachableError:
-        """Return the error for a certificate of the server or the CA that is not valid now by this machine's clock."""
-        remedies = ("certificate", server, f"renew {holder_of(server)}"), ("CA", self.ca, "init")
-        for kind, certificate, remedy in remedies:
-            if certificate and (when := out_of_date(certificate, utc_now())):
-                sentence = f"the {kind} of {self.where} {when} on the server: fedcomp keys {remedy}"
-                return UnreachableError(sentence, cause)
-        advice = "correct the clock of this machine; if it is right, run `fedcomp keys renew server` on the server"
-        return UnreachableError(
-            f"the certificate of {self.where} is not valid now; {advice}", cause
-        )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
         """Return the error for a failed TLS handshake. A second connection finds out whether the server uses TLS."""
@@ -229,16 +224,14 @@ class _Probe:
             error: OSError | None = None
         except OSError as raised:
             error = raised
-        if self.enrolment is not None:
-            if isinstance(error, TimeoutError):
-                raise self.silent()
-            with self._connect():  # raises an error if the server has just ended
-                raise self._refused(self.enrolment, error) from error
-        if self._server_certificate():
+        if self.enrolment is None and self._server_certificate():
             raise self._error("tls") from error
         if isinstance(error, TimeoutError):
             raise self.silent()
-        raise self._error("not fedcomp") from error
+        if self.enrolment is None:
+            raise self._error("not fedcomp") from error
+        with self._connect():  # raises an error if the server has just ended
+            raise self._refused(self.enrolment, error) from error
 
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
         """Return the error for a server that closed the connection after it received the client's certificate.

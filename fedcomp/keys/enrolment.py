@@ -38,7 +38,6 @@ from ..errors import KeysError
 from .certificates import CURVE, hosts_of, is_signed_by, parse_certificate, parse_private_key
 
 VARIABLE, DEFAULT_PATH = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
-MAX_FILE_BYTES = 16 << 20  # size of the largest file that is read
 MAX_ID = 2**31 - 1
 ID_VALUES = f"a whole number from 0 to {MAX_ID}"
 PRIVATE_KEY = "an EC P-384 private key as PEM without a password"
@@ -118,13 +117,9 @@ class TomlTable:
 
     @classmethod
     def of_file(cls, path: Path, remedy: str) -> Self:
-        """Read a TOML file. Raises KeysError if the file cannot be read, is not TOML, or is larger than MAX_FILE_BYTES."""
+        """Read a TOML file. Raises KeysError if the file cannot be read or is not TOML."""
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-            if len(data) > MAX_FILE_BYTES:
-                raise KeysError(f"{path} is larger than {MAX_FILE_BYTES} bytes; {remedy}")
-            return cls(tomllib.loads(data.decode()), str(path), remedy)
+            return cls(tomllib.loads(path.read_bytes().decode()), str(path), remedy)
         except OSError as error:
             raise KeysError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
         except (ValueError, RecursionError) as error:
@@ -171,14 +166,8 @@ class Enrolment:
         the certificate. The message names the file and the line or field.
         """
         fields = TomlTable.of_file(Path(path), RESTORE)
-        id = fields.take("id", parse_id, ID_VALUES)
-        if "certificate" not in fields.table:
-            raise KeysError(
-                f"{path} was made by an earlier version of fedcomp and has no certificate; make a new enrolment on the server: "
-                f"fedcomp keys renew {id}"
-            )
         enrolment = cls(
-            id,
+            fields.take("id", parse_id, ID_VALUES),
             fields.take("certificate", _certificate_text, "a certificate as PEM"),
             fields.take("private_key", _private_text, PRIVATE_KEY),
             fields.take("ca", _certificate_text, "a certificate as PEM"),

@@ -35,7 +35,7 @@ from ..errors import KeysError
 from . import certificates
 from .certificates import CURVE, certificate_pem, private_key_pem, read_certificate
 from .connection import join_address
-from .enrolment import MAX_ID, Enrolment, format_time, openssh, out_of_date, utc_now
+from .enrolment import Enrolment, format_time, openssh, out_of_date, utc_now
 from .registry import ENROLLED, REVOKED, Registry, RegistryEntry, read_file, registry_text
 
 CA_CRT = "ca.crt"
@@ -136,7 +136,7 @@ def renew(
         old = state.entry(holder)
         names = None
         if old.relay:
-            file = state.folder / RELAYS / f"{old.id}.toml"
+            file = state.folder / old.file
             if not file.exists() and not hosts:
                 raise KeysError(
                     f"{file}, which has the hosts of {old.name}, is missing; restore it, or give the hosts with --host HOST"
@@ -173,8 +173,9 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
     """
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
-    clients, relays, _ = read_file(folder / REGISTRY)
-    due = [e.holder for e in (*clients, *relays) if e.state == ENROLLED and e.not_after <= limit]
+    content = read_file(folder / REGISTRY)
+    entries = (*content.clients, *content.relays)
+    due = [e.holder for e in entries if e.state == ENROLLED and e.not_after <= limit]
     server_ends = read_certificate(folder / SERVER_CRT).not_valid_after_utc
     return ["server"] * (server_ends <= limit) + due
 
@@ -206,10 +207,6 @@ class _Issuer:
 
         `relay_hosts`: the hosts of the new relay, or None to enrol a client.
         """
-        if id > MAX_ID:
-            raise KeysError(
-                f"{self.folder / REGISTRY} has the highest possible id, {MAX_ID}; {NEW_KEYS}"
-            )
         key = ec.generate_private_key(CURVE())
         public, relay = key.public_key(), relay_hosts is not None
         ca_key, (now, ends) = self.key, self._validity()
@@ -220,9 +217,9 @@ class _Issuer:
         parts = certificate_pem(issued), private_key_pem(key), certificate_pem(self.certificate)
         certificate, private, ca = (pem.decode() for pem in parts)
         enrolment = Enrolment(id, certificate, private, ca, self.server)
-        file = self.folder / (RELAYS if relay else CLIENTS) / f"{id}.toml"
-        durable_files.replace(file, [enrolment.text().encode()], 0o600)
-        return RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)
+        entry = RegistryEntry(id, openssh(public), ENROLLED, ends, relay=relay)
+        durable_files.replace(self.folder / entry.file, [enrolment.text().encode()], 0o600)
+        return entry
 
     def _validity(self) -> tuple[datetime, datetime]:
         """Return the start (now) and the end of the validity of a new certificate."""
@@ -287,8 +284,8 @@ def _locked(folder: str | Path) -> Iterator[_State]:
         lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            clients, relays, server = read_file(folder / REGISTRY)
-            yield _State(folder, (*clients, *relays), server)
+            content = read_file(folder / REGISTRY)
+            yield _State(folder, (*content.clients, *content.relays), content.server)
         finally:
             os.close(lock)
 
@@ -330,16 +327,12 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
     # TLS libraries reject some files that can be parsed, such as indented PEM.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
+        context.load_verify_locations(folder / CA_CRT)
         context.load_cert_chain(folder / SERVER_CRT, folder / SERVER_KEY)
     except ssl.SSLError as error:
         raise KeysError(
-            f"TLS cannot use {folder / SERVER_CRT} with {folder / SERVER_KEY} (damaged PEM); make new ones: {renew}"
-        ) from error
-    try:
-        context.load_verify_locations(folder / CA_CRT)
-    except ssl.SSLError as error:
-        raise KeysError(
-            f"TLS cannot use {folder / CA_CRT} (damaged PEM); restore it from a copy"
+            f"TLS cannot use {folder / CA_CRT}, {folder / SERVER_CRT} or {folder / SERVER_KEY} (damaged PEM); restore them from copies, "
+            f"or make a new key and certificate: {renew}"
         ) from error
     return certificate
 

@@ -137,29 +137,28 @@ class PinnedKeys:
         return self.own
 
     def key(self, client: int, announced: bytes = b"") -> bytes:
-        known: bytes | None
         if client == self.client_id:
-            known, source = (
-                self._pin(client, point_of(self.own.public_key())),
-                "the key of this client",
-            )
+            source = "the key of this client"
+            known = self._pin(client, point_of(self.own.public_key()))
         elif self.roster is not None:
-            known, source = self.roster.get(client), "the key in --roster"
-            if known is None:
+            if client not in self.roster:
                 raise UnknownKey(
                     f"client {client} is not in --roster; give this client a newer --roster to accept client {client}"
                 )
+            known, source = self.roster[client], "the key in --roster"
         else:
-            if client not in self._pins:
-                if not announced:
-                    raise ProtocolError(f"the server did not announce a key of client {client}")
-                verifier(announced)
-            known = self._pins.get(client) or self._pin(client, announced)
+            known = self._pins.get(client) or self._pin_announced(client, announced)
             source = "the key from earlier in this run"
         if announced and announced != known:
             kind = ProtocolError if client == self.client_id else UnknownKey
             raise kind(f"the server announces a key of client {client} that differs from {source}")
         return known
+
+    def _pin_announced(self, client: int, announced: bytes) -> bytes:
+        if not announced:
+            raise ProtocolError(f"the server did not announce a key of client {client}")
+        verifier(announced)  # raises ProtocolError if the bytes are not a key
+        return self._pin(client, announced)
 
     def _pin(self, client: int, point: bytes) -> bytes:
         """Pin the key `point` of a client, unless it is already pinned. Return the key."""
@@ -174,5 +173,5 @@ def read_roster(path: Path) -> dict[int, bytes]:
 
     Raises KeysError if the file is malformed.
     """
-    clients, _, _ = read_file(path)
+    clients = read_file(path).clients
     return {entry.id: point_of(parse_public_key(entry.public_key)) for entry in clients}

@@ -14,10 +14,10 @@ Clients and relays are looked up by the SHA-256 of their certificate's public ke
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,11 @@ class RegistryEntry:
         return f"relay {self.id}" if self.relay else f"client {self.id}"
 
     @property
+    def file(self) -> str:
+        """The path of this entry's enrolment file inside the folder of keys."""
+        return f"{'relays' if self.relay else 'clients'}/{self.id}.toml"
+
+    @property
     def holder(self) -> int | str:
         """The name of this entry in `fedcomp keys revoke` and `renew`: a client's id, or a text such as "relay-0"."""
         return f"relay-{self.id}" if self.relay else self.id
@@ -78,21 +83,16 @@ class RegistryEntry:
 
 
 @dataclass(frozen=True)
-class _Content:
-    """The content of a registry.toml at the time at which it was read."""
+class RegistryContent:
+    """The content of a registry.toml at the time at which it was read. Clients and relays are in the order of their ids."""
 
     clients: tuple[RegistryEntry, ...] = ()
     relays: tuple[RegistryEntry, ...] = ()
+    server: str | None = None  # the server's address
     problem: str = ""  # why the file cannot be used, or "" if it can be used
 
-    @cached_property
-    def holders(self) -> dict[bytes, tuple[RegistryEntry, bool]]:
-        """By key hash: the entry of the client or relay that has or had this key, and whether a renewal has replaced the key."""
-        return {
-            _parsed(key)[1]: (entry, key != entry.public_key)
-            for entry in (*self.clients, *self.relays)
-            for key in (entry.public_key, *entry.replaced)
-        }
+    # By key hash: the client or relay that has or had this key, and whether a renewal has replaced the key.
+    holders: Mapping[bytes, tuple[RegistryEntry, bool]] = field(default_factory=dict, compare=False)
 
 
 class Registry:
@@ -106,8 +106,7 @@ class Registry:
         self.path, self.now = path, now
         self._lock = threading.Lock()
         self._last_stamp = self._stamp()
-        clients, relays, _ = read_file(path)
-        self._content = self._polled = _Content(clients, relays)
+        self._content = self._polled = read_file(path)
 
     @property
     def entries(self) -> tuple[RegistryEntry, ...]:
@@ -180,8 +179,7 @@ class Registry:
             return None, why
         entry, replaced = content.holders[key_hash]
         if replaced:
-            file = f"{'relays' if entry.relay else 'clients'}/{entry.id}.toml"
-            why = f"this key was replaced when {entry.name} was renewed; give {entry.name} the new {file}"
+            why = f"this key was replaced when {entry.name} was renewed; give {entry.name} the new {entry.file}"
             return entry, why
         return entry, entry.refusal(self.now(), folder)
 
@@ -193,21 +191,21 @@ class Registry:
             return ()
         return status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _current(self) -> _Content:
+    def _current(self) -> RegistryContent:
         with self._lock:
             if (stamp := self._stamp()) != self._last_stamp:
                 self._content, self._last_stamp = self._read_again(), stamp
             return self._content
 
-    def _read_again(self) -> _Content:
+    def _read_again(self) -> RegistryContent:
         old = self._content
         try:
-            clients, relays, _ = read_file(self.path)
-            if not clients and (old.clients or old.problem):
-                raise KeysError(f"{self.path} has no clients any more; {REMEDY}")
+            content = read_file(self.path)
         except KeysError as error:
-            return _Content(problem=str(error))
-        return _Content(clients, relays)
+            return RegistryContent(problem=str(error))
+        if not content.clients and (old.clients or old.problem):
+            return RegistryContent(problem=f"{self.path} has no clients any more; {REMEDY}")
+        return content
 
 
 @lru_cache(1 << 17)  # cached, because most keys stay the same when the file changes
@@ -217,17 +215,12 @@ def _parsed(key: str) -> tuple[str, bytes]:
     return openssh(parsed), key_hash(parsed)
 
 
-def read_file(
-    path: Path,
-) -> tuple[tuple[RegistryEntry, ...], tuple[RegistryEntry, ...], str | None]:
-    """Return the clients and the relays of a registry.toml in the order of their ids, and the server's address or None.
-
-    Raises KeysError if the file is malformed; the message names the line or the field.
-    """
+def read_file(path: Path) -> RegistryContent:
+    """Return the content of a registry.toml. Raises KeysError if the file is malformed; the message names the line or the field."""
     fields = TomlTable.of_file(path, REMEDY)
     clients, relays = (_entries(fields, kind) for kind in ("client", "relay"))
-    _refuse_shared_keys([*clients, *relays], path)
-    return clients, relays, fields.server
+    holders = _holders([*clients, *relays], path)
+    return RegistryContent(clients, relays, fields.server, holders=holders)
 
 
 def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
@@ -246,12 +239,18 @@ def _entries(fields: TomlTable, kind: str) -> tuple[RegistryEntry, ...]:
     return tuple(entries)
 
 
-def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
-    """Raise KeysError if two clients or relays have the same key, or if a current key is also listed as replaced."""
-    holders: dict[str, RegistryEntry] = {}
+def _holders(
+    entries: Sequence[RegistryEntry], path: Path
+) -> dict[bytes, tuple[RegistryEntry, bool]]:
+    """Return `RegistryContent.holders`. Raises KeysError if two clients or relays have the same key, or if a current key is also listed as
+    replaced.
+    """
+    holders: dict[bytes, tuple[RegistryEntry, bool]] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
-            if (other := holders.setdefault(key, entry)) is not entry:
+            holder = entry, key != entry.public_key
+            other, _ = holders.setdefault(_parsed(key)[1], holder)
+            if other is not entry:
                 kind = "relay" if entry.relay else "client"
                 options = ["--relay", "--host", "HOST"] if entry.relay else []
                 raise KeysError(
@@ -262,6 +261,7 @@ def _refuse_shared_keys(entries: Sequence[RegistryEntry], path: Path) -> None:
             raise KeysError(
                 f"{path}: {entry.name}: 'public_key' is also in 'replaced'; remove it from 'replaced'"
             )
+    return holders
 
 
 def _entry(table: dict[str, Any], kind: str, number: int, path: str) -> RegistryEntry:

@@ -189,6 +189,11 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
     return register
 
 
+def splits(read: Callable[[str], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return `train` and `test` of a Task: functions that call `read` with "train" and "test"."""
+    return partial(read, "train"), partial(read, "test")
+
+
 def initial_model(task: Task, seed: int) -> nn.Module:
     """Return the task's model with its initial weights, on the CPU. The weights are the same on the server and on all clients.
 
@@ -225,18 +230,29 @@ def find_files(
         raise DataError(
             f"{name} needs its data; give --data DIR, a folder that contains {contents}, or set FEDCOMP_DATA"
         )
-    try:
+    wanted = f"a folder that contains {contents}"
+    with read_errors(folder, wanted):
         if not folder.is_dir():
-            raise DataError(
-                f"--data {folder} is not a folder; give a folder that contains {contents}"
-            )
+            raise DataError(f"--data {folder} is not a folder; give {wanted}")
         for place in (folder / name, folder):
             if files := find(place):
                 return files
-        is_empty = not any(folder.iterdir())
+    raise DataError(f"--data {folder} does not contain {missing}; give {wanted}")
+
+
+@contextmanager
+def read_errors(path: Path, wanted: str, *malformed: type[Exception]) -> Iterator[None]:
+    """Raise DataError, which names --data, in place of an OSError or an exception of a type in `malformed` within a `with` block.
+
+    `wanted` says what the file should be, for the error message.
+    """
+    unreadable: tuple[type[Exception], ...] = (OSError, *malformed)
+    try:
+        yield
     except PermissionError as error:
         raise DataError(
-            f"--data {folder}: no permission to read {error.filename}; change its permissions"
+            f"--data {path}: no permission to read {error.filename or path}; change its permissions"
         ) from error
-    state = "is empty" if is_empty else f"does not contain {missing}"
-    raise DataError(f"--data {folder} {state}; give a folder that contains {contents}")
+    except unreadable as error:
+        problem = next(iter(str(error).splitlines()), type(error).__name__).removesuffix(".")
+        raise DataError(f"--data {path} cannot be read: {problem}; give {wanted}") from error

@@ -1,7 +1,6 @@
 """Checks of a task on two examples, before the first round of a run."""
 
 import dataclasses
-import numbers
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
 from ..callbacks import RoundRecord
-from ..errors import ConfigError, FedcompError, TaskError
+from ..errors import ConfigError, TaskError
 from ..layout import Layout
 from .augment import Augmentation
 from .base import MetricFunction, Task, forward_takes, initial_model, predictions, share_correct
@@ -28,13 +27,14 @@ from .data import (
     tensors,
 )
 from .running_statistics import recalibrated_layers
-from .user_errors import GIVE_FOLDER, SEE_TRACEBACK, describe, out_of_memory
+from .user_errors import GIVE_FOLDER, task_errors
 
 T = TypeVar("T")
 # Part of torch's warning if the arguments of a loss have different shapes.
 OTHER_SIZE = "Using a target size"
 RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
+LABEL_DTYPES = (torch.int64, torch.uint8)  # of class labels that torch's cross-entropy takes
 
 
 def check(
@@ -47,10 +47,10 @@ def check(
     """Check a task's model, data, loss, accuracy and metrics on two examples, or on one if `batch_size` is 1.
 
     Return the layout (parameter names and shapes) of the model. A metric that fails on two examples is called again on the whole test set.
-    `train` and `test` replace the task's data unless they are None. If there is no test data, pass the training data as `test`. Raises
-    TaskError if a check fails. The error names the task, the value that the task's code returned, and the expected value. Raises
-    ConfigError if `augment` is True and the task has no augmentation. A FedcompError that the task's code raises, such as DataError, is
-    passed on unchanged. The state of torch's global generator does not change.
+    `train` and `test` are data that `data_of` has returned, or None to load the task's data. If there is no test data, pass the training
+    data as `test`. Raises TaskError if a check fails. The error names the task, the value that the task's code returned, and the expected
+    value. Raises ConfigError if `augment` is True and the task has no augmentation. A FedcompError that the task's code raises, such as
+    DataError, is passed on unchanged. The state of torch's global generator does not change.
     """
     if augment and task.augment is None:
         raise ConfigError(
@@ -63,8 +63,8 @@ def check(
         same = Layout.of(second) == layout and _have_same_constants(model, second, layout)
         wanted = "the same parameters and buffers every time"
         _require(task, same, "model()", "a different model in a second call", wanted)
-        train = data_of(task, "train") if train is None else _check_data(task, "train", train)
-        test = data_of(task, "test") if test is None else _check_data(task, "test", test)
+        train = data_of(task, "train") if train is None else train
+        test = data_of(task, "test") if test is None else test
         if augment and task.augment is not None:
             _check_augmentation(task, task.augment, train)
         _check_training_step(task, model, train, min(2, batch_size, len(train)))
@@ -110,7 +110,8 @@ def data_of(task: Task, split: str) -> Examples:
 
 def data_or_none(task: Task, split: str) -> Examples | None:
     """Return the task's "train" or "test" data, or None if there is none. Raises TaskError if this data cannot be read or is not valid."""
-    data = _call(task, f"{split}()", getattr(task, split))
+    with task_errors(f"task '{task.name}': {split}()", without_folder=GIVE_FOLDER):
+        data = getattr(task, split)()
     return None if data is None else _check_data(task, split, data)
 
 
@@ -152,20 +153,15 @@ def _have_same_constants(model: nn.Module, other: nn.Module, layout: Layout) -> 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal, with NaN equal to NaN."""
-    if a.dtype != b.dtype or a.shape != b.shape:
+    if a.dtype != b.dtype:
         return False
-    if torch.equal(a, b):
-        return True
-    return a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _check_data(task: Task, split: str, data: Any) -> Examples:
     call = f"{split}()"
     _require(task, isinstance(data, Data | LazyData), call, _describe(data), DATA_FORMS)
-    parts = {}
-    if isinstance(data, Data):
-        parts = {f"inputs{suffix}": value for suffix, value in _named_inputs(data.inputs).items()}
-        parts["targets"] = data.targets
+    parts = _named_parts(data) if isinstance(data, Data) else {}
     for part, value in parts.items():
         dense = isinstance(value, Tensor) and value.ndim and value.layout == torch.strided
         wanted = "a dense tensor with an example in each row"
@@ -177,13 +173,16 @@ def _check_data(task: Task, split: str, data: Any) -> Examples:
     return data
 
 
-def _named_inputs(inputs: Any) -> dict[str, Any]:
-    """Return the inputs as a dict. The keys, such as "[0]", identify inputs in error messages; the key of a single input is empty."""
-    if isinstance(inputs, dict):
-        return {f"[{name!r}]": value for name, value in inputs.items()}
+def _named_parts(data: Data) -> dict[str, Any]:
+    """Return the inputs and targets by their names in error messages, such as "inputs[0]"."""
+    inputs: Any = data.inputs
     if isinstance(inputs, tuple):
-        return {f"[{position}]": value for position, value in enumerate(inputs)}
-    return {"": inputs}
+        inputs = dict(enumerate(inputs))
+    if isinstance(inputs, dict):
+        named = {f"inputs[{key!r}]": value for key, value in inputs.items()}
+    else:
+        named = {"inputs": inputs}
+    return {**named, "targets": data.targets}
 
 
 def _first_batch(task: Task, split: str, data: Examples, count: int = 2) -> Batch:
@@ -197,12 +196,10 @@ def _check_augmentation(task: Task, augment: Augmentation, data: Examples) -> No
     one = isinstance(inputs, Tensor)
     _require(task, one, "train()", "several inputs", "one tensor, as --augment requires")
     draw, apply = "augment.draw(generator, count)", "augment.apply(inputs, drawn)"
-    drawn = _call(task, draw, lambda: augment.draw_for(plan, 0, 1, 0))
-    is_array = isinstance(drawn, np.ndarray)
-    got = f"an array {list(drawn.shape)}" if is_array else _describe(drawn)
+    drawn = _call(task, draw, lambda: torch.from_numpy(augment.draw_for(plan, 0, 1, 0)))
     wanted = f"a numpy array with a row for each of {len(inputs)} examples"
-    _require(task, is_array and drawn.shape[:1] == (len(inputs),), draw, got, wanted)
-    changed = _call(task, apply, lambda: augment.apply(inputs, torch.from_numpy(drawn)))
+    _require(task, drawn.shape[:1] == (len(inputs),), draw, _describe(drawn), wanted)
+    changed = _call(task, apply, lambda: augment.apply(inputs, drawn))
     got, wanted = _describe(changed), _describe(inputs)
     _require(task, got == wanted, apply, got, wanted)
 
@@ -211,7 +208,7 @@ def _check_training_step(task: Task, model: nn.Module, data: Examples, count: in
     if task.train_fn is not None:
         return
     batch = _first_batch(task, "train", data, count)
-    outputs = _model_outputs(task, model.train(), batch)
+    outputs = _model_outputs(task, model.train(), batch, f"model()(inputs {_shapes(batch)})")
     _check_labels(task, "train", data, outputs, batch.targets)
     call = "loss(outputs, targets)"
     shapes = f"outputs {_describe(predictions(outputs))} and targets {_describe(batch.targets)}"
@@ -240,7 +237,8 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
         return
     with torch.inference_mode():
         batch = _first_batch(task, split, data)
-        model_outputs = _model_outputs(task, model.eval(), batch)
+        forward = f"the model in eval mode on {split}().inputs {_shapes(batch)}"
+        model_outputs = _model_outputs(task, model.eval(), batch, forward)
         _check_labels(task, split, data, model_outputs, batch.targets)
         outputs, targets = predictions(model_outputs), batch.targets
         if task.accuracy is share_correct:
@@ -262,7 +260,7 @@ def _check_evaluation(task: Task, model: nn.Module, split: str, data: Examples) 
                 _check_metric(task, name, outputs, targets)
             except TaskError:  # a metric such as AUC may need more than two examples
                 pairs = [
-                    (predictions(_model_outputs(task, model, b)), b.targets)
+                    (predictions(_model_outputs(task, model, b, forward)), b.targets)
                     for b in data.batches(250)
                 ]
                 _check_metric(task, name, *concatenate_nested(pairs))
@@ -280,34 +278,42 @@ def _number(
 ) -> float:
     """Return the result of a metric function as a float. Raises TaskError if the result is not a single real number."""
     value = _call(task, call, lambda: function(outputs, targets))
-    is_complex = isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
-    _require(task, not is_complex, call, "a complex number", expected)
-    single = isinstance(value, Tensor) and value.numel() == 1
-    real = single or isinstance(value, numbers.Real | np.bool_)
-    _require(task, real, call, _describe(value), expected)
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise _unexpected(task, call, _describe(value), expected) from None
 
 
-def _model_outputs(task: Task, model: nn.Module, batch: Batch) -> Any:
-    """Return the model's output for a batch: a tensor, or an object with `.logits` or `.loss`. Raises TaskError."""
-    shapes = ", ".join(map(_describe, tensors(batch.inputs)))
+def _shapes(batch: Batch) -> str:
+    return ", ".join(map(_describe, tensors(batch.inputs)))
+
+
+def _model_outputs(task: Task, model: nn.Module, batch: Batch, call: str) -> Any:
+    """Return the model's output for a batch: a tensor, or an object with `.logits` or `.loss`.
+
+    Raises TaskError, which names the call, if the model fails or returns another value.
+    """
     for name in batch.inputs if isinstance(batch.inputs, dict) else ():
         if name != task.target and not forward_takes(model, name):
             raise TaskError(
                 f"task '{task.name}': the batch has a key '{name}', but the model's forward has no such argument; rename or drop this "
                 f"key, or, if it holds the targets, give Task(target='{name}')"
             )
-    used, types = {t.dtype for t in tensors(batch.inputs)}, {p.dtype for p in model.parameters()}
+    used = {t.dtype for t in tensors(batch.inputs) if t.is_floating_point()}
+    types = {p.dtype for p in model.parameters()}
     fix = "correct the task"
-    if torch.float64 in used - types:
-        fix = f"give inputs of the model's type, such as inputs.to({min(types, key=str)})"
-    outputs = _call(task, f"model()(inputs {shapes})", lambda: task.outputs(model, batch), fix)
+    if used - types:
+        fix = (
+            f"give inputs of the model's type, such as inputs.to({min(types, key=str)}), "
+            f"or a model of the inputs' type, such as model.to({min(used, key=str)})"
+        )
+    outputs = _call(task, call, lambda: task.outputs(model, batch), fix)
     predicted = predictions(outputs)
     if task.loss not in (None, F.cross_entropy) or task.returns_loss(outputs):
         return outputs
     valid = isinstance(predicted, Tensor) and predicted.numel() > 0
     expected = "a tensor of outputs, or an object with .loss or .logits"
-    _require(task, valid, "model()(inputs)", _describe(outputs), expected)
+    _require(task, valid, call, _describe(outputs), expected)
     return outputs
 
 
@@ -315,53 +321,54 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets:
     """Raise TaskError if the cross-entropy would fail, because the targets have a wrong shape or type, or a label is not the index of an
     output. `targets` are those of the first examples of `data`.
     """
-    if task.criterion is not F.cross_entropy:
+    if task.criterion is not F.cross_entropy or not isinstance(outputs, Tensor):
         return
-    if isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.ndim == 2:
-        is_float, fix = targets.is_floating_point(), ""
-        if targets.ndim == 2 and targets.shape[1] == 1 < outputs.shape[1]:
-            fix = f"targets.squeeze(1){'.long()' if is_float else ''}"
-        elif targets.shape == outputs.shape and outputs.shape[1] > 1 and not is_float:
-            fix = "targets.argmax(1)"
-        elif targets.ndim == 1 and is_float:
-            fix = "targets.long()"
+    call = f"{split}().targets"
+    if isinstance(targets, Tensor):
+        fix = _label_conversion(outputs, targets)
         wanted = f"a label for each example, such as {fix}, or another loss"
-        _require(task, not fix, f"{split}().targets", _describe(targets), wanted)
-    if not isinstance(data, Data):
+        _require(task, not fix, call, _describe(targets), wanted)
+    if outputs.ndim != 2 or not isinstance(data, Data):
         return
-    if isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] == 1:
+    n = outputs.shape[1]
+    if n == 1:
         raise TaskError(
             f"task '{task.name}': the model has 1 output, whose cross-entropy is always 0; give the task another loss, such as "
             "loss=torch.nn.functional.mse_loss"
         )
-    targets = data.targets
-    one_label = targets.ndim == 1 and not targets.is_floating_point()
-    if not one_label or not isinstance(outputs, Tensor) or outputs.ndim != 2:
-        return
-    low, high = (int(limit) for limit in targets.aminmax())
-    n = outputs.shape[1]
-    got, wanted = f"labels from {low} to {high}", f"0 to {n - 1}, as the model has {n} outputs"
-    _require(task, low >= 0 and high < n, f"{split}().targets", got, wanted)
+    if data.targets.ndim == 1 and not data.targets.is_floating_point():
+        low, high = (int(limit) for limit in data.targets.aminmax())
+        got, wanted = f"labels from {low} to {high}", f"0 to {n - 1}, as the model has {n} outputs"
+        _require(task, low >= 0 and high < n, call, got, wanted)
+
+
+def _label_conversion(outputs: Tensor, targets: Tensor) -> str:
+    """Return the code that converts targets to labels for the cross-entropy, or an empty string if they need no conversion."""
+    integer = "" if targets.dtype in LABEL_DTYPES else ".long()"
+    if outputs.ndim == targets.ndim == 2 and outputs.shape[1] > 1:
+        if targets.shape[1] == 1:
+            return f"targets.squeeze(1){integer}"
+        if targets.shape == outputs.shape and not targets.is_floating_point():
+            return "targets.argmax(1)"
+    if targets.ndim == outputs.ndim - 1 and integer:
+        return f"targets{integer}"
+    return ""
 
 
 def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct the task") -> T:
     """Call a function of the task's code and return its result. Raises TaskError, which names the call and the fix, if the call fails."""
-    try:
+    with task_errors(f"task '{task.name}': {call}", fix):
         return function()
-    except (FedcompError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        if call in ("train()", "test()") and "NoneType" in str(error):
-            fix = GIVE_FOLDER
-        raise out_of_memory(error) or TaskError(
-            f"task '{task.name}': {call} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
-        ) from error
 
 
 def _require(task: Task, valid: Any, call: str, got: str, expected: str) -> None:
     """Raise TaskError, which says what `call` returned and what was expected, unless the result is `valid`."""
     if not valid:
-        raise TaskError(f"task '{task.name}': {call}: got {got}; expected {expected}")
+        raise _unexpected(task, call, got, expected)
+
+
+def _unexpected(task: Task, call: str, got: str, expected: str) -> TaskError:
+    return TaskError(f"task '{task.name}': {call}: got {got}; expected {expected}")
 
 
 def _describe(value: Any) -> str:

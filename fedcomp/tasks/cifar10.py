@@ -9,14 +9,13 @@ running statistics of BatchNorm differ between clients with different data (Hsie
 has 2 groups, as in Reddi et al., ICLR 2021.
 """
 
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from .augment import CROP_AND_FLIP
-from .base import Task, builtin_task
+from .base import Task, builtin_task, splits
 from .parquet import ImageDataset
 
 GROUPS = 2
@@ -113,9 +112,9 @@ def vgg11s(data: Path | None) -> Task:
     """Return the task of training VGG11*, a narrower VGG11, on CIFAR-10. Each colour channel is standardised by its mean and standard
     deviation.
     """
-    read = images(data).per_channel
-    train, test = partial(read, "train"), partial(read, "test")
-    return Task("cifar10-vgg11s", network, train, test, augment=CROP_AND_FLIP)
+    return Task(
+        "cifar10-vgg11s", network, *splits(images(data).standardised), augment=CROP_AND_FLIP
+    )
 
 
 @builtin_task("cifar10-resnet18")
@@ -123,6 +122,6 @@ def resnet18(data: Path | None) -> Task:
     """Return the task of training ResNet-18 with GroupNorm on CIFAR-10. Each colour channel is standardised by its mean and standard
     deviation.
     """
-    read = images(data).per_channel
-    train, test = partial(read, "train"), partial(read, "test")
-    return Task("cifar10-resnet18", ResNet18, train, test, augment=CROP_AND_FLIP)
+    return Task(
+        "cifar10-resnet18", ResNet18, *splits(images(data).standardised), augment=CROP_AND_FLIP
+    )

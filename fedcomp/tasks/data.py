@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, default_collate
 
-from ..errors import ConfigError
+from ..errors import SpecError
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 DATA_FORMS = (
@@ -36,16 +36,18 @@ class Batch(NamedTuple):
         return len(tensors(self.inputs)[0])
 
     def to(self, device: torch.device | str) -> "Batch":
-        return self._mapped(lambda t: t.to(device))
+        return self.mapped(lambda t: t.to(device))
 
     def split(self, size: int) -> list["Batch"]:
         """Return batches of `size` examples. The last batch may be smaller."""
-        return [self._part(slice(at, at + size)) for at in range(0, len(self), size)]
+        return [self.part(slice(at, at + size)) for at in range(0, len(self), size)]
 
-    def _part(self, rows: slice) -> "Batch":
-        return self._mapped(lambda t: t[rows])
+    def part(self, rows: slice) -> "Batch":
+        """Return the examples with the indices `rows`, as views of this batch."""
+        return self.mapped(lambda t: t[rows])
 
-    def _mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Apply a function to every tensor of the inputs and targets."""
         return Batch(map_tensors(self.inputs, function), map_nested(self.targets, function))
 
 
@@ -64,7 +66,11 @@ class Data:
     n_clients: int = 0
 
     def __len__(self) -> int:
-        return len(tensors(self.inputs)[0])
+        return len(self._whole)
+
+    @property
+    def _whole(self) -> Batch:
+        return Batch(self.inputs, self.targets)
 
     @property
     def device(self) -> torch.device:
@@ -83,16 +89,12 @@ class Data:
 
     def batch(self, rows: Tensor) -> Batch:
         """Return the examples with the indices `rows`, an int64 tensor on the device of the data."""
-        return Batch(
-            map_tensors(self.inputs, lambda t: t.index_select(0, rows)),
-            self.targets.index_select(0, rows),
-        )
+        return self._whole.mapped(lambda t: t.index_select(0, rows))
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Yield all examples in batches of nearly equal size, at most `size`. The batches are views of the data."""
-        whole = Batch(self.inputs, self.targets)
         for rows in _slices(len(self), size):
-            yield whole._part(rows)
+            yield self._whole.part(rows)
 
     def subset(self, rows: np.ndarray | None = None) -> Dataset[Any]:
         """Return the examples with the indices `rows`, by default all examples, as a torch Dataset of pairs (input, target)."""
@@ -111,21 +113,17 @@ class Data:
         return self.targets
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the input `name` of all examples, or `groups` if `name` is None. Raises ConfigError if no input has this name."""
+        """Return the input `name` of all examples, or `groups` if `name` is None. Raises SpecError if no input has this name."""
         if name is None:
             return self.groups
         if not isinstance(self.inputs, dict) or name not in self.inputs:
-            raise ConfigError(
-                f"--partition natural:column={name}: the task's data has no column '{name}'; give a key of the data's inputs"
+            raise SpecError(
+                f"the task's data has no column '{name}'; give a key of the data's inputs"
             )
         return self.inputs[name].cpu().numpy()
 
     def to(self, device: torch.device | str) -> "Data":
-        return replace(
-            self,
-            inputs=map_tensors(self.inputs, lambda t: t.to(device)),
-            targets=self.targets.to(device),
-        )
+        return replace(self, **self._whole.to(device)._asdict())
 
     @cached_property
     def digest(self) -> str:
@@ -185,12 +183,10 @@ class LazyData:
 
     def labels(self) -> Tensor:
         """Return the target of every example. If the dataset has no attribute or column of targets, every item is read."""
-        labels: Any = None
         if _is_hugging_face(self.dataset):
-            labels = _whole_column(self.dataset, self.target)
-        for name in ("targets", "labels"):  # torchvision's datasets have these attributes
-            if labels is None:
-                labels = getattr(self.dataset, name, None)
+            labels: Any = _whole_column(self.dataset, self.target)
+        else:  # torchvision's datasets have one of these attributes
+            labels = getattr(self.dataset, "targets", getattr(self.dataset, "labels", None))
         if labels is None:
             items = (self.dataset[i] for i in range(len(self.dataset)))
             labels = [
@@ -199,7 +195,7 @@ class LazyData:
         return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))
 
     def column(self, name: str | None) -> np.ndarray | None:
-        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises ConfigError if the dataset has no
+        """Return the column or attribute `name` of the dataset, or `groups` if `name` is None. Raises SpecError if the dataset has no
         such column.
         """
         if name is None:
@@ -209,8 +205,8 @@ class LazyData:
         values = getattr(self.dataset, name, None)
         if values is not None and len(values) == len(self):
             return np.asarray(values)
-        raise ConfigError(
-            f"--partition natural:column={name}: the task's data has no column '{name}'; give a column or attribute of the dataset"
+        raise SpecError(
+            f"the task's data has no column '{name}'; give a column or attribute of the dataset"
         )
 
     def to(self, device: torch.device | str) -> "LazyData":
@@ -359,18 +355,16 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
     If a value in `parts` is not data, return this value, so that `check` (in check.py) reports it.
     """
     by_client = list(parts.values())
-    if not by_client or not all(isinstance(part, Data | LazyData) for part in by_client):
-        return next((part for part in by_client if not isinstance(part, Data | LazyData)), parts)
+    other = [part for part in by_client if not isinstance(part, Data | LazyData)]
+    if other or not parts:
+        return other[0] if other else parts
     if empty := [name for name, part in parts.items() if not len(part)]:
         raise ValueError(f"client {empty[0]!r} has no examples; leave the client out")
     groups = np.repeat(np.array(list(parts)), [len(part) for part in by_client])
-    if all(isinstance(part, Data) and part.has_single_input for part in by_client):
-        return Data(
-            torch.cat([part.inputs for part in by_client]),
-            torch.cat([part.targets for part in by_client]),
-            groups,
-            len(parts),
-        )
+    lazy = [part for part in by_client if isinstance(part, LazyData)]
+    if not lazy:
+        inputs = concatenate_nested([part.inputs for part in by_client])
+        return Data(inputs, torch.cat([part.targets for part in by_client]), groups, len(parts))
     datasets = [part.subset() for part in by_client]
     if all(map(_is_hugging_face, datasets)):
         from datasets import concatenate_datasets
@@ -378,9 +372,7 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
         whole = concatenate_datasets(datasets)
     else:
         whole = ConcatDataset(datasets)
-    first = next((part for part in by_client if isinstance(part, LazyData)), None)
-    collate, target = (first.collate, first.target) if first else (None, TARGET)
-    return LazyData(whole, collate, target, groups, n_clients=len(parts))
+    return replace(lazy[0], dataset=whole, groups=groups, n_clients=len(parts))
 
 
 def _slices(count: int, size: int) -> list[slice]:

@@ -4,7 +4,6 @@ A fixed random split has 1,437 training and 360 test examples. Pixels are standa
 set.
 """
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import nn
 
 from .. import seeds
 from ..errors import MissingExtraError
-from .base import Task, builtin_task
+from .base import Task, builtin_task, splits
 from .data import Data
 
 TEST_EXAMPLES = 360
@@ -42,4 +41,4 @@ def read(split: str) -> Data:
 @builtin_task("digits")
 def digits(data: Path | None = None) -> Task:
     """Return the task of training a small network on scikit-learn's digits. `data` is ignored."""
-    return Task("digits", network, partial(read, "train"), partial(read, "test"))
+    return Task("digits", network, *splits(read))

@@ -37,11 +37,16 @@ task = Task(
     model=model,
     train=lambda: spirals(6000, seed=1),
     test=lambda: spirals(1000, seed=2),
-    # Further arguments of Task: - loss: a function of outputs and targets that returns the mean over a batch. By default, the loss is the
-    # cross-entropy. - accuracy: a function that returns a fraction from 0 to 1, or None. By default, an example is correct if its largest
-    # output is that of the target. - metrics: a dict, name → function of the outputs and targets of the whole test set. - augment: a
-    # fedcomp.tasks.Augmentation, which changes training examples if --augment is given.
+    # Further arguments of Task:
+    #
+    #   loss      a function of outputs and targets that returns the mean over a batch; by default the cross-entropy
+    #   accuracy  a function of outputs and targets that returns a fraction from 0 to 1, or None; by default the share of
+    #             examples whose largest output is that of the target
+    #   metrics   a dict, name → function of the outputs and targets of the whole test set
+    #   augment   a fedcomp.tasks.Augmentation, which changes training examples if --augment is given
 )
 
-# If your data is in a folder, define a function that returns the task. The argument is the folder of --data, a pathlib.Path or None: def
-# task(folder): return Task(name="mine", model=model, train=lambda: read(folder / "train.csv"), test=lambda: read(folder / "test.csv"))
+# If your data is in a folder, define a function that returns the task. Its argument is the folder of --data, a pathlib.Path or None:
+#
+#   def task(folder):
+#       return Task(name="mine", model=model, train=lambda: read(folder / "train.csv"), test=lambda: read(folder / "test.csv"))

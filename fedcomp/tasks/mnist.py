@@ -5,18 +5,17 @@ The linear model is from Sattler et al. 2019. The convolutional network is from 
 1,663,370 parameters, as stated in the paper.
 """
 
-from functools import partial
 from pathlib import Path
 
 from torch import nn
 
-from .base import Task, builtin_task
-from .parquet import ImageDataset
+from .base import Task, builtin_task, splits
+from .parquet import PER_CHANNEL, PER_DATASET, PER_PIXEL, ImageDataset
 
 
-def images(data: Path | None) -> ImageDataset:
-    """Return the MNIST images in a data folder, read on first use."""
-    return ImageDataset(data, "mnist", "image", (1, 28, 28))
+def images(data: Path | None, axes: tuple[int, ...] = PER_CHANNEL) -> ImageDataset:
+    """Return the MNIST images in a data folder, read on first use, and standardised over `axes`."""
+    return ImageDataset(data, "mnist", "image", (1, 28, 28), axes)
 
 
 def linear() -> nn.Module:
@@ -49,15 +48,13 @@ def network() -> nn.Module:
 @builtin_task("mnist-logreg")
 def logreg(data: Path | None) -> Task:
     """Return the task of logistic regression on MNIST. Each pixel is standardised by its own mean and standard deviation."""
-    read = images(data).per_pixel
-    return Task("mnist-logreg", linear, partial(read, "train"), partial(read, "test"))
+    return Task("mnist-logreg", linear, *splits(images(data, PER_PIXEL).flat))
 
 
 @builtin_task("mnist-logreg-global")
 def logreg_global(data: Path | None) -> Task:
     """Return the task of logistic regression on MNIST. All pixels are standardised by one mean and standard deviation."""
-    read = images(data).per_dataset
-    return Task("mnist-logreg-global", linear, partial(read, "train"), partial(read, "test"))
+    return Task("mnist-logreg-global", linear, *splits(images(data, PER_DATASET).flat))
 
 
 @builtin_task("mnist-cnn")
@@ -65,5 +62,4 @@ def cnn(data: Path | None) -> Task:
     """Return the task of training the convolutional network of McMahan et al. on MNIST. All pixels are standardised by one mean and
     standard deviation.
     """
-    read = images(data).per_channel
-    return Task("mnist-cnn", network, partial(read, "train"), partial(read, "test"))
+    return Task("mnist-cnn", network, *splits(images(data).standardised))

@@ -3,6 +3,7 @@
 Each partitioner assigns every example to exactly one client.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,7 +13,7 @@ import torch
 
 from .. import seeds
 from .. import spec as specs
-from ..errors import ConfigError
+from ..errors import ConfigError, SpecError
 from .data import Examples
 
 
@@ -20,7 +21,7 @@ class Partitioner(Protocol):
     """The interface of partitioners, which assign examples to clients."""
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the client (0 to clients − 1) of each example, as an array [N]. Raises ConfigError if the partitioner does not suit the
+        """Return the client (0 to clients − 1) of each example, as an array [N]. Raises SpecError if the partitioner does not suit the
         data.
         """
 
@@ -40,28 +41,23 @@ class Classes:
     This partition is similar to that of Sattler et al. 2019, where clients take adjacent classes and the last clients take the remaining
     examples. Here, the examples are split into clients × N parts of similar size, each with examples of one class. A client takes one part
     of each of the N classes with the most remaining parts. If a class has too few examples, some clients have fewer than N classes. Raises
-    ConfigError if clients × N is less than the number of classes.
+    SpecError if clients × N is less than the number of classes.
     """
 
     per_client: int = field(metadata={"example": 2})
 
     def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise ConfigError(
-                f"--partition classes:{self.per_client} leaves clients without data; give at least classes:1"
-            )
+        specs.check_ranges(self, per_client=(1, math.inf))
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        labels = _classes(data, f"classes:{self.per_client}")
+        labels = _classes(data)
         sizes = np.bincount(labels)
         count, per_client = len(sizes), self.per_client
         if per_client > count:
-            raise ConfigError(
-                f"--partition classes:{per_client}: the data has only {count} classes; give at most classes:{count}"
-            )
+            raise SpecError(f"the data has only {count} classes; give at most classes:{count}")
         if clients * per_client < count:
-            raise ConfigError(
-                f"--partition classes:{per_client} with --clients {clients} would leave out some of the {count} classes; "
+            raise SpecError(
+                f"--clients {clients} would leave out some of the {count} classes; "
                 f"give at least classes:{-(-count // clients)} or --clients {-(-count // per_client)}"
             )
         parts = _parts_by_class(sizes, clients * per_client, clients)
@@ -93,17 +89,14 @@ class Shards:
     per_client: int = field(metadata={"example": 2})
 
     def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise ConfigError(
-                f"--partition shards:{self.per_client} leaves clients without data; give at least shards:1"
-            )
+        specs.check_ranges(self, per_client=(1, math.inf))
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        labels, shards = _classes(data, f"shards:{self.per_client}"), clients * self.per_client
+        labels, shards = _classes(data), clients * self.per_client
         if shards > len(labels):
-            raise ConfigError(
-                f"--partition shards:{self.per_client} with --clients {clients} requires {shards} shards, but the data has {len(labels)} "
-                f"examples; give at most shards:{len(labels) // clients}"
+            raise SpecError(
+                f"--clients {clients} requires {shards} shards, but the data has {len(labels)} examples; "
+                f"give at most shards:{len(labels) // clients}"
             )
         drawn = rng.permutation(shards) % clients
         owners = np.empty(len(labels), np.int64)
@@ -123,12 +116,10 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:
-            raise ConfigError(
-                f"--partition dirichlet:{self.alpha:g}: alpha must be positive; give more than 0, such as dirichlet:0.1"
-            )
+            raise SpecError("alpha must be positive; give more than 0, such as dirichlet:0.1")
 
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
-        labels = _classes(data, f"dirichlet:{self.alpha:g}")
+        labels = _classes(data)
         owners = np.empty(len(labels), np.int64)
         for label, size in enumerate(np.bincount(labels)):
             # Without the random offset, rounding to whole examples would favour some clients.
@@ -164,19 +155,17 @@ class Natural:
     def owners(self, data: Examples, clients: int, rng: np.random.Generator) -> np.ndarray:
         column = data.column(self.column)
         if column is None:
-            raise ConfigError(
-                "--partition natural needs data with groups, but this task's data has none; name a column, such as "
-                "natural:column=user_id, or give iid, classes:2 or dirichlet:0.1"
+            raise SpecError(
+                "the task's data has no groups; name a column, such as natural:column=user_id, or give iid, classes:2 or dirichlet:0.1"
             )
         if len(column) != len(data):
-            raise ConfigError(
-                f"--partition natural needs a group for each of the {len(data)} examples, but the task's data has "
-                f"{len(column)} groups; give one group per example"
+            raise SpecError(
+                f"the task's data has {len(data)} examples, but {len(column)} groups; give one group per example"
             )
         names, groups = np.unique(column, return_inverse=True)
         if clients > len(names):
-            raise ConfigError(
-                f"--clients {clients} exceeds the {len(names)} groups of --partition natural; give at most {len(names)}"
+            raise SpecError(
+                f"--clients {clients} exceeds the {len(names)} groups of the data; give at most {len(names)}"
             )
         return groups % clients
 
@@ -191,7 +180,7 @@ PARTITIONERS: Mapping[str, type[Partitioner]] = {
 
 
 def parse_partitioner(text: str) -> Partitioner:
-    """Return the partitioner that a text such as "classes:2" describes. Raises SpecError or ConfigError."""
+    """Return the partitioner that a text such as "classes:2" describes. Raises SpecError."""
     with specs.error_context(text, "--partition"):
         return specs.build(specs.parse_part(text, "partition"), PARTITIONERS, "partition")
 
@@ -213,17 +202,17 @@ def partition(
 ) -> list[np.ndarray]:
     """Return the examples of each client, as increasing int64 indices into `data`. Each client has at least one example.
 
-    The result depends on the arguments only. `name` is the name of the data in error messages. Raises SpecError for an unknown partition,
-    and ConfigError if the partition does not suit the data or the number of clients.
+    The result depends on the arguments only. `name` is the name of the data in error messages. Raises SpecError for an unknown partition
+    and for a partition that does not suit the data, and ConfigError if there are more clients than examples.
     """
     partitioner = parse_partitioner(spec)
     if clients > len(data):
         raise ConfigError(
             f"--clients {clients} exceeds the {len(data)} examples of {name}; give at most {len(data)}"
         )
-    owners = partitioner.owners(data, clients, seeds.generator(seed, "partition"))
-    ends = np.cumsum(np.bincount(owners, minlength=clients))
-    return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
+    with specs.error_context(spec, "--partition"):
+        owners = partitioner.owners(data, clients, seeds.generator(seed, "partition"))
+    return _examples_of(owners, clients)
 
 
 def hold_out(
@@ -258,29 +247,32 @@ def partition_test_data(
     try:
         test_groups = test.column(partitioner.column)
         train_groups = train.column(partitioner.column)
-    except ConfigError:
+    except SpecError:
         return None
     if test_groups is None or train_groups is None or len(test_groups) != len(test):
         return None
-    position = {name: number for number, name in enumerate(np.unique(train_groups).tolist())}
-    owners = np.array([position.get(name, -1) for name in test_groups.tolist()])
-    if (owners < 0).all():
+    owner_of = {name: i % clients for i, name in enumerate(np.unique(train_groups).tolist())}
+    owners = np.array([owner_of.get(name, clients) for name in test_groups.tolist()])
+    if (owners == clients).all():
         return None
-    owners = np.where(owners < 0, clients, owners % clients)
-    ends = np.cumsum(np.bincount(owners, minlength=clients + 1))
-    return np.split(np.argsort(owners, kind="stable"), ends[:-1])[:clients]
+    return _examples_of(owners, clients + 1)[:clients]
 
 
-def _classes(data: Examples, spec: str) -> np.ndarray:
-    """Return the class of each example, as an array [N] of numbers from 0 to classes − 1. Raises ConfigError for targets that are not
+def _examples_of(owners: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Return the indices of each client's examples, in increasing order. `owners` [N] holds the client of each example."""
+    ends = np.cumsum(np.bincount(owners, minlength=clients))
+    return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
+
+
+def _classes(data: Examples) -> np.ndarray:
+    """Return the class of each example, as an array [N] of numbers from 0 to classes − 1. Raises SpecError for targets that are not
     classes.
     """
     targets = data.labels()
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
-        raise ConfigError(
-            f"--partition {spec} needs one integer per example as its class, but the targets are {kind}; "
-            "give iid or natural"
+        raise SpecError(
+            f"the targets are {kind}, but this partition needs one integer per example as its class; give iid or natural"
         )
     return torch.unique(targets, return_inverse=True)[1].cpu().numpy()
 

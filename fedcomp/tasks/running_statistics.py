@@ -8,13 +8,11 @@ clients could send false statistics.
 """
 
 from contextlib import ExitStack
-from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from .base import Task
 from .data import Examples
@@ -23,15 +21,7 @@ from .user_errors import describe
 CALIBRATION_EXAMPLES = 2000  # maximum number of examples from which running statistics are computed
 BATCH_SIZE = 250  # examples in a forward pass
 
-NORMALIZATION = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
+NORMALIZATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def recalibrated_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -65,7 +55,7 @@ def recalibrate_on(
         restored.callback(model.eval)
         for layer in layers:
             restored.callback(setattr, layer, "momentum", layer.momentum)
-            restored.callback(_average(layer).remove)
+            layer.momentum = None  # the running statistics become averages over all forward passes
             layer.reset_running_stats()
             layer.train()
         for piece in index.tensor_split(-(-len(rows) // BATCH_SIZE)):
@@ -85,14 +75,3 @@ def recalibration_error(task: Task, model: nn.Module, data: Examples, device: to
     except Exception as error:
         return describe(error)
     return ""
-
-
-def _average(layer: nn.Module) -> RemovableHandle:
-    """Make a layer average its running statistics over all forward passes.
-
-    With momentum=None, BatchNorm computes this average, but InstanceNorm does not.
-    """
-    passes = count(1)
-    return layer.register_forward_pre_hook(
-        lambda layer, _inputs: setattr(layer, "momentum", 1 / next(passes))
-    )

@@ -21,7 +21,7 @@ since the text does not name the plays.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from .base import Task, builtin_task, find_files
+from .base import Task, builtin_task, find_files, read_errors, splits
 from .data import Data
 
 WINDOW = 80  # characters
@@ -91,16 +91,8 @@ class Text:
         next window.
         """
         path = self._path()
-        try:
+        with read_errors(path, "a complete copy, a text in UTF-8", UnicodeError):
             text = path.read_text(encoding="utf-8-sig")
-        except PermissionError as error:
-            raise DataError(
-                f"--data {path}: no permission to read it; change its permissions"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"--data {path} cannot be read as text in UTF-8; replace it with a complete copy"
-            ) from error
         by_role = {
             role: encode(lines) for role, lines in speeches(text).items() if len(lines) > 2 * WINDOW
         }
@@ -149,7 +141,4 @@ def _split_windows(windows: np.ndarray, split: str) -> np.ndarray:
 @builtin_task("shakespeare-lstm")
 def lstm(data: Path | None) -> Task:
     """Return the task of predicting the next character in the speeches of each role."""
-    read = Text(data).read
-    return Task(
-        "shakespeare-lstm", CharacterLSTM, partial(read, "train"), partial(read, "test"), loss
-    )
+    return Task("shakespeare-lstm", CharacterLSTM, *splits(Text(data).read), loss)

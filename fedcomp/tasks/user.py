@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import FedcompError, TaskError, nearest
+from ..errors import TaskError, nearest
 from .base import Task, accepts, seeded_globals
-from .user_errors import GIVE_FOLDER, SEE_TRACEBACK, describe, out_of_memory
+from .user_errors import GIVE_FOLDER, task_errors
 
 IMPORT_SEED = 0  # seed of the global random generators while a task file is imported
 
@@ -45,11 +45,14 @@ def load(text: str, data: Path | None) -> Task:
         raise TaskError(f"--task {text}: the file {path} does not exist; give path/file.py:name")
     with seeded_globals(IMPORT_SEED):
         module = _module(path, text)
+        names = _names(module)
         if not name:
-            tasks = [key for key, value in vars(module).items() if isinstance(value, Task)]
-            give = " or ".join(f"{file}:{key}" for key in tasks or _names(module) or ["name"])
+            give = " or ".join(f"{file}:{key}" for key in names or ["name"])
             raise TaskError(f"--task {text} does not name a task in the file; give {give}")
-        return as_task(_attribute(module, name, text), data, text)
+        if not hasattr(module, name):
+            fix = nearest(name, names) if names else "define it there"
+            raise TaskError(f"--task {text}: the file has no '{name}'; {fix}")
+        return as_task(getattr(module, name), data, text)
 
 
 def as_task(value: Any, data: Path | None, text: str) -> Task:
@@ -77,12 +80,8 @@ def _module(path: Path, text: str) -> ModuleType:
     _add_to_path(path.resolve(), text)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with task_errors(f"--task {text}: the import", "correct it"):
         spec.loader.exec_module(module)
-    except (FedcompError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise _user_error(text, "the import", error) from error
     return module
 
 
@@ -93,11 +92,10 @@ def _add_to_path(path: Path, text: str) -> None:
     """
     folder = str(path.parent)
     others = _TASK_FOLDERS - {folder}
-    for name, module in list(sys.modules.items()) if others else ():
-        if "." in name or not (loaded := getattr(module, "__file__", None)):
-            continue
-        source = os.path.dirname(os.path.dirname(loaded) if hasattr(module, "__path__") else loaded)
-        if source not in others or module.__name__ != name:
+    for name, module in list(sys.modules.items()):
+        loaded = getattr(module, "__file__", None) or ""
+        source = loaded.removesuffix(f"{os.sep}__init__.py")
+        if os.path.dirname(source) not in others or module.__name__ != name:
             continue
         if Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir():
             raise TaskError(
@@ -108,32 +106,15 @@ def _add_to_path(path: Path, text: str) -> None:
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
 
 
-def _user_error(
-    text: str, action: str, error: BaseException, fix: str = "correct it"
-) -> FedcompError:
-    return out_of_memory(error) or TaskError(
-        f"--task {text}: {action} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
-    )
-
-
 def _names(module: ModuleType) -> list[str]:
-    """Return the names of the tasks in a module, and of the functions that the module defines, since a function may return a task."""
-    return [
+    """Return the names of the tasks in a module, or of the functions that it defines if it has no task, since they may return a task."""
+    values = vars(module).items()
+    functions = [
         key
-        for key, value in vars(module).items()
-        if isinstance(value, Task)
-        or (inspect.isfunction(value) and value.__module__ == module.__name__)
+        for key, value in values
+        if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
-
-
-def _attribute(module: ModuleType, name: str, text: str) -> Any:
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        names = _names(module)
-        raise TaskError(
-            f"--task {text}: the file has no '{name}'; {nearest(name, names) if names else 'define it there'}"
-        ) from None
+    return [key for key, value in values if isinstance(value, Task)] or functions
 
 
 def _call(function: Any, data: Path | None, text: str) -> Any:
@@ -145,10 +126,6 @@ def _call(function: Any, data: Path | None, text: str) -> Any:
         raise TaskError(
             f"--task {text} cannot be called with the data folder or without arguments; define it with one parameter or none"
         )
-    try:
+    fix = GIVE_FOLDER if takes_folder and data is None else "correct it"
+    with task_errors(f"--task {text}: the call", fix):
         return function(data) if takes_folder else function()
-    except (FedcompError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        fix = GIVE_FOLDER if takes_folder and data is None else "correct it"
-        raise _user_error(text, "the call", error, fix) from error

@@ -3,6 +3,8 @@
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -48,6 +50,27 @@ def describe(error: BaseException) -> str:
     first = next(iter(message.strip().splitlines()), "").removesuffix(".")
     parts = (place, type(error).__name__, first)
     return ": ".join(part for part in parts if part)
+
+
+@contextmanager
+def task_errors(
+    call: str, fix: str = "correct the task", without_folder: str = ""
+) -> Iterator[None]:
+    """Raise TaskError, which names the call and the fix, in place of an error in a task's code within a `with` block. A FedcompError that
+    the code raises is passed on unchanged.
+
+    `without_folder` replaces `fix` if the code used None as an object, for example as the data folder.
+    """
+    try:
+        yield
+    except (FedcompError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if without_folder and "NoneType" in str(error):
+            fix = without_folder
+        raise out_of_memory(error) or TaskError(
+            f"{call} failed: {describe(error)}; {fix}, or {SEE_TRACEBACK}"
+        ) from error
 
 
 def client_error(error: BaseException) -> FedcompError:

@@ -525,7 +525,9 @@ def test_an_empty_folder_and_broken_data_fail(tmp_path):
     (tmp_path / "empty").mkdir()
     status, output = examine("--data", "empty")
     assert status == 2 and output["data"][0] == "failed"
-    assert output["data"][1] == "shakespeare-lstm: --data empty is empty"
+    assert (
+        output["data"][1] == "shakespeare-lstm: --data empty does not contain shakespeare/input.txt"
+    )
     assert (
         output["data"][2]
         == "give a folder that contains shakespeare/input.txt (Tiny Shakespeare of char-rnn)"

@@ -61,6 +61,6 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path):
     for split in ("train", "test"):
         (tmp_path / "mnist" / f"{split}.parquet").write_bytes(b"nothing")
     assert (
-        f"{tmp_path / 'mnist' / 'train.parquet'} cannot be read as parquet"
+        f"{tmp_path / 'mnist' / 'train.parquet'} cannot be read: Parquet file size is 7 bytes"
         in listed("--data", tmp_path)["mnist-cnn"][4]
     )

@@ -103,23 +103,11 @@ def test_the_private_key_is_not_in_the_repr(enrolment):
     assert "PRIVATE" not in repr(enrolment)
 
 
-@pytest.mark.parametrize("field", ["id", "private_key", "ca"])
+@pytest.mark.parametrize("field", ["id", "certificate", "private_key", "ca"])
 def test_a_missing_field_is_named(field, enrolment, tmp_path):
     values = tomllib.loads(enrolment.text())
     del values[field]
     assert refused(tmp_path / "x.toml", tomli_w.dumps(values)) == f": '{field}' is missing"
-
-
-def test_the_error_for_a_file_of_an_earlier_version_names_the_renewal(enrolment, tmp_path):
-    values = tomllib.loads(enrolment.text()) | {"public_key": "x", "not_after": format_time(ENDS)}
-    del values["certificate"]
-    (tmp_path / "3.toml").write_text(tomli_w.dumps(values))
-    with pytest.raises(KeysError) as raised:
-        Enrolment.read(tmp_path / "3.toml")
-    assert str(raised.value) == (
-        f"{tmp_path}/3.toml was made by an earlier version of fedcomp and has no certificate; make a new enrolment on the server: "
-        "fedcomp keys renew 3"
-    )
 
 
 def bad_keys():

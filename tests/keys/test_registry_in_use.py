@@ -32,4 +32,5 @@ def test_a_problem_of_the_registry_and_its_repair_are_logged_once(tmp_path):
     path.write_text(with_one)
     assert check() == [f"{path} is valid again: 1 of its clients may join"]
     path.write_text(whole)
+    assert registry.poll(output.append), "the server checks the connected clients again"
     assert check() == [], "a valid change causes no warning"

@@ -6,14 +6,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="session")
-def kept_arrays(tmp_path_factory):
-    """Cache decoded images for the session in a temporary folder, not in the user's home."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def one_thread():
     """Run torch in one thread, because on a busy machine, several threads wait for each other in steps on small batches."""

@@ -53,6 +53,10 @@ def test_a_seed_gives_the_same_initial_weights(name):
 def test_the_error_for_an_unknown_task_names_the_closest_task():
     with pytest.raises(TaskError, match="unknown task 'mnist-logrex'; did you mean 'mnist-logreg'"):
         load("mnist-logrex")
+    with pytest.raises(
+        TaskError, match="^--task mnits: unknown task 'mnits'; did you mean 'mnist-cnn'"
+    ):
+        load("mnits")
 
 
 @for_each("name", SHAPES)

@@ -126,7 +126,7 @@ def test_with_batch_size_1_the_check_uses_one_example():
         ),
         (
             {"model": lambda: Wrapped(lambda x: (x, x))},
-            r"model\(\)\(inputs\): got tuple; expected a tensor",
+            r"model\(\)\(inputs float32 \[2, 4\]\): got tuple; expected a tensor",
         ),
         (
             {"model": lambda: Wrapped(lambda x: x[:, :0])},
@@ -157,7 +157,15 @@ def test_with_batch_size_1_the_check_uses_one_example():
         ),
         (
             {"train": lambda: Data(torch.zeros(6, 4, dtype=torch.float64), LABELS)},
-            r"inputs float64 \[2, 4\]\) failed: .*; give inputs of the model's type, such as inputs.to\(torch.float32\), or set",
+            r"inputs float64 .*; give inputs .* such as inputs.to\(torch.float32\), or a model .* model.to\(torch.float64\), or set",
+        ),
+        (
+            {"model": lambda: nn.Linear(4, 3, dtype=torch.float64)},
+            r"inputs float32 .*, such as inputs.to\(torch.float64\), or a model .* model.to\(torch.float32\), or set",
+        ),
+        (
+            {"test": lambda: Data(torch.zeros(6, 7), LABELS)},
+            r"the model in eval mode on test\(\).inputs float32 \[2, 7\] failed: .*RuntimeError: mat1 and mat2",
         ),
         (
             {"train": lambda: Data(torch.zeros(6, 4), LABELS[:, None])},
@@ -170,6 +178,10 @@ def test_with_batch_size_1_the_check_uses_one_example():
         (
             {"train": lambda: Data(torch.zeros(6, 4), nn.functional.one_hot(LABELS))},
             r"got int64 \[2, 3\]; expected a label for each example, such as targets.argmax\(1\)",
+        ),
+        (
+            {"train": lambda: Data(torch.zeros(6, 4), LABELS.int())},
+            r"got int32 \[2\]; expected a label for each example, such as targets.long\(\)",
         ),
         (
             {"train": lambda: Data(torch.zeros(6, 4), LABELS / 1)},
@@ -226,14 +238,14 @@ def test_augmentation_is_checked_only_with_augment():
         (
             lambda generator, count: [0.0] * count,
             torch.add,
-            r"draw\(generator, count\): got list; expected a numpy array with a row for each",
+            r"draw\(generator, count\) failed: .*TypeError: expected np.ndarray \(got list\)",
         ),
         (
             lambda generator, count: generator.random((1, 4)),
             torch.add,
-            r"got an array \[1, 4\]; expected .* a row for each of 2 examples",
+            r"got float64 \[1, 4\]; expected a numpy array with a row for each of 2 examples",
         ),
-        (lambda generator, count: np.array(0.0), torch.add, r"got an array \[\]; expected"),
+        (lambda generator, count: np.array(0.0), torch.add, r"got float64 \[\]; expected"),
         (shift, raising, r"augment.apply\(inputs, drawn\) failed: .*RuntimeError"),
         (
             shift,
@@ -325,7 +337,7 @@ class Counting:
         ({"model": lambda: OnlyTrains(4, 3)}, "in forward: RuntimeError: no evaluation; correct"),
         ({"model": leaving}, "model() failed: test_check.py, line "),
         ({"train": leaving}, "in leaving: SystemExit: 3; correct the task"),
-        ({"accuracy": lambda outputs, targets: 1j}, "a complex number"),
+        ({"accuracy": lambda outputs, targets: 1j}, "got complex; expected a number"),
         (
             {"model": lambda: nn.Linear(4, 1), "accuracy": None},
             "the model has 1 output, whose cross-entropy is always 0; give the task another loss",
@@ -339,7 +351,10 @@ class Counting:
             },
             "outputs float32 [2, 1] and targets float32 [2] have different shapes; give targets of",
         ),
-        ({"accuracy": lambda outputs, targets: torch.tensor(1j)}, "a complex number"),
+        (
+            {"accuracy": lambda outputs, targets: torch.tensor(1j)},
+            "got complex64 []; expected a number",
+        ),
     ],
 )
 def test_the_check_detects_errors_that_would_otherwise_occur_in_later_rounds(change, says):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from fedcomp import Data, LazyData, Task
-from fedcomp.errors import ConfigError, TaskError
+from fedcomp.errors import SpecError, TaskError
 from fedcomp.tasks.check import check
 from fedcomp.tasks.data import data_from
 from fedcomp.tasks.partition import partition
@@ -162,9 +162,12 @@ def test_natural_partition_by_a_column():
     assert list(data_from(chosen).batch(ROWS).inputs) == ["words", "labels"]
     shards = partition("natural:column=user", data_from(chosen), 3, 0)
     assert [list(rows) for rows in shards] == [[2], [0, 1], [3]]
-    with pytest.raises(ConfigError, match="the task's data has no column 'person'"):
+    with pytest.raises(
+        SpecError,
+        match="^--partition natural:column=person: the task's data has no column 'person'",
+    ):
         partition("natural:column=person", data_from(columns()), 3, 0)
-    with pytest.raises(ConfigError, match="--clients 4 exceeds the 3 groups"):
+    with pytest.raises(SpecError, match="--clients 4 exceeds the 3 groups"):
         partition("natural:column=user", data_from(columns()), 4, 0)
 
 

@@ -109,7 +109,7 @@ def test_small_data_sets_are_partitioned_or_refused_with_advice(labels, clients,
     data = labelled(labels, groups=np.array(labels))
     try:
         parts = partition(spec, data, clients, seed)
-    except ConfigError as error:
+    except (ConfigError, SpecError) as error:
         assert "give" in str(error)
     else:
         assert_cover(parts, clients, len(labels))
@@ -225,6 +225,7 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
     "spec, data, clients, kind, says",
     [
         ("class:2", DATA, 10, SpecError, "unknown partition 'class'; did you mean 'classes'"),
+        ("dirichlet=0.1", DATA, 10, SpecError, "options follow a colon; write dirichlet:0.1$"),
         ("classes", DATA, 10, SpecError, "needs per_client; write classes:per_client=2"),
         ("dirichlet", DATA, 10, SpecError, "needs alpha; write dirichlet:alpha=0.1"),
         ("classes:two", DATA, 10, SpecError, "give a whole number"),
@@ -243,9 +244,15 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             SpecError,
             r"a partition has no scope and no second part; leave out '@' and '\+', and name one partition",
         ),
-        ("classes:0", DATA, 10, ConfigError, "give at least classes:1"),
-        ("shards:-1", DATA, 10, ConfigError, "give at least shards:1"),
-        ("dirichlet:0", DATA, 10, ConfigError, "give more than 0"),
+        (
+            "classes:0",
+            DATA,
+            10,
+            SpecError,
+            "^--partition classes:0: per_client is 0; give at least 1",
+        ),
+        ("shards:-1", DATA, 10, SpecError, "per_client is -1; give at least 1"),
+        ("dirichlet:0", DATA, 10, SpecError, "give more than 0"),
         (
             "iid",
             DATA,
@@ -258,41 +265,47 @@ SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
             "classes:11",
             DATA,
             10,
-            ConfigError,
+            SpecError,
             "classes:11: the data has only 10 classes; give at most classes:10",
         ),
         (
             "classes:2",
             DATA,
             4,
-            ConfigError,
-            "would leave out some of the 10 classes; give at least classes:3 or --clients 5",
+            SpecError,
+            "^--partition classes:2: --clients 4 would leave out some of the 10 classes; give at least classes:3 or --clients 5",
         ),
         (
             "shards:700",
             DATA,
             10,
-            ConfigError,
+            SpecError,
             "requires 7000 shards, but the data has 1437 examples; give at most shards:143",
         ),
-        ("natural", labelled(LABELS), 10, ConfigError, "natural needs data with groups"),
+        (
+            "natural",
+            labelled(LABELS),
+            10,
+            SpecError,
+            "^--partition natural: the task's data has no groups; name a column",
+        ),
         (
             "natural",
             labelled(LABELS, np.zeros(3)),
             10,
-            ConfigError,
-            "each of the 1437 examples, but the task's data has 3 groups",
+            SpecError,
+            "has 1437 examples, but 3 groups; give one group per example",
         ),
-        ("natural", DATA, 38, ConfigError, "--clients 38 exceeds the 37 groups .* give at most 37"),
+        ("natural", DATA, 38, SpecError, "--clients 38 exceeds the 37 groups .* give at most 37"),
         (
             "classes:2",
             FLOATS,
             10,
-            ConfigError,
-            r"one integer per example as its class, but the targets are float32 \[30\]; give iid",
+            SpecError,
+            r"the targets are float32 \[30\], but .* one integer per example as its class; give iid",
         ),
-        ("dirichlet:0.1", FLOATS, 10, ConfigError, r"--partition dirichlet:0.1 needs .* float32"),
-        ("shards:2", SEQUENCES, 10, ConfigError, r"--partition shards:2 needs .* int64 \[30, 5\]"),
+        ("dirichlet:0.1", FLOATS, 10, SpecError, r"--partition dirichlet:0.1: .* float32"),
+        ("shards:2", SEQUENCES, 10, SpecError, r"--partition shards:2: .* int64 \[30, 5\]"),
     ],
 )
 def test_an_unsuitable_partition_is_refused_with_the_fix(spec, data, clients, kind, says):
