@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import select
 import shutil
 import signal
 import socket
@@ -120,7 +121,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
     On Linux, also kill descendants that still run 5 s later, because Flower's SuperLink starts them in another process group.
     """
-    family = _descendants(process.pid)
+    descendants = _descendants(process.pid)
     try:
         process.terminate()
         process.wait(STOP_S)
@@ -130,41 +131,22 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + STOP_S
-    while (
-        family := {p for p in family if _start_of(p[0]) == p[1]}
-    ) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid, _ in family:
+    for descendant in descendants:
+        # The descriptor is readable once the descendant has ended.
+        select.select([descendant], [], [], max(0.0, deadline - time.monotonic()))
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            signal.pidfd_send_signal(descendant, signal.SIGKILL)
+        os.close(descendant)
 
 
-def _descendants(pid: int) -> set[tuple[int, str]]:
-    """Return the ids and start times of all descendants of a process on Linux, and an empty set on other systems."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if fields := _stat(int(folder.name)):
-            parents[int(folder.name)] = int(fields[1])
-    found: set[int] = set()
-    generation = {pid}
-    while generation:
-        generation = {child for child, parent in parents.items() if parent in generation}
-        found |= generation
-    return {(child, start) for child in found if (start := _start_of(child))}
-
-
-def _start_of(pid: int) -> str:
-    """Return the start time of a running process, in clock ticks since boot, or "" for a zombie or a process that has ended."""
-    fields = _stat(pid)
-    return fields[19] if fields and fields[0] != "Z" else ""
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the process name (state, parent, …), or an empty list if the file does not exist."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+def _descendants(pid: int) -> list[int]:
+    """Return a file descriptor of each descendant of a process on Linux, and an empty list on other systems."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a process that has just ended
+            for child in map(int, file.read_text().split()):
+                found += [os.pidfd_open(child), *_descendants(child)]
+    return found
 
 
 def free_port() -> int:
