@@ -122,7 +122,7 @@ class Port:
         most_connections = 0
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
-            connections = self.traffic.update(self._streams)
+            connections = self.traffic.connections or 0
             most_connections = max(most_connections, connections)
             if self._flooded or connections <= most_connections - MANY_CONNECTIONS:
                 self._flooded, most_connections = False, connections
@@ -175,6 +175,7 @@ class Port:
             if stream.peer in self._used:
                 reason = "this connection was already used to join; open a new connection for each attempt"
                 raise self.admission.refusal("second stream", reason)
+            self.traffic.find(stream.peer)
             self.admission.check_key(stream)
             async for data in requests:
                 stream.silent_ticks = 0
@@ -202,7 +203,7 @@ class Port:
             self.leave(stream)
             self._streams.discard(stream)
             stream.timer.cancel()
-            self.traffic.end(stream)
+            self.traffic.read(stream.peer)
             if stream.peer is not None:
                 self._used.add(stream.peer)
                 loop.call_later(ENDED_S, self._cut_used, stream.peer)
@@ -282,7 +283,7 @@ class Port:
             stream.pinged = False
         elif stream.relay is not None:
             stream.relay.handle(kind, reader)
-            self.traffic.read(stream)
+            self.traffic.read(stream.peer)
         elif kind is Kind.HELLO and stream.invitation is None:
             self._handle_hello(stream, reader)
         elif kind is Kind.PRESENCE and stream.invitation is not None and not stream.joined:
@@ -315,6 +316,7 @@ class Port:
         self.admission.check_presence(stream, presence)
         stream.timer.cancel()
         stream.joined = True
+        self.traffic.assign(stream.peer, stream.client)
         self._join(stream, presence)
 
     def _handle_report(self, stream: Stream, reader: Reader) -> None:
@@ -330,7 +332,7 @@ class Port:
         else:
             report = wire.limit_texts(wire.decode_report(reader, assignment))
             self.pending.answer(stream.client, report)
-            self.traffic.read(stream)
+            self.traffic.read(stream.peer)
 
     # Joins.
 
