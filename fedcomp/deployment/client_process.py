@@ -9,6 +9,7 @@ import asyncio
 import math
 import queue
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -173,9 +174,9 @@ class ClientProcess:
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._entries: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
         # Queued log messages by text: the clients that logged the message, the message, and the `time.monotonic()` at which it is printed.
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
+        self._log_lock = threading.Lock()
         self._ended = False
 
     def end(self) -> None:
@@ -261,21 +262,15 @@ class ClientProcess:
 
     def _log_entries(self, now_s: float) -> None:
         """Pass queued log messages to `log_message`."""
-        with suppress(queue.Empty):
-            while True:
-                client_id, entry, until_s = self._entries.get_nowait()
-                if self._single:
-                    self.log_message(entry)
-                else:
-                    self._unlogged.setdefault(str(entry), (set(), entry, until_s))[0].add(client_id)
-        for text, (clients, entry, until_s) in [*self._unlogged.items()]:
-            if until_s <= now_s:
-                del self._unlogged[text]
-                values = {name: value for name, value in entry.values.items() if name != "client"}
-                sentence = f"{named_clients(clients)}: {entry}"
-                self.log_message(
-                    LogMessage(sentence, entry.event, **values | {"clients": sorted(clients)})
-                )
+        with self._log_lock:
+            due = [text for text, (*_, due_s) in self._unlogged.items() if due_s <= now_s]
+            messages = [self._unlogged.pop(text) for text in due]
+        for clients, entry, _ in messages:
+            if not self._single:
+                values = dict(entry.values) | {"clients": sorted(clients)}
+                values.pop("client", None)
+                entry = LogMessage(f"{named_clients(clients)}: {entry}", entry.event, **values)
+            self.log_message(entry)
 
     # Methods that run in the I/O thread.
 
@@ -300,7 +295,7 @@ class ClientProcess:
                 self._queue_message(hosted, ended, combine_s)
 
     async def _serve(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
-        target, invited = hosted.target, False
+        target = hosted.target
         connection = GrpcConnection(
             target.address,
             largest=MAX_MODELS * 4 * self.numel + SPARE_BYTES,
@@ -318,16 +313,13 @@ class ClientProcess:
                 if isinstance(message, Refused):
                     raise message.error
                 hosted.retries = Retries()
-                if not invited:
+                if isinstance(message, Invitation):
                     sentence = f"connected to {target.address}"
                     self._queue_message(
                         hosted, LogMessage(sentence, "connected", server=target.address)
                     )
-                invited = True
                 await self._answer(hosted, connection, message)
                 del message
-            if not invited:
-                raise UnreachableError(f"{target.address} ended the connection", "starting")
 
     async def _answer(
         self,
@@ -362,4 +354,6 @@ class ClientProcess:
         self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
     ) -> None:
         """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this message."""
-        self._entries.put((hosted.id, entry, time.monotonic() + combine_s))
+        due_s = time.monotonic() + (0.0 if self._single else combine_s)
+        with self._log_lock:
+            self._unlogged.setdefault(str(entry), (set(), entry, due_s))[0].add(hosted.id)

@@ -87,8 +87,11 @@ class RelayProcess:
         try:
             farewell = await relay.run()
         except UnreachableError as error:
-            if error.cause == "network":
-                error = await self._cause_of(error)
+            try:
+                if error.cause == "network":
+                    await asyncio.to_thread(self.target.check)
+            except UnreachableError as cause:  # names the cause more precisely
+                error = cause
             pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
             if entry:
                 self._messages.put(entry)
@@ -98,14 +101,6 @@ class RelayProcess:
         if self.stay:
             await asyncio.sleep(self.retry_s[-2])  # reconnect after the server has exited
         return False
-
-    async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Connect again to find the cause of `error`. Return the more precise error, or `error` itself if the second attempt succeeds."""
-        try:
-            await asyncio.to_thread(self.target.check)
-        except UnreachableError as cause:
-            return cause
-        return error
 
     def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries = Retries()
