@@ -3,7 +3,6 @@
 import ctypes
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ...errors import FedcompError
 from ...keys.connection import join_address
 
 LOOPBACK = "127.0.0.1"
@@ -24,19 +22,11 @@ PR_SET_PDEATHSIG = 1
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 
-def script(name: str) -> str:
-    """Return the path of a command that is installed in the environment of this Python. Raises FedcompError."""
-    path = Path(sysconfig.get_path("scripts")) / name
-    command = str(path) if path.exists() else shutil.which(name)
-    if command is None:
-        raise FedcompError(
-            f"the command {name} is not installed for {sys.executable}; install flwr for that Python"
-        )
-    return command
-
-
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment variables for a Flower command that keeps its files in `home` and sends no telemetry."""
+    """Return the environment variables for a Flower command that keeps its files in `home` and sends no telemetry.
+
+    PATH begins with the folder of commands that are installed for this Python.
+    """
     settings = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -52,10 +42,9 @@ def run(
     command: Sequence[str], home: Path, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a Flower command until it ends."""
-    words, env = [script(command[0]), *command[1:]], environment(home)
-    silent = subprocess.DEVNULL
+    silent, env = subprocess.DEVNULL, environment(home)
     return subprocess.run(
-        words, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
+        command, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
     )
 
 
@@ -106,7 +95,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
     with log.open("ab") as output:
         return subprocess.Popen(
-            [script(command[0]), *command[1:]],
+            command,
             env=environment(home),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -34,8 +34,6 @@ CLOSE_S = 5.0  # time limit to send the last message on a stream
 # The port checks for floods of bytes every NEW_CHECK_S seconds while there are connections on which no client has joined, else every
 # CHECK_S. The time between two checks is at least CHECK_SHARE times the processor time of a check.
 NEW_CHECK_S, CHECK_S, CHECK_SHARE = 0.01, 0.1, 10
-# After this number of connections has closed, freed memory is returned to the operating system.
-MANY_CONNECTIONS = 256
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
@@ -119,13 +117,11 @@ class Port:
 
     async def _tick(self) -> None:
         """Ping clients and relays that have an assignment but send nothing, and disconnect them if they stay silent."""
-        most_connections = 0
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
-            connections = self.traffic.connections or 0
-            most_connections = max(most_connections, connections)
-            if self._flooded or connections <= most_connections - MANY_CONNECTIONS:
-                self._flooded, most_connections = False, connections
+            self.traffic.read_all()
+            if self._flooded:
+                self._flooded = False
                 return_freed_memory()
             joined = [self._joined.get(client) for client in self.pending]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}

@@ -96,7 +96,7 @@ class PortTraffic:
         """The number of open TCP connections, with or without a gRPC stream, or None on platforms that do not list connections."""
         if self.port is None:
             return None
-        self._read_all()
+        self.read_all()
         return len(self._live)
 
     def find(self, peer: Peer | None) -> None:
@@ -105,7 +105,7 @@ class PortTraffic:
             self._find()
             # `_find` overlooks a connection that reuses the file descriptor of an ended connection.
             if peer not in self._live:
-                self._read_all()
+                self.read_all()
 
     def assign(self, peer: Peer | None, client: int) -> None:
         """Count the bytes of an open connection for a client."""
@@ -211,7 +211,7 @@ class PortTraffic:
                         self._forget(peer)
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
-    def _read_all(self) -> None:
+    def read_all(self) -> None:
         """Read the byte counters of all connections, including new connections."""
         if self.port is None:
             return
