@@ -122,7 +122,7 @@ def serve(
 class Deployment:
     """The server's side of a run. The constructor checks the options, so that it raises errors before the run starts.
 
-    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`.
+    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_left`, `on_late_answer` and `warn`.
     `make_transport` returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
     """
 
@@ -270,6 +270,7 @@ class Deployment:
             invitation,
             self.config.clients,
             on_joined=self._on_joined,
+            on_left=lambda client: self.connected_clients.leave(client),
             on_late_answer=lambda client: self.connected_clients.mark_responsive(client),
             warn=lambda sentence: self.callback.on_warning(sentence),
         )
@@ -289,12 +290,7 @@ class Deployment:
             self._relay_terms(invitation, largest_report, grace_s),
             grace_s=grace_s,
         )
-        return GrpcTransport(
-            settings,
-            on_left=lambda client: self.connected_clients.leave(client),
-            on_poll=self._on_poll,
-            **hooks,
-        )
+        return GrpcTransport(settings, on_poll=self._on_poll, **hooks)
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
         """Return the settings for relays.
