@@ -249,7 +249,6 @@ class Port:
                 self.pending.start_grace(client, self.settings.grace_s)
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
-        relay.lost = True
         if self._relays.get(relay.stream.relay_identity) is relay:
             del self._relays[relay.stream.relay_identity]
         for relayed in [*relay.clients.values()]:

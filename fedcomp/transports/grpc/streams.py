@@ -129,7 +129,6 @@ class ConnectedRelay:
     def __init__(self, port: "Port", stream: Stream):
         self.port, self.stream = port, stream
         self.clients: dict[int, RelayedClient] = {}
-        self.lost = False
         self._cache = FrameCache()
         # Queued assignments by sequence number. Assignments are encoded only when the relay has read the earlier messages, so that a relay
         # that reads nothing cannot fill the server's memory.
@@ -164,7 +163,7 @@ class ConnectedRelay:
 
     def withdraw(self, pending: "PendingAssignment") -> None:
         """Withdraw an assignment, whether it was sent or is still queued."""
-        if self._queued.pop(pending.sequence, None) is None and not self.lost:
+        if self._queued.pop(pending.sequence, None) is None:
             entry = pending.assignment.client, pending.sequence
             self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
 
