@@ -61,8 +61,7 @@ class Target:
         if self.enrolment is None:
             return None
         e = self.enrolment
-        texts = e.certificate.encode(), e.private_key.encode(), e.ca.encode()
-        return Credentials(*texts, source="the enrolment file")
+        return Credentials(e.certificate.encode(), e.private_key.encode(), e.ca.encode())
 
     def check(self) -> None:
         """Raise UnreachableError with the cause if the server cannot be reached."""

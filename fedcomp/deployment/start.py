@@ -99,10 +99,8 @@ class Endpoint:
         """Return the server's certificate and key, and the CA that signs the certificates of clients. Raises KeysError."""
         if self.keys is None:
             return None
-        certificate, key = serving_files(self.keys)
-        ca = self.keys / CA_CRT
-        read = certificate.read_bytes(), key.read_bytes(), ca.read_bytes()
-        return Credentials(*read, f"{certificate}, {key} and {ca}")
+        files = *serving_files(self.keys), self.keys / CA_CRT
+        return Credentials(*(file.read_bytes() for file in files))
 
 
 def serve(

@@ -89,11 +89,6 @@ class Port:
         try:
             port = _add_port(server, where, s.credentials)
         except RuntimeError as error:
-            if s.credentials is not None and not _can_serve_tls(s.credentials):
-                raise ConfigError(
-                    f"TLS cannot use {s.credentials.source}: the certificate, its private key or the CA is damaged; restore the "
-                    "files from a copy, or make new ones: fedcomp keys renew server (for a relay: fedcomp keys renew relay-0)"
-                ) from error
             raise ConfigError(
                 f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
                 "program that listens there"
@@ -485,15 +480,6 @@ def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | No
     if port == 0:  # older versions of gRPC
         raise RuntimeError("gRPC gives no reason")
     return port
-
-
-def _can_serve_tls(credentials: Credentials) -> bool:
-    """Return whether gRPC accepts the credentials. gRPC reports damaged credentials with the same error as a port in use."""
-    try:
-        _add_port(grpc.aio.server(), "127.0.0.1:0", credentials)
-    except RuntimeError:
-        return False
-    return True
 
 
 def return_freed_memory() -> None:
