@@ -3,6 +3,7 @@
 import ctypes
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ...errors import FedcompError
 from ...keys.connection import join_address
 
 LOOPBACK = "127.0.0.1"
@@ -20,6 +22,16 @@ STOP_S = 5.0
 HELP_S = 60.0
 PR_SET_PDEATHSIG = 1
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
+
+
+def script(name: str, env: dict[str, str]) -> str:
+    """Return the path of an installed command. Raises FedcompError."""
+    command = shutil.which(name, path=env["PATH"])
+    if command is None:
+        raise FedcompError(
+            f"the command {name} is not installed for {sys.executable}; install flwr for that Python"
+        )
+    return command
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -43,8 +55,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a Flower command until it ends."""
     silent, env = subprocess.DEVNULL, environment(home)
+    words = [script(command[0], env), *command[1:]]
     return subprocess.run(
-        command, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
+        words, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
     )
 
 
@@ -93,10 +106,11 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
         if os.getppid() != parent:
             os._exit(1)
 
+    env = environment(home)
     with log.open("ab") as output:
         return subprocess.Popen(
-            command,
-            env=environment(home),
+            [script(command[0], env), *command[1:]],
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -130,11 +144,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def _descendants(pid: int) -> list[int]:
     """Return a file descriptor of each descendant of a process on Linux, and an empty list on other systems."""
-    found = []
+    children: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # a process that has just ended
-            for child in map(int, file.read_text().split()):
-                found += [os.pidfd_open(child), *_descendants(child)]
+        with suppress(OSError):  # the thread has just ended
+            children += map(int, file.read_text().split())
+    found = []
+    for child in children:
+        with suppress(OSError):  # the child has just ended
+            found.append(os.pidfd_open(child))
+        found += _descendants(child)
     return found
 
 
