@@ -86,6 +86,7 @@ class Networked:
                 grace_s=Quota.later(config, config.clients).grace_s(config.clients),
             ),
             on_joined=self._on_joined,
+            on_left=lambda client: self.connected_clients.leave(client),
             on_late_answer=lambda client: self.connected_clients.mark_responsive(client),
             on_poll=self._check,
             warn=self.callback.on_warning,
@@ -138,10 +139,7 @@ class Networked:
     def wait_until_responsive(self, client: int) -> None:
         """Wait until a client is connected and no longer silent."""
         end = time.monotonic() + PATIENCE_S
-        while (
-            client not in self.connected_clients.connected()
-            or client in self.connected_clients.silent
-        ):
+        while client not in self.transport.clients() or client in self.connected_clients.silent:
             assert time.monotonic() < end, f"client {client} is not responsive"
             time.sleep(0.02)
 

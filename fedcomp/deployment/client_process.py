@@ -9,6 +9,7 @@ import asyncio
 import math
 import queue
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,8 +61,7 @@ class Target:
         if self.enrolment is None:
             return None
         e = self.enrolment
-        texts = e.certificate.encode(), e.private_key.encode(), e.ca.encode()
-        return Credentials(*texts, source="the enrolment file")
+        return Credentials(e.certificate.encode(), e.private_key.encode(), e.ca.encode())
 
     def check(self) -> None:
         """Raise UnreachableError with the cause if the server cannot be reached."""
@@ -134,17 +134,6 @@ class Request:
     answer: Future[Any] = field(default_factory=Future)
 
 
-def _save(clients: Sequence[HostedClient]) -> dict[int, Exception]:
-    """Save the states of clients. Return the errors of the clients that could not be saved, by client id."""
-    errors: dict[int, Exception] = {}
-    for hosted in clients:
-        try:
-            hosted.client.save()
-        except Exception as error:
-            errors[hosted.id] = error
-    return errors
-
-
 class ClientProcess:
     """A process with one or more clients.
 
@@ -173,9 +162,9 @@ class ClientProcess:
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._entries: queue.SimpleQueue[tuple[int, LogMessage, float]] = queue.SimpleQueue()
         # Queued log messages by text: the clients that logged the message, the message, and the `time.monotonic()` at which it is printed.
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
+        self._log_lock = threading.Lock()
         self._ended = False
 
     def end(self) -> None:
@@ -227,17 +216,10 @@ class ClientProcess:
         downlink_bytes = [sum(map(len, assignment.frames)) for _, assignment in assigned]
         reports = handle([(request.hosted.client, a) for request, a in assigned])
         # Save in a few large tasks, because handing a task to a thread takes longer than saving a small state.
-        hosted = [request.hosted for request, _ in assigned]
-        groups = [hosted[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(hosted)))]
-        errors = {id: error for failed in savers.map(_save, groups) for id, error in failed.items()}
-        answered = zip(assigned, reports, downlink_bytes, strict=True)
-        for (request, assignment), report, down_bytes in answered:
-            if error := errors.get(request.hosted.id):
-                request.answer.set_exception(error)
-                continue
-            if report is not None:
-                self._log_answer(request.hosted, assignment, report, down_bytes)
-            request.answer.set_result(report)
+        answered = [*zip(assigned, reports, downlink_bytes, strict=True)]
+        groups = [answered[i::MAX_SAVES] for i in range(min(MAX_SAVES, len(answered)))]
+        for _ in savers.map(self._save, groups):
+            pass
 
     def _join(self, request: Request, invitation: Invitation) -> None:
         client = request.hosted.client
@@ -250,32 +232,37 @@ class ClientProcess:
             self._queue_message(request.hosted, joined)
             request.answer.set_result(presence)
 
-    def _log_answer(
-        self, hosted: HostedClient, assignment: Assignment, report: Report, downlink_bytes: int
+    def _save(
+        self, answered: Sequence[tuple[tuple[Request, Assignment], Report | None, int]]
     ) -> None:
-        self._queue_message(hosted, log_messages.answered(assignment, report, downlink_bytes))
-        if report.kind == UPDATE and (
-            others := unknown_keys(assignment, hosted.client.round_state)
-        ):
-            self._queue_message(hosted, log_messages.unknown(assignment, others))
+        """Save the states of clients, log their reports, and pass the reports to the I/O thread. Runs in a thread of its own."""
+        for (request, assignment), report, downlink_bytes in answered:
+            hosted = request.hosted
+            try:
+                hosted.client.save()
+            except Exception as error:
+                request.answer.set_exception(error)
+                continue
+            if report is not None:
+                message = log_messages.answered(assignment, report, downlink_bytes)
+                self._queue_message(hosted, message)
+                if report.kind == UPDATE and (
+                    others := unknown_keys(assignment, hosted.client.round_state)
+                ):
+                    self._queue_message(hosted, log_messages.unknown(assignment, others))
+            request.answer.set_result(report)
 
     def _log_entries(self, now_s: float) -> None:
         """Pass queued log messages to `log_message`."""
-        with suppress(queue.Empty):
-            while True:
-                client_id, entry, until_s = self._entries.get_nowait()
-                if self._single:
-                    self.log_message(entry)
-                else:
-                    self._unlogged.setdefault(str(entry), (set(), entry, until_s))[0].add(client_id)
-        for text, (clients, entry, until_s) in [*self._unlogged.items()]:
-            if until_s <= now_s:
-                del self._unlogged[text]
-                values = {name: value for name, value in entry.values.items() if name != "client"}
-                sentence = f"{named_clients(clients)}: {entry}"
-                self.log_message(
-                    LogMessage(sentence, entry.event, **values | {"clients": sorted(clients)})
-                )
+        with self._log_lock:
+            due = [text for text, (*_, due_s) in self._unlogged.items() if due_s <= now_s]
+            messages = [self._unlogged.pop(text) for text in due]
+        for clients, entry, _ in messages:
+            if not self._single:
+                values = dict(entry.values) | {"clients": sorted(clients)}
+                values.pop("client", None)
+                entry = LogMessage(f"{named_clients(clients)}: {entry}", entry.event, **values)
+            self.log_message(entry)
 
     # Methods that run in the I/O thread.
 
@@ -300,7 +287,7 @@ class ClientProcess:
                 self._queue_message(hosted, ended, combine_s)
 
     async def _serve(self, hosted: HostedClient, connect_limit: asyncio.Semaphore) -> None:
-        target, invited = hosted.target, False
+        target = hosted.target
         connection = GrpcConnection(
             target.address,
             largest=MAX_MODELS * 4 * self.numel + SPARE_BYTES,
@@ -318,16 +305,13 @@ class ClientProcess:
                 if isinstance(message, Refused):
                     raise message.error
                 hosted.retries = Retries()
-                if not invited:
+                if isinstance(message, Invitation):
                     sentence = f"connected to {target.address}"
                     self._queue_message(
                         hosted, LogMessage(sentence, "connected", server=target.address)
                     )
-                invited = True
                 await self._answer(hosted, connection, message)
                 del message
-            if not invited:
-                raise UnreachableError(f"{target.address} ended the connection", "starting")
 
     async def _answer(
         self,
@@ -362,4 +346,6 @@ class ClientProcess:
         self, hosted: HostedClient, entry: LogMessage, combine_s: float = 0.0
     ) -> None:
         """Queue a log message. Equal messages of other clients within `combine_s` seconds are combined with this message."""
-        self._entries.put((hosted.id, entry, time.monotonic() + combine_s))
+        due_s = time.monotonic() + (0.0 if self._single else combine_s)
+        with self._log_lock:
+            self._unlogged.setdefault(str(entry), (set(), entry, due_s))[0].add(hosted.id)

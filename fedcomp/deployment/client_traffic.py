@@ -1,5 +1,7 @@
 """The bytes that each client of a deployment sends and receives: by round for metrics.jsonl, and in total for the metrics page."""
 
+from collections.abc import Mapping
+
 from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult
 from ..transports.grpc import GrpcTransport, WireBytes
@@ -36,8 +38,13 @@ class ClientTraffic:
             by_client=dict(report.by_client) if report else {},
         )
 
-    def records(self, result: RoundResult) -> tuple[ClientRecord, ...]:
-        """Return a record for each client that was drawn for the round or was sent an assignment in the round."""
+    def records(
+        self, result: RoundResult, metrics: Mapping[int, Mapping[str, float]]
+    ) -> tuple[ClientRecord, ...]:
+        """Return a record for each client that was drawn for the round or was sent an assignment in the round.
+
+        `metrics`: by client, the metrics that the client reported.
+        """
         frames = result.traffic
         rejected = {rejection.client: rejection for rejection in result.rejections}
         report = self.transport.traffic()
@@ -64,6 +71,7 @@ class ClientTraffic:
                     staleness=frames.staleness.get(client, 0),
                     stage=rejection.stage if rejection else "",
                     reason=rejection.reason if rejection else "",
+                    metrics=metrics.get(client, {}),
                 )
             )
         return tuple(records)

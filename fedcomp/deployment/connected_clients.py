@@ -40,7 +40,7 @@ class ConnectedClients(Availability):
         """Wait until enough clients are connected. Return the clients from which the round may draw its participants."""
         began = time.monotonic()
         while True:
-            connected, waited_s = self.connected(), time.monotonic() - began
+            connected, waited_s = self.transport.clients(), time.monotonic() - began
             if self.quota.patience_s is not None and waited_s >= self.quota.patience_s:
                 self.mark_silent(set(self._last_cohort).difference(connected))
             self._readmit()
@@ -76,17 +76,6 @@ class ConnectedClients(Availability):
             if self._rounds + 1 >= self._readmission[client]:
                 self._reconnected.discard(client)
                 super().mark_responsive(client)
-
-    def connected(self) -> list[int]:
-        """Return the connected clients. Report to the callback which clients have joined or left since the last call."""
-        connected = list(self.transport.clients())
-        for client in sorted(self._connected - set(connected)):
-            self.leave(client)
-        for client in connected:
-            if client not in self._connected:
-                self.callback().on_client_joined(client)
-        self._connected = set(connected)
-        return connected
 
     def join(self, client: int) -> None:
         """Record that a client joined or reconnected, and report the client to the callback immediately, even during a round."""

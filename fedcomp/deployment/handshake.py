@@ -142,13 +142,13 @@ def session_for(
         )
     shared = setup.shared
     batch_size, augment, seed = config.batch_size, config.augment, config.seed
-    layout = shared.get_or_make(
-        "layout",
-        (batch_size, augment),
-        lambda: check(setup.task, batch_size, setup.train, setup.train, augment),
-    )
-    fingerprint = shared.get_or_make(
-        "model", (seed,), lambda: model_fingerprint(initial_model(setup.task, seed))
+    layout, fingerprint = shared.get_or_make(
+        "model",
+        (batch_size, augment, seed),
+        lambda: (
+            check(setup.task, batch_size, setup.train, setup.train, augment),
+            model_fingerprint(initial_model(setup.task, seed)),
+        ),
     )
     if layout.fingerprint != invitation.layout.partition("+")[0]:
         raise UserError(

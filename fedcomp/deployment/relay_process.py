@@ -13,8 +13,6 @@ from . import log_messages
 from .client_process import RETRY_S, Retries, Target
 from .ports import listen
 
-WAIT_S = 0.2  # time between two checks whether `end` was called
-
 
 class RelayProcess:
     """A relay on a port of this machine. `log_message` is called with each message for the operator, in the thread that calls `run`.
@@ -43,11 +41,10 @@ class RelayProcess:
         # A queue of log messages. The last entry is an error that `run` raises, or None if the run is over.
         self._messages: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
         self._clients = 0  # number of connected clients to report, or -1 if it was already reported
-        self._ended = False
 
     def end(self) -> None:
-        """Make `run` return within WAIT_S seconds. This method may be called from another thread."""
-        self._ended = True
+        """Make `run` return. This method may be called from another thread."""
+        self._messages.put(None)
 
     def run(self) -> None:
         """Forward messages until the run is over, and in later runs too if `stay` is True.
@@ -56,13 +53,7 @@ class RelayProcess:
         """
         listen(self.address, self.port).close()
         with io_tasks([self._serve()]):
-            while not self._ended:
-                try:
-                    message = self._messages.get(timeout=WAIT_S)
-                except queue.Empty:
-                    continue
-                if message is None:
-                    return
+            while (message := self._messages.get()) is not None:
                 if isinstance(message, Exception):
                     raise message
                 self.log_message(message)
@@ -73,7 +64,7 @@ class RelayProcess:
         try:
             while await self._serve_once() or self.stay:
                 pass
-            self._messages.put(None)
+            self.end()
         except FedcompError as error:
             self._messages.put(error)
         except Exception as error:
@@ -87,8 +78,11 @@ class RelayProcess:
         try:
             farewell = await relay.run()
         except UnreachableError as error:
-            if error.cause == "network":
-                error = await self._cause_of(error)
+            try:
+                if error.cause == "network":
+                    await asyncio.to_thread(self.target.check)
+            except UnreachableError as cause:  # names the cause more precisely
+                error = cause
             pause_s, entry = self._retries.pause(error, self.retry_s, self.patience_s)
             if entry:
                 self._messages.put(entry)
@@ -98,14 +92,6 @@ class RelayProcess:
         if self.stay:
             await asyncio.sleep(self.retry_s[-2])  # reconnect after the server has exited
         return False
-
-    async def _cause_of(self, error: UnreachableError) -> UnreachableError:
-        """Connect again to find the cause of `error`. Return the more precise error, or `error` itself if the second attempt succeeds."""
-        try:
-            await asyncio.to_thread(self.target.check)
-        except UnreachableError as cause:
-            return cause
-        return error
 
     def _opened(self, port: int, terms: RelayTerms) -> None:
         self._retries = Retries()

@@ -99,10 +99,8 @@ class Endpoint:
         """Return the server's certificate and key, and the CA that signs the certificates of clients. Raises KeysError."""
         if self.keys is None:
             return None
-        certificate, key = serving_files(self.keys)
-        ca = self.keys / CA_CRT
-        read = certificate.read_bytes(), key.read_bytes(), ca.read_bytes()
-        return Credentials(*read, f"{certificate}, {key} and {ca}")
+        files = *serving_files(self.keys), self.keys / CA_CRT
+        return Credentials(*(file.read_bytes() for file in files))
 
 
 def serve(
@@ -122,7 +120,7 @@ def serve(
 class Deployment:
     """The server's side of a run. The constructor checks the options, so that it raises errors before the run starts.
 
-    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_late_answer` and `warn`.
+    `make_transport` is called with the invitation, the number of clients and the hooks `on_joined`, `on_left`, `on_late_answer` and `warn`.
     `make_transport` returns a transport whose port is already open. By default, `run` opens the port of `endpoint` with a GrpcTransport.
     """
 
@@ -265,46 +263,46 @@ class Deployment:
         config = client_config(self.config, self.strategy)
         options = pack_options(dataclasses.replace(config, uplink=str(self.strategy.uplink)))
         invitation = Invitation(self.name, -1, options, self.model_fingerprint, initial_version)
-        hooks: dict[str, Callable[..., None]] = {
-            "on_joined": self._on_joined,
-            "on_late_answer": lambda client: self.connected_clients.mark_responsive(client),
-            "warn": lambda sentence: self.callback.on_warning(sentence),
-        }
-        if self.make_transport is not None:
-            return self.make_transport(invitation, self.config.clients, **hooks)
+        make_transport = self.make_transport or self._grpc_transport
+        return make_transport(
+            invitation,
+            self.config.clients,
+            on_joined=self._on_joined,
+            on_left=lambda client: self.connected_clients.leave(client),
+            on_late_answer=lambda client: self.connected_clients.mark_responsive(client),
+            warn=lambda sentence: self.callback.on_warning(sentence),
+        )
+
+    def _grpc_transport(self, invitation: Invitation, clients: int, **hooks: Any) -> GrpcTransport:
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
         largest_report = int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES
-        grace_s = self._later_quota.grace_s(self.config.clients)
+        grace_s = self._later_quota.grace_s(clients)
         settings = PortSettings(
             self.endpoint.address,
             self.endpoint.port,
             invitation,
-            self.config.clients,
+            clients,
             largest_report,
             self.endpoint.credentials(),
             self.registry,
             self._relay_terms(invitation, largest_report, grace_s),
             grace_s=grace_s,
         )
-        return GrpcTransport(
-            settings,
-            on_left=lambda client: self.connected_clients.leave(client),
-            on_poll=self._on_poll,
-            **hooks,
-        )
+        return GrpcTransport(settings, on_poll=self._on_poll, **hooks)
 
     def _relay_terms(self, invitation: Invitation, largest: int, grace_s: float) -> RelayTerms:
         """Return the settings for relays.
 
         With --relays, a relay adds up its clients' encoded updates; else the relay forwards each update.
         """
-        adding, layout = ("", ""), self.strategy.layout
-        if self.config.relays:
-            shapes = json.dumps({entry.name: entry.shape for entry in layout})
-            adding = str(self.strategy.uplink), shapes
+        i, layout = invitation, self.strategy.layout
         limits = largest, MAX_RELAY_MODELS * 4 * layout.numel + SPARE_BYTES
-        run = invitation.run, invitation.options, invitation.layout, invitation.version
-        return RelayTerms(*run, self.config.clients, *limits, *adding, grace_s)
+        terms = RelayTerms(i.run, i.options, i.layout, i.version, self.config.clients, *limits)
+        terms.grace_s = grace_s
+        if self.config.relays:
+            terms.codec = str(self.strategy.uplink)
+            terms.shapes = json.dumps({entry.name: entry.shape for entry in layout})
+        return terms
 
     def _header(self, first: int) -> Header:
         c = self.config
@@ -372,15 +370,12 @@ class Deployment:
             self.warnings(sentence, kind="inexact sums of relays")
         wire = self.by_client.take_total()
         reported = {client.client: client.metrics for client in record.by_client}
-        clients = [
-            dataclasses.replace(client, metrics=reported.get(client.client, {}))
-            for client in self.by_client.records(result)
-        ]
+        clients = self.by_client.records(result, reported)
         # Count only the bytes that were sent: disconnected clients received nothing.
         downlink_bytes = sum(client.downlink_bytes for client in clients)
         return dataclasses.replace(
             record,
-            by_client=tuple(clients),
+            by_client=clients,
             downlink_bytes=downlink_bytes,
             catch_up_bytes=min(record.catch_up_bytes, downlink_bytes),
             warnings=self.warnings.take(),

@@ -178,13 +178,7 @@ def read_records(path: Path) -> list[RoundRecord]:
 def read_summary(path: Path) -> Summary | None:
     """Return the content of a summary.json file, or None if there is no such file. Raises RunFolderError for a damaged file."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        lists = {
-            "warnings": tuple(values["warnings"]),
-            "rejections": tuple(RejectionSummary(**r) for r in values["rejections"]),
-            "client_metrics": client_metrics_of(values),
-        }
-        return Summary(**values | lists)
+        return parse_summary(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -193,6 +187,16 @@ def read_summary(path: Path) -> Summary | None:
 
 def _damaged(path: Path, why: object) -> RunFolderError:
     return RunFolderError(f"{path} is damaged ({why}); start a new run with another --out")
+
+
+def parse_summary(values: dict[str, Any]) -> Summary:
+    """Return the Summary for the parsed content of summary.json."""
+    lists = {
+        "warnings": tuple(values["warnings"]),
+        "rejections": tuple(RejectionSummary(**r) for r in values["rejections"]),
+        "client_metrics": client_metrics_of(values),
+    }
+    return Summary(**values | lists)
 
 
 def parse_record(values: dict[str, Any]) -> RoundRecord:

@@ -7,16 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...callbacks import (
-    Callback,
-    ForwardingCallback,
-    Header,
-    PortFigures,
-    RejectionSummary,
-    Summary,
-)
+from ...callbacks import Callback, ForwardingCallback, Header, PortFigures, Summary
 from ...errors import FedcompError, UserError
-from ...server.run_folder import client_metrics_of, parse_record
+from ...server.run_folder import parse_record, parse_summary
 
 ENDED, FAILED = "ended", "failed"  # the file's last event has one of these names
 
@@ -84,14 +77,8 @@ def new_lines(path: Path) -> Callable[[], Iterator[str]]:
     return lines
 
 
-def _summary(values: dict[str, Any]) -> Summary:
-    rejections = tuple(RejectionSummary(**rejection) for rejection in values["rejections"])
-    lists = {"warnings": tuple(values["warnings"]), "rejections": rejections}
-    return Summary(**values | lists | {"client_metrics": client_metrics_of(values)})
-
-
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "on_run_start": lambda values: Header(**values | {"measures": tuple(values["measures"])}),
     "on_round_end": parse_record,
-    "on_run_end": _summary,
+    "on_run_end": parse_summary,
 }

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import select
 import shutil
 import signal
 import socket
@@ -23,10 +24,9 @@ PR_SET_PDEATHSIG = 1
 NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 
-def script(name: str) -> str:
-    """Return the path of a command that is installed in the environment of this Python. Raises FedcompError."""
-    path = Path(sysconfig.get_path("scripts")) / name
-    command = str(path) if path.exists() else shutil.which(name)
+def script(name: str, env: dict[str, str]) -> str:
+    """Return the path of an installed command. Raises FedcompError."""
+    command = shutil.which(name, path=env["PATH"])
     if command is None:
         raise FedcompError(
             f"the command {name} is not installed for {sys.executable}; install flwr for that Python"
@@ -35,7 +35,10 @@ def script(name: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment variables for a Flower command that keeps its files in `home` and sends no telemetry."""
+    """Return the environment variables for a Flower command that keeps its files in `home` and sends no telemetry.
+
+    PATH begins with the folder of commands that are installed for this Python.
+    """
     settings = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -51,8 +54,8 @@ def run(
     command: Sequence[str], home: Path, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a Flower command until it ends."""
-    words, env = [script(command[0]), *command[1:]], environment(home)
-    silent = subprocess.DEVNULL
+    silent, env = subprocess.DEVNULL, environment(home)
+    words = [script(command[0], env), *command[1:]]
     return subprocess.run(
         words, env=env, stdin=silent, capture_output=True, text=True, timeout=timeout_s
     )
@@ -103,10 +106,11 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
         if os.getppid() != parent:
             os._exit(1)
 
+    env = environment(home)
     with log.open("ab") as output:
         return subprocess.Popen(
-            [script(command[0]), *command[1:]],
-            env=environment(home),
+            [script(command[0], env), *command[1:]],
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -120,7 +124,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
     On Linux, also kill descendants that still run 5 s later, because Flower's SuperLink starts them in another process group.
     """
-    family = _descendants(process.pid)
+    descendants = _descendants(process.pid)
     try:
         process.terminate()
         process.wait(STOP_S)
@@ -130,41 +134,26 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + STOP_S
-    while (
-        family := {p for p in family if _start_of(p[0]) == p[1]}
-    ) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid, _ in family:
+    for descendant in descendants:
+        # The descriptor is readable once the descendant has ended.
+        select.select([descendant], [], [], max(0.0, deadline - time.monotonic()))
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            signal.pidfd_send_signal(descendant, signal.SIGKILL)
+        os.close(descendant)
 
 
-def _descendants(pid: int) -> set[tuple[int, str]]:
-    """Return the ids and start times of all descendants of a process on Linux, and an empty set on other systems."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if fields := _stat(int(folder.name)):
-            parents[int(folder.name)] = int(fields[1])
-    found: set[int] = set()
-    generation = {pid}
-    while generation:
-        generation = {child for child, parent in parents.items() if parent in generation}
-        found |= generation
-    return {(child, start) for child in found if (start := _start_of(child))}
-
-
-def _start_of(pid: int) -> str:
-    """Return the start time of a running process, in clock ticks since boot, or "" for a zombie or a process that has ended."""
-    fields = _stat(pid)
-    return fields[19] if fields and fields[0] != "Z" else ""
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the process name (state, parent, …), or an empty list if the file does not exist."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+def _descendants(pid: int) -> list[int]:
+    """Return a file descriptor of each descendant of a process on Linux, and an empty list on other systems."""
+    children: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has just ended
+            children += map(int, file.read_text().split())
+    found = []
+    for child in children:
+        with suppress(OSError):  # the child has just ended
+            found.append(os.pidfd_open(child))
+        found += _descendants(child)
+    return found
 
 
 def free_port() -> int:

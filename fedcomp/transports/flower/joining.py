@@ -22,7 +22,7 @@ class JoiningTransport(GridTransport):
 
     `port`: the port of the SuperLink. `enrolled` maps the id of each node that Flower authenticates to its logical client id and its public
     key (a point of the curve P-384). If `enrolled` is None, nodes choose their client ids. `on_joined` is called for each client that joins
-    or reconnects. `on_late_answer` is called for each answer that comes too late.
+    or reconnects, and `on_left` for each client that disconnected. `on_late_answer` is called for each answer that comes too late.
     """
 
     def __init__(
@@ -34,13 +34,15 @@ class JoiningTransport(GridTransport):
         clients: int,
         *,
         on_joined: Callable[[int, Presence], None],
+        on_left: Callable[[int], None],
         on_late_answer: Callable[[int], None],
         warn: Callable[[str], None],
     ):
         super().__init__(grid, self._refresh)
         self.port, self.enrolled = port, enrolled
         self.invitation, self.n_clients = invitation, clients
-        self.on_joined, self.on_late_answer, self.warn = on_joined, on_late_answer, warn
+        self.on_joined, self.on_left = on_joined, on_left
+        self.on_late_answer, self.warn = on_late_answer, warn
         self._joined: dict[int, int] = {}  # node → client
         self._invited: dict[str, int] = {}  # by id of an invitation: the invited node
         self._late: dict[int, str] = {}  # by client: message id of a cancelled assignment
@@ -93,7 +95,8 @@ class JoiningTransport(GridTransport):
         if monotonic() - self._refreshed_s >= REFRESH_S:
             self._refreshed_s = monotonic()
             connected = set(grid.get_node_ids())
-            self._joined = {n: client for n, client in self._joined.items() if n in connected}
+            for node in [node for node in self._joined if node not in connected]:
+                self.on_left(self._joined.pop(node))
             self._invited = {name: n for name, n in self._invited.items() if n in connected}
             self._read_answers()
             self._invite(connected - {*self._joined, *self._invited.values()})

@@ -102,20 +102,14 @@ class GrpcConnection:
         """Send the answer to the server's invitation (Presence), or to the last assignment that `messages` yielded (Report).
 
         Returns when gRPC's flow control has accepted the message. If the server has refused this client, `send` returns without an error,
-        and `messages` yields the refusal. Raises ValueError if no invitation or assignment waits for an answer.
+        and `messages` yields the refusal.
         """
-        if self._invitation is None:
-            raise ValueError(
-                "the server has sent no invitation; call send() after messages() yields one"
-            )
         if isinstance(answer, Presence):
+            assert self._invitation is not None
             self._client = answer.client
             pieces = wire.encode(Kind.PRESENCE, answer, self._invitation)
-        elif self._assigned is None:
-            raise ValueError(
-                "no assignment waits for a report; send one report for each assignment"
-            )
         else:
+            assert self._assigned is not None
             (sequence, assignment), self._assigned = self._assigned, None
             pieces = wire.encode_report(sequence, answer, assignment)
         await self.write(pieces)

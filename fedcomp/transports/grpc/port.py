@@ -34,8 +34,6 @@ CLOSE_S = 5.0  # time limit to send the last message on a stream
 # The port checks for floods of bytes every NEW_CHECK_S seconds while there are connections on which no client has joined, else every
 # CHECK_S. The time between two checks is at least CHECK_SHARE times the processor time of a check.
 NEW_CHECK_S, CHECK_S, CHECK_SHARE = 0.01, 0.1, 10
-# After this number of connections has closed, freed memory is returned to the operating system.
-MANY_CONNECTIONS = 256
 ENDED_S = 1.0  # time after the end of a stream until its connection is cut
 FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's farewell
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
@@ -91,11 +89,6 @@ class Port:
         try:
             port = _add_port(server, where, s.credentials)
         except RuntimeError as error:
-            if s.credentials is not None and not _can_serve_tls(s.credentials):
-                raise ConfigError(
-                    f"TLS cannot use {s.credentials.source}: the certificate, its private key or the CA is damaged; restore the "
-                    "files from a copy, or make new ones: fedcomp keys renew server (for a relay: fedcomp keys renew relay-0)"
-                ) from error
             raise ConfigError(
                 f"port {s.port} of {s.address} cannot be opened ({error}); choose another port with --port, or stop the "
                 "program that listens there"
@@ -119,13 +112,11 @@ class Port:
 
     async def _tick(self) -> None:
         """Ping clients and relays that have an assignment but send nothing, and disconnect them if they stay silent."""
-        most_connections = 0
         while True:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
-            connections = self.traffic.update(self._streams)
-            most_connections = max(most_connections, connections)
-            if self._flooded or connections <= most_connections - MANY_CONNECTIONS:
-                self._flooded, most_connections = False, connections
+            self.traffic.read_all()
+            if self._flooded:
+                self._flooded = False
                 return_freed_memory()
             joined = [self._joined.get(client) for client in self.pending]
             waiting = {stream for stream in joined if isinstance(stream, Stream)}
@@ -175,6 +166,7 @@ class Port:
             if stream.peer in self._used:
                 reason = "this connection was already used to join; open a new connection for each attempt"
                 raise self.admission.refusal("second stream", reason)
+            self.traffic.find(stream.peer)
             self.admission.check_key(stream)
             async for data in requests:
                 stream.silent_ticks = 0
@@ -202,7 +194,7 @@ class Port:
             self.leave(stream)
             self._streams.discard(stream)
             stream.timer.cancel()
-            self.traffic.end(stream)
+            self.traffic.read(stream.peer)
             if stream.peer is not None:
                 self._used.add(stream.peer)
                 loop.call_later(ENDED_S, self._cut_used, stream.peer)
@@ -252,7 +244,6 @@ class Port:
                 self.pending.start_grace(client, self.settings.grace_s)
 
     def _leave_relay(self, relay: ConnectedRelay) -> None:
-        relay.lost = True
         if self._relays.get(relay.stream.relay_identity) is relay:
             del self._relays[relay.stream.relay_identity]
         for relayed in [*relay.clients.values()]:
@@ -282,7 +273,7 @@ class Port:
             stream.pinged = False
         elif stream.relay is not None:
             stream.relay.handle(kind, reader)
-            self.traffic.read(stream)
+            self.traffic.read(stream.peer)
         elif kind is Kind.HELLO and stream.invitation is None:
             self._handle_hello(stream, reader)
         elif kind is Kind.PRESENCE and stream.invitation is not None and not stream.joined:
@@ -315,6 +306,7 @@ class Port:
         self.admission.check_presence(stream, presence)
         stream.timer.cancel()
         stream.joined = True
+        self.traffic.assign(stream.peer, stream.client)
         self._join(stream, presence)
 
     def _handle_report(self, stream: Stream, reader: Reader) -> None:
@@ -330,7 +322,7 @@ class Port:
         else:
             report = wire.limit_texts(wire.decode_report(reader, assignment))
             self.pending.answer(stream.client, report)
-            self.traffic.read(stream)
+            self.traffic.read(stream.peer)
 
     # Joins.
 
@@ -488,15 +480,6 @@ def _add_port(server: grpc.aio.Server, where: str, credentials: Credentials | No
     if port == 0:  # older versions of gRPC
         raise RuntimeError("gRPC gives no reason")
     return port
-
-
-def _can_serve_tls(credentials: Credentials) -> bool:
-    """Return whether gRPC accepts the credentials. gRPC reports damaged credentials with the same error as a port in use."""
-    try:
-        _add_port(grpc.aio.server(), "127.0.0.1:0", credentials)
-    except RuntimeError:
-        return False
-    return True
 
 
 def return_freed_memory() -> None:

@@ -10,7 +10,8 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...codecs import Codec, codec
@@ -72,22 +73,6 @@ class RelayConnection(GrpcConnection):
             await super()._handle(kind, reader)
 
 
-@dataclass
-class Reports:
-    """Clients' reports that a relay sends in one message.
-
-    If `add` is true, the relay sends the sum of the reports' updates, and the server accepts all of these updates or none.
-    """
-
-    answers: list[Answer]
-    add: bool = False
-
-    @property
-    def size(self) -> int:
-        """The number of bytes in the encoded updates and the reasons of the reports."""
-        return sum(len(r.frame) + len(r.reason.encode()) for _, r, _ in self.answers)
-
-
 class Relay:
     """A relay: one connection to a server, and a port that serves clients while this connection lasts.
 
@@ -122,7 +107,8 @@ class Relay:
         self.to_add: dict[int, Answer] = {}  # by client: the report whose update the relay will add
         self.sum_timer: asyncio.TimerHandle | None = None
         self.waiting = True  # whether to wait for all reports before adding updates
-        self.outgoing: deque[list[bytes] | Reports] = deque()
+        # Encoded messages, and functions that add updates and return an encoded message.
+        self.outgoing: deque[list[bytes] | Callable[[], list[bytes]]] = deque()
         self.queued = asyncio.Event()
 
     async def run(self) -> Farewell:
@@ -258,30 +244,32 @@ class Relay:
 
     def _queue_sum(self) -> None:
         """Queue one message with the reports whose updates the relay will add, in the order of the client ids."""
-        if self.to_add:
-            self._queue(Reports([self.to_add[client] for client in sorted(self.to_add)], add=True))
+        if self.to_add and self.adder is not None:
+            answers = [self.to_add[client] for client in sorted(self.to_add)]
+            self._queue(partial(_encode_sum, *self.adder, answers))
             self.to_add = {}
 
     # Messages to the server.
 
-    def _queue(self, item: "list[bytes] | Reports") -> None:
-        self.outgoing.append(item)
+    def _queue(self, message: list[bytes] | Callable[[], list[bytes]]) -> None:
+        self.outgoing.append(message)
         self.queued.set()
 
     def _queue_entry(self, kind: Kind, *entry: object) -> None:
         self._queue(relay_wire.encode_entries(kind, [entry]))
 
     def _queue_report(self, answer: Answer) -> None:
-        """Queue a report. Consecutive reports are sent in one message of up to wire.PART_BYTES bytes."""
-        last = self.outgoing[-1] if self.outgoing else None
+        """Queue a report. A relay that adds no updates sends consecutive reports in messages of up to wire.PART_BYTES bytes."""
+        head, *entry = relay_wire.encode_reports([answer])
+        last = self.outgoing[-1] if self.outgoing and self.adder is None else None
         if (
-            isinstance(last, Reports)
-            and not last.add
-            and last.size + len(answer[1].frame) <= wire.PART_BYTES
+            isinstance(last, list)
+            and last[0] == head
+            and sum(map(len, [*last, *entry])) <= wire.PART_BYTES
         ):
-            last.answers.append(answer)
+            last.append(b"".join(entry))
         else:
-            self._queue(Reports([answer]))
+            self._queue([head, *entry])
 
     async def _write(self) -> None:
         """Send the queued messages in order, until this task is cancelled. An error ends the connection to the server."""
@@ -290,19 +278,16 @@ class Relay:
                 await self.queued.wait()
                 self.queued.clear()
                 while self.outgoing:
-                    item = self.outgoing.popleft()
-                    if isinstance(item, Reports):
-                        answers = item.answers
-                        if item.add and self.adder is not None:
-                            answers = await asyncio.to_thread(_add, *self.adder, answers)
-                        item = relay_wire.encode_reports(answers)
-                    await self.connection.write(item)
+                    message = self.outgoing.popleft()
+                    if not isinstance(message, list):
+                        message = await asyncio.to_thread(message)
+                    await self.connection.write(message)
         except Exception as error:
             self.connection.fail(error)
 
 
-def _add(codec: Codec, layout: Layout, answers: list[Answer]) -> list[Answer]:
-    """Add the updates in `answers`. Return the answers; the first answer that had an update has the sum, the others have no update."""
+def _encode_sum(codec: Codec, layout: Layout, answers: list[Answer]) -> list[bytes]:
+    """Encode a message with reports. The first report that had an update has the sum of all updates, the others have no update."""
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
-    return list(zip(sequences, summed, assignments, strict=True))
+    return relay_wire.encode_reports([*zip(sequences, summed, assignments, strict=True)])

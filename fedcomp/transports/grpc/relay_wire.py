@@ -145,34 +145,28 @@ def encode_bundle(
     Take assignments from the iterator until the message has BUNDLE_BYTES bytes. Return an empty list if there are no assignments.
     """
     new: list[list[bytes]] = []  # for each new frame: its number, length and bytes
-    if not (entries := list(_encode_assignments(assignments, cache, new))):
+    entries: list[list[bytes]] = []  # for each assignment: its client, length and bytes
+    entry_bytes, cached_bytes = 0, cache.size
+
+    def refer(frame: bytes) -> bytes:
+        if (number := cache.number(frame)) is None:
+            number = cache.add(frame)
+            new.append([varint(number), *encode_blob(frame)])
+        return varint(number)
+
+    for sequence, assignment in assignments:
+        message = wire.encode_assignment(sequence, assignment, refer)
+        entries.append([varint(assignment.client), *encode_blob(*message)])
+        entry_bytes += sum(map(len, message))
+        if entry_bytes + cache.size - cached_bytes >= BUNDLE_BYTES:
+            break
+    if not entries:
         return []
     forgotten = [[varint(number)] for number in cache.forget()]
     pieces = [bytes([Kind.ASSIGNMENTS]), DOUBLE.pack(wait_s)]
     for values in (new, forgotten, entries):
         pieces += [varint(len(values)), *itertools.chain.from_iterable(values)]
     return pieces
-
-
-def _encode_assignments(
-    assignments: Iterable[tuple[int, Assignment]], cache: FrameCache, new: list[list[bytes]]
-) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until the message has BUNDLE_BYTES bytes. Append the frames that the relay lacks to `new`."""
-    size = 0  # bytes
-
-    def refer(frame: bytes) -> bytes:
-        if (number := cache.number(frame)) is None:
-            nonlocal size
-            number, size = cache.add(frame), size + len(frame)
-            new.append([varint(number), *encode_blob(frame)])
-        return varint(number)
-
-    for sequence, assignment in assignments:
-        pieces = wire.encode_assignment(sequence, assignment, refer)
-        size += sum(map(len, pieces))
-        yield [varint(assignment.client), *encode_blob(*pieces)]
-        if size >= BUNDLE_BYTES:
-            return
 
 
 def decode_bundle(reader: Reader, frames: dict[int, bytes]) -> Bundle:

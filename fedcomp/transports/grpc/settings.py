@@ -20,9 +20,6 @@ class Credentials:
     certificate: bytes
     key: bytes
     ca: bytes  # the CA that must have signed the other side's certificate
-    source: str = (
-        "the TLS certificate"  # the files that the credentials were read from, for error messages
-    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from . import relay_wire, wire
 from .events import AnsweredLate, Summed
 from .relay_wire import FrameCache
 from .settings import PeerKey, point_key
-from .traffic import Peer, WireBytes, peer_of
+from .traffic import Peer, peer_of
 from .values import Reader
 from .wire import Kind, Refused
 
@@ -56,8 +56,6 @@ class Stream:
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
-        self.searched = False  # whether `PortTraffic` has searched for this stream's TCP connection
-        self.traffic = WireBytes()  # bytes of the stream's TCP connection
         # Bytes of all received messages, plus MESSAGE_BYTES of TLS and HTTP/2 overhead for each message.
         self.received_bytes = 0
         self.queue: deque[bytes] = deque()  # messages to send before the messages of the assignment
@@ -131,7 +129,6 @@ class ConnectedRelay:
     def __init__(self, port: "Port", stream: Stream):
         self.port, self.stream = port, stream
         self.clients: dict[int, RelayedClient] = {}
-        self.lost = False
         self._cache = FrameCache()
         # Queued assignments by sequence number. Assignments are encoded only when the relay has read the earlier messages, so that a relay
         # that reads nothing cannot fill the server's memory.
@@ -166,7 +163,7 @@ class ConnectedRelay:
 
     def withdraw(self, pending: "PendingAssignment") -> None:
         """Withdraw an assignment, whether it was sent or is still queued."""
-        if self._queued.pop(pending.sequence, None) is None and not self.lost:
+        if self._queued.pop(pending.sequence, None) is None:
             entry = pending.assignment.client, pending.sequence
             self.send(relay_wire.encode_entries(Kind.WITHDRAW, [entry]))
 

@@ -73,7 +73,7 @@ def _normalized(host: str) -> str:
 
 
 class PortTraffic:
-    """Counts, by stream and by client, of the bytes of all open and ended TCP connections to a listening port of this process.
+    """Counts, by client, of the bytes of all open and ended TCP connections to a listening port of this process.
 
     For an ended connection, the last reading of its kernel counters is used. `port`, the number of the port, is None until the port is
     open, and always None on a platform that does not count bytes. Not thread-safe.
@@ -84,8 +84,9 @@ class PortTraffic:
     def __init__(self) -> None:
         # Open connections by peer: the file descriptor and the last byte counts.
         self._live: dict[Peer, tuple[int, WireBytes]] = {}
-        self._ended = WireBytes()  # sum of the bytes of ended connections
-        self._by_client: dict[int, WireBytes] = {}  # bytes of ended streams
+        self._clients: dict[Peer, int] = {}  # clients of open connections
+        # Sums of the bytes of ended connections, in total and by client.
+        self._ended, self._ended_by_client = WireBytes(), dict[int, WireBytes]()
         self._cut: set[Peer] = set()  # open connections that `cut` has shut down
         # The number of connections on which no client had joined when `floods` was last called.
         self.new_connections = 0
@@ -95,39 +96,36 @@ class PortTraffic:
         """The number of open TCP connections, with or without a gRPC stream, or None on platforms that do not list connections."""
         if self.port is None:
             return None
-        self._read_all()
+        self.read_all()
         return len(self._live)
 
-    def read(self, stream: "Stream") -> None:
-        """Read the byte counters of a stream's connection.
-
-        Bytes that are sent after the last reading, just before a connection ends, are not counted.
-        """
-        peer = stream.peer
-        if self.port is None or peer is None:
-            return
-        reading = self._read(peer)
-        if reading is None and not stream.searched:
-            stream.searched = True
+    def find(self, peer: Peer | None) -> None:
+        """Look for a new connection."""
+        if self.port is not None:
             self._find()
             # `_find` overlooks a connection that reuses the file descriptor of an ended connection.
             if peer not in self._live:
-                self._read_all()
-            reading = self._read(peer)
-        stream.traffic = reading or stream.traffic
+                self.read_all()
 
-    def end(self, stream: "Stream") -> None:
-        """Add the bytes of an ended stream to the sum for its client."""
-        self.read(stream)
-        self._add(self._by_client, stream)
+    def assign(self, peer: Peer | None, client: int) -> None:
+        """Count the bytes of an open connection for a client."""
+        if peer is not None and peer in self._live:
+            self._clients[peer] = client
 
-    def update(self, streams: Iterable["Stream"]) -> int:
-        """Read the byte counters of all connections. Return the number of open connections."""
-        self._read_all()
-        for stream in streams:
-            if stream.peer in self._live:
-                stream.traffic = self._live[stream.peer][1]
-        return len(self._live)
+    def read(self, peer: Peer | None) -> WireBytes | None:
+        """Read the byte counters of a connection. Bytes that are sent after the last reading are not counted.
+
+        If the connection has just ended, return the last reading. Return None if `peer` is unknown.
+        """
+        if peer is None or peer not in self._live:
+            return None
+        descriptor, last = self._live[peer]
+        with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
+            if found == peer:
+                reading = _counters(connection) or last
+                self._live[peer] = descriptor, reading
+                return reading
+        return self._forget(peer)
 
     def report(self, streams: Iterable["Stream"]) -> TrafficReport | None:
         """Return the bytes that went through the port since it was opened, or None if the platform does not count bytes.
@@ -136,10 +134,11 @@ class PortTraffic:
         """
         if self.port is None:
             return None
-        by_client = dict(self._by_client)
-        for stream in [*streams]:
-            self.read(stream)
-            self._add(by_client, stream)
+        for stream in streams:
+            self.read(stream.peer)
+        by_client = dict(self._ended_by_client)
+        for peer, client in self._clients.items():
+            by_client[client] = by_client.get(client, WireBytes()).plus(self._live[peer][1])
         return TrafficReport(self._total(), by_client)
 
     def floods(
@@ -160,7 +159,7 @@ class PortTraffic:
             stream = by_peer.get(peer)
             in_use = stream is not None and stream.joined
             if not in_use:
-                last = self._read(peer) or last
+                last = self.read(peer) or last
             if peer in ended or peer in self._cut or peer not in self._live:
                 continue
             self.new_connections += not in_use
@@ -175,7 +174,7 @@ class PortTraffic:
         """Shut down a connection immediately, and discard received data that gRPC has not read."""
         if self.port is None or peer is None:
             return
-        if self._read(peer) is None:
+        if self.read(peer) is None:
             self._find()
         if peer in self._live:
             descriptor, _ = self._live[peer]
@@ -186,31 +185,14 @@ class PortTraffic:
                     while connection.recv(1 << 20, socket.MSG_DONTWAIT):
                         pass
 
-    def _add(self, by_client: dict[int, WireBytes], stream: "Stream") -> None:
-        if stream.client >= 0:
-            before = by_client.get(stream.client, WireBytes())
-            by_client[stream.client] = before.plus(stream.traffic)
-
-    def _read(self, peer: Peer) -> WireBytes | None:
-        """Read the byte counters of a connection.
-
-        If the connection has just ended, return the last reading. Return None if `peer` is unknown.
-        """
-        if peer not in self._live:
-            return None
-        descriptor, last = self._live[peer]
-        with contextlib.suppress(OSError), self._connection(descriptor) as (connection, found):
-            if found == peer:
-                reading = _counters(connection) or last
-                self._live[peer] = descriptor, reading
-                return reading
-        return self._forget(peer)
-
     def _forget(self, peer: Peer) -> WireBytes:
         """Count a connection as ended, and return the last reading of its byte counters."""
         _, last = self._live.pop(peer)
         self._cut.discard(peer)
         self._ended = self._ended.plus(last)
+        if (client := self._clients.pop(peer, None)) is not None:
+            before = self._ended_by_client.get(client, WireBytes())
+            self._ended_by_client[client] = before.plus(last)
         return last
 
     def _find(self) -> None:
@@ -229,13 +211,13 @@ class PortTraffic:
                         self._forget(peer)
                     self._live[peer] = descriptor, _counters(connection) or WireBytes()
 
-    def _read_all(self) -> None:
+    def read_all(self) -> None:
         """Read the byte counters of all connections, including new connections."""
         if self.port is None:
             return
-        # `_read` also forgets ended connections, whose file descriptors may be in use again.
+        # `read` also forgets ended connections, whose file descriptors may be in use again.
         for peer in [*self._live]:
-            self._read(peer)
+            self.read(peer)
         self._find()
 
     def _total(self) -> WireBytes:

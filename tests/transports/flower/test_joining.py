@@ -55,6 +55,7 @@ def test_only_nodes_with_valid_ids_of_this_run_join(no_pause):
         INVITATION,
         2,
         on_joined=lambda client, presence: joined.append(client),
+        on_left=lambda client: None,
         on_late_answer=lambda client: None,
         warn=warnings.append,
     )

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 from grpc_ends import LARGEST, RUN, assignment, attend, connect, report, serving
@@ -200,16 +199,6 @@ def test_a_port_in_use_is_an_error():
         second = GrpcTransport(PortSettings("127.0.0.1", port, invitation, 1, LARGEST))
         with pytest.raises(ConfigError, match="cannot be opened"):
             second.open()
-
-
-def test_a_damaged_certificate_is_named_instead_of_the_port(enrolled, server_credentials):
-    damaged = replace(server_credentials, certificate=b"damaged", source="keys/server.crt")
-    with serving(1) as server:
-        invitation = server.transport.invitation
-    settings = PortSettings("127.0.0.1", 0, invitation, 1, LARGEST, damaged, enrolled)
-    with pytest.raises(ConfigError, match="^TLS cannot use keys/server.crt") as caught:
-        GrpcTransport(settings).open()
-    assert "--port" not in str(caught.value)
 
 
 def test_a_transport_can_be_closed_twice(loop):
