@@ -221,13 +221,14 @@ def virtual_clients(
 
 def watch_updates(session: ClientSession, hear: Callable[[Assignment, Tensor], None]) -> None:
     """Call `hear(assignment, update)` with each update [numel] that a client is about to encode."""
-    before = session.watch
+    encode = session.encode
 
-    def watch(assignments, memories, updates) -> None:
-        before(assignments, memories, updates)
-        hear(assignments[0], updates[0])
+    def heard(assignments, updates, traces=None):
+        if updates is not None:  # the first phase of a round
+            hear(assignments[0], updates[0])
+        return encode(assignments, updates, traces)
 
-    session.watch = watch
+    session.encode = heard
 
 
 def sum_updates(session: ClientSession, total: Tensor) -> None:

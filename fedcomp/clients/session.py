@@ -9,7 +9,7 @@ A session runs one client on a device, or many clients in a simulation. Clients 
 clients of a session share one copy of the model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -38,10 +38,6 @@ from .evaluation import ClientEvaluator
 from .replica import NeedDense, Replica
 from .state import ClientState
 from .trainer import ClientResult, Trainer
-
-# A function that is called before updates are encoded. The arguments are the assignments, memories and updates [m, numel] of m clients,
-# which the function must not change.
-Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
 
 
 class ClientHook:
@@ -190,14 +186,12 @@ class ClientSession(EncodingSession):
         seed: int,
         *,
         hook: ClientHook | None = None,
-        watch: Watch | None = None,
         keeps_rounds: bool = False,
         evaluator: ClientEvaluator | None = None,
     ):
         super().__init__(replica, states, algorithm, seed)
         self.trainer = trainer
         self.hook: ClientHook = hook or ClientHook()
-        self.watch: Watch = watch or (lambda assignments, memories, updates: None)
         self.keeps_rounds, self.evaluator = keeps_rounds, evaluator
 
     @property
@@ -341,7 +335,6 @@ class ClientSession(EncodingSession):
             self.rounds[a.client] = RoundState(
                 a.round, result.loss, values, result.examples or 0, metrics
             )
-        self.watch(assignments, [state.memory for state in states], updates)
         reports = self._report(assignments, updates, [t.traces for t in trained])
         for t, own, state in zip(trained, own_buffers, states, strict=True):
             client = t.assignment.client

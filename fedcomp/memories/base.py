@@ -60,8 +60,6 @@ class Memory(ABC):
     default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
     residual: Tensor | None = None  # unsent part of the updates [numel]; None = zero
-    # Largest possible ratio of the residual's norm to the sum of all updates' norms.
-    gain: float = 1.0
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:

@@ -62,10 +62,6 @@ class DGC(VectorMemory):
     velocity: Tensor | None = None  # u
 
     @property
-    def gain(self) -> float:
-        return 1 / (1 - self.options.momentum)
-
-    @property
     def warning(self) -> str:
         if _keeps_values(self.codec):
             return ""

@@ -42,10 +42,6 @@ class Sketched(VectorMemory):
     velocity: Tensor | None = None  # u
     candidates: bytes = b""  # the announced candidates of the pending proposal, encoded
 
-    @property
-    def gain(self) -> float:
-        return 1 / (1 - self.options.momentum)
-
     def _check_codec(self) -> None:
         if not isinstance(self.codec.unscoped, Sketch):
             raise MismatchError(

@@ -1,4 +1,4 @@
-"""The virtual clients of a simulation, the store of their states, and a monitor of their error-feedback residuals."""
+"""The virtual clients of a simulation, and the store of their states."""
 
 import itertools
 import math
@@ -14,17 +14,10 @@ from ..clients.state import ClientState
 from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
-from ..messages import Assignment
 from ..server.checkpoint import Checkpoint
 from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
-GROWTH = "residual growth"  # `kind` of ResidualMonitor's warning
-# Factor by which a residual's norm may exceed the sum of the updates' norms, since random codecs satisfy the bound only on average.
-MARGIN = 10.0
-# Monitor at least MIN_CLIENTS clients. Monitor further clients, up to MAX_CLIENTS, until the updates of the monitored clients have
-# MAX_COORDINATES coordinates in total. A few clients are enough, since all clients use the same codec.
-MIN_CLIENTS, MAX_CLIENTS, MAX_COORDINATES = 4, 16, 1 << 24
 OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
@@ -139,43 +132,6 @@ def record_name(client: int) -> str:
     return f"client/{client}"
 
 
-class ResidualMonitor:
-    """Monitor of the residuals of the first clients of a run, which warns once if a residual grows without bound.
-
-    If a codec C satisfies ‖a − C(a)‖ ≤ ‖a‖ for every vector a, the residual e of error feedback is bounded: ‖e‖ ≤ Σ‖x‖ over the client's
-    updates x, even if some updates are lost. If ‖e‖ is much larger than Σ‖x‖, the codec violates this condition, and the
-    residual will keep growing. After a restart, the sum Σ‖x‖ starts with the norm of the current residual.
-    """
-
-    def __init__(self, warn: Callable[..., None]):
-        self.warn, self.warned = warn, False
-        # Maps a client to the sum of the norms of its updates.
-        self.norm_sums: dict[int, float] = {}
-
-    def __call__(
-        self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
-    ) -> None:
-        for a, memory, update in zip(assignments, memories, updates, strict=True):
-            monitored = len(self.norm_sums)
-            few = monitored < MIN_CLIENTS or monitored * len(update) < MAX_COORDINATES
-            has_room = monitored < MAX_CLIENTS and few
-            if not self.warned and (a.client in self.norm_sums or has_room):
-                self._check(a.client, memory, update)
-
-    def _check(self, client: int, memory: Memory, update: Tensor) -> None:
-        residual_norm = 0.0 if memory.residual is None else float(memory.residual.norm())
-        norm_sum, norm = self.norm_sums.get(client, residual_norm), float(update.norm())
-        if residual_norm > MARGIN * memory.gain * norm_sum:
-            self.warned = True
-            self.warn(
-                f"the residual of client {client} grows without bound: its norm is {residual_norm:.3g}, but the norms of all its "
-                f"updates add up to only {norm_sum:.3g}; with {memory.codec}, the compression error is larger than the vector; use "
-                "--uplink stc, or --memory none",
-                kind=GROWTH,
-            )
-        self.norm_sums[client] = norm_sum + (norm if math.isfinite(norm) else 0.0)
-
-
 class VirtualClients(ClientSession):
     """The virtual clients of a simulation, identified by their ids."""
 
@@ -187,7 +143,6 @@ class VirtualClients(ClientSession):
         algorithm: ClientAlgorithm,
         seed: int,
         *,
-        warn: Callable[[str], None] = lambda sentence: None,
         hook: ClientHook | None = None,
         placement: Placement = IN_MEMORY,
         evaluator: ClientEvaluator | None = None,
@@ -201,7 +156,6 @@ class VirtualClients(ClientSession):
             algorithm,
             seed,
             hook=hook,
-            watch=ResidualMonitor(warn),
             evaluator=evaluator,
         )
 

@@ -220,7 +220,6 @@ class Simulation(PreparedRun):
             self._memory,
             algorithm,
             config.seed,
-            warn=self.warnings,
             hook=self.byzantine if config.attack else None,
             placement=self.placement,
             evaluator=self._client_evaluator(train),

@@ -1,21 +1,16 @@
-"""Runs with memories that have state only on clients: interruptions and real clients do not change them, and divergence is reported."""
+"""Runs with memories that have state only on clients: interruptions and real clients do not change them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from federation import Federation
-from plugins import install
 from safetensors.torch import load_file
 from small_runs import TINY, Stop, StopsAt, model_bytes, out, rounds_of
 
-from fedcomp import UserError, codec
+from fedcomp import UserError
 from fedcomp.callbacks import Callback
-from fedcomp.codecs.topk import TopK
-from fedcomp.memories import memory
-from fedcomp.messages import TRAIN, UP_TO_DATE, Assignment
 from fedcomp.sim import simulate
-from fedcomp.sim.clients import ResidualMonitor
 from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.tasks.partition import partition
@@ -146,70 +141,3 @@ def test_errors_in_options_are_raised_before_anything_is_written(tmp_path, chang
         simulate(replace(TINY, **change, out=out(tmp_path, "run")))
     assert says in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
-
-
-@dataclass(frozen=True)
-class Overshooting(TopK):
-    """A codec that declares a contraction, but multiplies the sent values by 2.5."""
-
-    name = "overshooting"
-    id = 200
-
-    def unpack_values(self, flag, data, count, seed):
-        values, used = super().unpack_values(flag, data, count, seed)
-        return 2.5 * values, used
-
-
-def test_a_residual_that_grows_without_bound_is_reported_once(tmp_path, monkeypatch):
-    installed = install(tmp_path, "theirs", codecs=[f"overshooting = {__name__}:Overshooting"])
-    monkeypatch.syspath_prepend(installed)
-    watched = Sentences()
-    simulate(
-        replace(
-            TINY,
-            uplink="overshooting:density=50%",
-            participation=1.0,
-            lr=1e-4,
-            rounds=30,
-            out=out(tmp_path, "run"),
-        ),
-        watched,
-    )
-    (sentence,) = watched.warnings
-    assert (
-        "grows without bound" in sentence
-        and "overshooting" in sentence
-        and "use --uplink stc" in sentence
-        and "\n" not in sentence
-    )
-
-
-@pytest.mark.parametrize("density", ["1/400", "10%"])
-def test_a_large_but_bounded_residual_is_not_reported(tmp_path, density):
-    watched = Sentences()
-    simulate(
-        replace(
-            TINY,
-            uplink=f"stc:density={density}",
-            rounds=60,
-            eval_every=60,
-            out=out(tmp_path, "run"),
-        ),
-        watched,
-    )
-    assert not watched.warnings
-
-
-def test_a_residual_restored_from_a_checkpoint_counts_as_input():
-    sentences: list[str] = []
-    keeper = memory("residual", codec("stc"), 4)
-    keeper.load_state_dict({"residual": torch.full((4,), 100.0)})
-    watch, x = ResidualMonitor(lambda sentence, kind: sentences.append(sentence)), torch.ones(1, 4)
-    asked = [Assignment(1, TRAIN, 3, UP_TO_DATE, "", "", "", [], "")]
-    for _ in range(20):
-        watch(asked, [keeper], x)
-    assert not sentences
-    keeper.residual *= 100
-    watch(asked, [keeper], x)
-    watch(asked, [keeper], x)
-    assert len(sentences) == 1 and "client 3" in sentences[0]
