@@ -31,7 +31,7 @@ from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, map_tensors
-from ..training.engine import Engine, Job, JobResult, UpdateMemory
+from ..training.engine import Engine, Job, JobResult
 from ..training.local_sgd import LocalSGD, Traces
 from ..training.own_loop import client_engine
 from .worker import packed_data, packed_job, unpacked_result, with_absolute_paths
@@ -83,12 +83,6 @@ class SharedTensor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _mapped, (self.path, tuple(self.tensor.shape), self.tensor.dtype)
-
-
-def _allocate_shared(elements: int) -> tuple[SharedTensor, Tensor]:
-    """Return a SharedTensor and its tensor, float32 [elements]."""
-    shared = SharedTensor((elements,))
-    return shared, shared.tensor
 
 
 def _mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -146,8 +140,7 @@ class JobQueue:
     data: Data | None  # the data as SharedTensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
-    memory: SharedTensor  # shared memory of `updates`
-    updates: Tensor  # float32 [jobs, numel]
+    updates: SharedTensor  # float32 [jobs, numel]
 
     def __post_init__(self) -> None:
         m = len(self.jobs)
@@ -187,7 +180,6 @@ class WorkerEngine(Engine):
             client_engine(task, model, Layout.of(model), "cpu") if local_training else None
         )
         self.workers: list[Worker] = []
-        self._memory = UpdateMemory(_allocate_shared)
         self._setup = with_absolute_paths(config), "cpu", torch.get_default_dtype()
         # Maps the id of a data tensor to the tensor and its copy in shared memory.
         self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
@@ -202,8 +194,8 @@ class WorkerEngine(Engine):
         Raises TaskError if workers cannot load the task, and UserError if workers repeatedly die without training a client.
         """
         shared_data = packed_data(data, self._shared_copy)
-        stack = self._memory.stack(len(jobs), len(start))
-        queue = JobQueue(jobs, SharedTensor.copy_of(start), shared_data, sgd, seed, *stack)
+        updates = SharedTensor((len(jobs), len(start)))
+        queue = JobQueue(jobs, SharedTensor.copy_of(start), shared_data, sgd, seed, updates)
         try:
             self._train_locally(queue, start, data)
             while None in queue.results:
@@ -216,8 +208,8 @@ class WorkerEngine(Engine):
             raise
         results = [result for result in queue.results if result is not None]
         trained = [i for i, result in enumerate(results) if isinstance(result, JobResult)]
-        updates = queue.updates
-        return (updates if len(trained) == len(jobs) else updates[trained]), results
+        stack = updates.tensor
+        return (stack if len(trained) == len(jobs) else stack[trained]), results
 
     def resident(self, data: Examples) -> Examples:
         """Copy the data into shared memory, from which this process and the workers read, and return the copy."""
@@ -258,7 +250,7 @@ class WorkerEngine(Engine):
                 queue.traces[i] = job.traces
                 try:
                     worker.connection.send(
-                        (queue.start, queue.data, queue.memory, i, job, queue.sgd, queue.seed)
+                        (queue.start, queue.data, queue.updates, i, job, queue.sgd, queue.seed)
                     )
                     worker.job = i
                 except OSError:  # the worker died while it was idle
@@ -274,7 +266,7 @@ class WorkerEngine(Engine):
         try:
             while self._local_s < LOCAL_TRAINING_S and queue.waiting:
                 began, i = time.perf_counter(), queue.waiting.popleft()
-                job, update = queue.jobs[i], queue.updates[i]
+                job, update = queue.jobs[i], queue.updates.tensor[i]
                 queue.results[i] = self.local_engine.try_job(
                     start, data, job, queue.sgd, queue.seed, update
                 )

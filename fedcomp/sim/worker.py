@@ -19,14 +19,13 @@ from ..clients.session import reason
 from ..config import RunConfig, data_folder
 from ..layout import Layout
 from ..tasks import initial_model, load
-from ..tasks.data import Data, Examples, map_tensors
+from ..tasks.data import Data, Examples, map_nested, map_tensors
 from ..tasks.user_errors import client_error
-from ..training import devices, nested_state
+from ..training import devices
 from ..training.engine import ClientEngine, Job, JobResult
 from ..training.local_sgd import LocalSGD
 from ..training.own_loop import client_engine
 
-PACKED = "packed"  # the only key of a client's state that is packed for another process
 POLL_S = 0.5  # interval at which a worker checks that its parent still runs
 
 
@@ -72,7 +71,6 @@ class TrainingWorker:
                 if self._own_data is None:
                     self._own_data = self.engine.task.train().to(self.device)
                 data = self._own_data
-            job = job._replace(state=_unpacked_state(job.state))
             result = self.engine.try_job(start, data, job, sgd, seed, update)
             return reason(result) if isinstance(result, Exception) else packed_result(result)
         except (Exception, KeyboardInterrupt) as error:  # the task's code may raise any exception
@@ -90,8 +88,7 @@ def main(descriptor: int, parent_pid: int) -> None:
         def train(
             start: Tensor, data: Any, updates: Tensor, row: int, job: Job, sgd: LocalSGD, seed: int
         ) -> JobResult | str:  # when this function returns, Python frees its views of shared memory
-            update = updates[row * len(start) : (row + 1) * len(start)]
-            return worker.train(start, data, job, sgd, seed, update)
+            return worker.train(start, data, job, sgd, seed, updates[row])
 
         answer: JobResult | str = worker.load()
         while True:
@@ -136,18 +133,15 @@ def _from_array(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> Ten
 
 
 def packed_job(job: Job, pack_trace: Callable[[Tensor], Any] = PickledTensor) -> Job:
-    """Return a copy of `job` that can be pickled for another process: tensors are wrapped, and the client's state is a byte string."""
-    return job._replace(
-        buffers=_map_buffers(PickledTensor, job.buffers),
-        traces=job.traces.map(pack_trace),
-        state=_packed_state(job.state),
-    )
+    """Return a copy of `job` that can be pickled for another process, in which each tensor is wrapped."""
+    buffers, state = map_nested((job.buffers, job.state), PickledTensor)
+    return job._replace(buffers=buffers, traces=job.traces.map(pack_trace), state=state)
 
 
 def packed_result(result: JobResult) -> JobResult:
-    """Return a copy of `result` that can be pickled for another process. Raises TaskError if the client's state cannot be packed."""
-    buffers = _map_buffers(PickledTensor, result.buffers)
-    return result._replace(buffers=buffers, state=_packed_state(result.state))
+    """Return a copy of `result` that can be pickled for another process, in which each tensor is wrapped."""
+    buffers, state = map_nested((result.buffers, result.state), PickledTensor)
+    return result._replace(buffers=buffers, state=state)
 
 
 def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -> Data | None:
@@ -159,19 +153,5 @@ def packed_data(data: Examples, pack: Callable[[Tensor], Any] = PickledTensor) -
 
 def unpacked_result(result: JobResult) -> JobResult:
     """Unpack a result from another process, and copy its tensors."""
-    buffers = _map_buffers(torch.clone, result.buffers)
-    return result._replace(buffers=buffers, state=_unpacked_state(result.state))
-
-
-def _packed_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    return state and {PACKED: nested_state.pack(state)}
-
-
-def _unpacked_state(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    return state and nested_state.unpack(state[PACKED])
-
-
-def _map_buffers(
-    function: Callable[[Tensor], Any], buffers: dict[str, Tensor] | None
-) -> dict[str, Any] | None:
-    return buffers and {name: function(buffer) for name, buffer in buffers.items()}
+    buffers, state = map_nested((result.buffers, result.state), torch.clone)
+    return result._replace(buffers=buffers, state=state)
