@@ -24,7 +24,7 @@ from fedcomp import config, tasks
 from fedcomp.cli.pytorch_loops import lean_loop, usual_loop
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.engine_choice import choose_engine
+from fedcomp.sim.engine_choice import clients_at_once
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks.base import Task, initial_model
 from fedcomp.tasks.data import Data
@@ -83,7 +83,7 @@ def main() -> None:
 
     model, plans = initial_model(task, 0), plan()
     layout = Layout.of(model)
-    start, at_once = layout.gather(model), choose_engine(model, "cpu", "batched")[1]
+    start, at_once = layout.gather(model), clients_at_once(model, torch.device("cpu"), 20)
     serial = SerialEngine(task, initial_model(task, 0), layout, "cpu")
     batched = BatchedEngine(task, initial_model(task, 0), layout, "cpu", at_once)
     workers = WorkerEngine(

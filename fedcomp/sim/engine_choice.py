@@ -83,21 +83,20 @@ class EngineChoice:
                     "--engine processes trains on the cores of a CPU; give --device cpu as well, or another engine"
                 )
             return cls(devices.describe(device), "processes", torch.get_num_threads())
-        if config.engine in (
-            "serial",
-            "ray",
-        ):  # the number of Ray actors is known only after Ray has started
+        if config.engine in ("serial", "ray"):
+            # The number of Ray actors is known only after Ray has started.
             return cls(devices.describe(device), config.engine, 1)
-        if obstacle := batching_obstacle(config, task, data):
-            if config.engine == "batched":
-                raise ConfigError(
-                    f"--engine batched cannot train {obstacle}; give --engine {unbatched_engine(device)}"
-                )
+        obstacle = batching_obstacle(config, task, data, model)
+        if config.engine == "batched" and obstacle:
+            raise ConfigError(
+                f"--engine batched cannot train {obstacle}; give --engine {unbatched_engine(device)}"
+            )
+        if config.engine == "auto" and unbatched_reason(config, task, data, model, device):
             return cls.unbatched(model, device, config)
-        engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
-        if engine == "serial":
-            return cls.unbatched(model, device, config)
-        return cls(devices.describe(device), engine, config.cohort_batch or at_once)
+        at_once = clients_at_once(model, device, largest_batch(config))
+        if config.engine == "batched":
+            at_once = max(at_once, 2)
+        return cls(devices.describe(device), "batched", config.cohort_batch or at_once)
 
     @classmethod
     def unbatched(cls, model: nn.Module, device: torch.device, config: RunConfig) -> "EngineChoice":
@@ -123,17 +122,34 @@ def engine_reason(
         return ""
     if device.type == "cpu" and _is_large(model):
         return "one process with all cores is faster for models of 32 million parameters or more"
-    if obstacle := batching_obstacle(config, task, data):
-        return f"clients cannot be batched {obstacle}"
-    if reason := serial_reason(model, device, largest_batch(config)):
+    if reason := unbatched_reason(config, task, data, model, device):
         return reason
     if device.type == "cuda":
         return "the GPU's memory holds several clients"
     return "all weights are in Linear and Embedding layers"
 
 
-def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:
-    """Return the obstacle to training clients in one batch, such as "with --optimizer adamw", or "" if there is none."""
+def unbatched_reason(
+    config: RunConfig, task: Task, data: Examples, model: nn.Module, device: torch.device
+) -> str:
+    """Return the reason why --engine auto does not train clients in batches, or "" if it does.
+
+    On CUDA, clients are batched if two clients fit into a quarter of the memory. On a CPU, clients are batched if all weights belong to
+    nn.Linear and nn.Embedding.
+    """
+    if obstacle := batching_obstacle(config, task, data, model):
+        return f"clients cannot be batched {obstacle}"
+    if device.type == "cuda":
+        several = clients_at_once(model, device, largest_batch(config)) > 1
+        return "" if several else "a quarter of the GPU's memory does not hold two clients"
+    return "" if _is_dense(model) else "on a CPU, only Linear and Embedding layers are batched"
+
+
+def batching_obstacle(config: RunConfig, task: Task, data: Examples, model: nn.Module) -> str:
+    """Return the obstacle to training clients in one batch, such as "with --optimizer adamw", or "" if there is none.
+
+    Recurrent layers, and layers that draw random numbers or keep running statistics, are obstacles.
+    """
     sgd = LocalSGD.from_config(config)
     obstacles = {
         "with a train_fn": task.train_fn is not None,
@@ -143,7 +159,8 @@ def batching_obstacle(config: RunConfig, task: Task, data: Examples) -> str:
         "with data that is read batch by batch": isinstance(data, LazyData),
         "with several model inputs": not data.has_single_input,
     }
-    return next((obstacle for obstacle, applies in obstacles.items() if applies), "")
+    applying = (obstacle for obstacle, applies in obstacles.items() if applies)
+    return next(applying, "") or next(filter(None, map(_obstacle, model.modules())), "")
 
 
 def make_engine(
@@ -201,42 +218,6 @@ def batching_error(
     return None
 
 
-def choose_engine(
-    model: nn.Module, device: torch.device | str, requested: str = "auto", batch_size: int = 20
-) -> tuple[str, int]:
-    """Choose "serial" or "batched" by the model's layers and the device's memory.
-
-    Return the choice and the number of clients to train at once. `requested` is "auto" or "batched". With "auto", a model is batched on
-    CUDA if two clients fit into a quarter of the memory, and on a CPU if all weights belong to nn.Linear and nn.Embedding. Models with
-    recurrent layers, or with layers that draw random numbers or keep running statistics, are never batched. Raises ConfigError if
-    `requested` is "batched" and the model cannot be batched.
-    """
-    device = torch.device(device)
-    if requested == "auto" and serial_reason(model, device, batch_size):
-        return "serial", 1
-    if obstacle := _obstacle_of(model):
-        raise ConfigError(
-            f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched_engine(device)}"
-        )
-    at_once = _clients_at_once(model, device, batch_size)
-    if device.type != "cuda" and _is_dense(model):
-        # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if their weights exceed the CPU's
-        # caches. CPU_WEIGHTS_BYTES limits this number for large models, for which batches are no faster than the serial engine.
-        weights_bytes = 4 * sum(p.numel() for p in model.parameters())
-        at_once = max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))
-    return "batched", max(at_once, 2) if requested == "batched" else at_once
-
-
-def serial_reason(model: nn.Module, device: torch.device, batch_size: int) -> str:
-    """Return the reason why `choose_engine` with "auto" does not batch a model, or "" if it batches the model."""
-    if obstacle := _obstacle_of(model):
-        return f"the model has {obstacle}"
-    if device.type == "cuda":
-        several = _clients_at_once(model, device, batch_size) > 1
-        return "" if several else "a quarter of the GPU's memory does not hold two clients"
-    return "" if _is_dense(model) else "on a CPU, only Linear and Embedding layers are batched"
-
-
 def _is_large(model: nn.Module) -> bool:
     """Return whether a model trains faster in one process with all cores than in one process per core."""
     return sum(p.numel() for p in model.parameters()) >= LARGE_PARAMETERS
@@ -250,31 +231,33 @@ def _is_dense(model: nn.Module) -> bool:
     )
 
 
-def _obstacle_of(model: nn.Module) -> str:
-    return next(filter(None, map(_obstacle, model.modules())), "")
-
-
 def _obstacle(module: nn.Module) -> str:
-    """Return why a layer cannot be batched, such as "Dropout, which draws random numbers", or "" if it can."""
+    """Return why a layer cannot be batched, such as "with Dropout, which draws random numbers", or "" if it can."""
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return f"the recurrent layer {name}"
+        return f"with the recurrent layer {name}"
     rate = getattr(module, "dropout", 0.0)
     if isinstance(module, RANDOM) or (isinstance(rate, float) and rate > 0):
-        return f"{name}, which draws random numbers"
+        return f"with {name}, which draws random numbers"
     if getattr(module, "running_mean", None) is not None:
-        return f"{name}, which keeps running statistics"
+        return f"with {name}, which keeps running statistics"
     if isinstance(module, nn.Embedding) and (module.sparse or module.max_norm is not None):
-        return f"{name} with sparse gradients or max_norm"
+        return f"with an {name} that has sparse gradients or max_norm"
     return ""
 
 
-def _clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
+def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
     """Estimate how many clients fit into memory. Each client needs four vectors of the model's size, and the activations of all layers."""
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
-    client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)
-    budget: float = CPU_BYTES
+    weights_bytes = 4 * sum(p.numel() for p in model.parameters())
+    client_bytes = 4 * weights_bytes + 4 * batch_size * widths
     if device.type == "cuda":
-        budget = torch.cuda.get_device_properties(device).total_memory * CUDA_MEMORY_FRACTION
-    return max(1, int(budget / client))
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        return max(1, int(total_bytes * CUDA_MEMORY_FRACTION / client_bytes))
+    at_once = max(1, int(CPU_BYTES / client_bytes))
+    if not _is_dense(model):
+        return at_once
+    # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if their weights exceed the CPU's caches.
+    # CPU_WEIGHTS_BYTES limits this number for large models, for which batches are no faster than the serial engine.
+    return max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))

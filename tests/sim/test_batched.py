@@ -8,10 +8,11 @@ from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
 
+from fedcomp import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.engine_choice import choose_engine
+from fedcomp.sim.engine_choice import EngineChoice, clients_at_once
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
 from fedcomp.training.engine import SerialEngine
@@ -232,6 +233,15 @@ def test_a_client_that_diverges_does_not_affect_the_others():
     )
 
 
+CPU = torch.device("cpu")
+
+
+def chosen(model: nn.Module, engine: str) -> EngineChoice:
+    data = Data(torch.zeros(1, 12), torch.zeros(1, dtype=torch.int64))
+    task = Task("small", lambda: model, data, data)
+    return EngineChoice.choose(RunConfig(engine=engine), task, data, model, CPU)
+
+
 MINDED = {  # model, engine requested on the CPU → chosen engine
     "linear": (lambda: nn.Linear(784, 10), "auto", "batched"),
     "mlp": (
@@ -258,17 +268,17 @@ MINDED = {  # model, engine requested on the CPU → chosen engine
 
 
 @for_each("make, asked, engine", MINDED.values(), ids=MINDED)
-def test_the_engine_is_chosen_by_the_model(make, asked, engine):
-    chosen, at_once = choose_engine(make(), "cpu", asked)
-    assert chosen == engine and (at_once == 1 if engine == "serial" else at_once >= 2)
+def test_the_engine_is_chosen_by_the_model(monkeypatch, make, asked, engine):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    choice = chosen(make(), asked)
+    assert choice.engine == engine
+    assert choice.at_once == 1 if engine == "serial" else choice.at_once >= 2
 
 
 def test_fewer_clients_of_larger_models_and_batches_are_trained_at_once():
-    assert choose_engine(nn.Linear(100, 10), "cpu")[1] > choose_engine(nn.Linear(784, 10), "cpu")[1]
-    assert (
-        choose_engine(nn.Linear(784, 10), "cpu", batch_size=5)[1]
-        > choose_engine(nn.Linear(784, 10), "cpu", batch_size=50)[1]
-    )
+    small, large = nn.Linear(100, 10), nn.Linear(784, 10)
+    assert clients_at_once(small, CPU, 20) > clients_at_once(large, CPU, 20)
+    assert clients_at_once(large, CPU, 5) > clients_at_once(large, CPU, 50)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +294,7 @@ def test_fewer_clients_of_larger_models_and_batches_are_trained_at_once():
 )
 def test_the_error_for_a_model_that_cannot_be_batched_names_the_flag(layer):
     with pytest.raises(ConfigError, match=f"{type(layer).__name__}.*--engine serial"):
-        choose_engine(nn.Sequential(nn.Linear(12, 12), layer), "cpu", "batched")
+        chosen(nn.Sequential(nn.Linear(12, 12), layer), "batched")
 
 
 @for_each(

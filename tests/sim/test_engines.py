@@ -164,7 +164,7 @@ def test_models_of_32_million_parameters_are_trained_in_one_process(monkeypatch,
     [
         (nn.Linear(2, 2), {}, "all weights are in Linear and Embedding layers"),
         (nn.Conv2d(1, 2, 3), {}, "on a CPU, only Linear and Embedding layers are batched"),
-        (nn.Dropout(), {}, "the model has Dropout, which draws random numbers"),
+        (nn.Dropout(), {}, "clients cannot be batched with Dropout, which draws random numbers"),
         (
             nn.Linear(2, 2),
             {"optimizer": "adamw"},

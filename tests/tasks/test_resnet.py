@@ -4,7 +4,6 @@ import torch
 
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.engine_choice import choose_engine
 from fedcomp.tasks import Data, Task, initial_model
 from fedcomp.tasks.check import check
 from fedcomp.tasks.cifar10 import ResNet18
@@ -77,7 +76,3 @@ def test_the_model_can_memorise_a_few_images(one_thread):
     start = layout.gather(model)
     learned = start + SerialEngine(SMALL, model, layout, "cpu").train(start, data, plan, sgd).update
     assert evaluate(SMALL, model, layout, learned, data, "cpu")[0] < 0.3 * before
-
-
-def test_auto_chooses_the_serial_engine_on_a_cpu():
-    assert choose_engine(ResNet18(4), "cpu")[0] == "serial"
