@@ -2,12 +2,11 @@
 
 import copy
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from ..tasks.user_errors import client_error
 from .cpu_convolutions import NOT_CONTIGUOUS, channels_may_be_last, fused, set_memory_format
 from .local_sgd import NO_TRACES, Descent, LocalSGD, Tensors, Traces, plan_augmentation
 from .optimizers import make_optimizer
+from .parameter_memory import Freed, allocate, free_parameters
 
 
 class Job(NamedTuple):
@@ -149,59 +149,19 @@ class Engine(ABC):
         """Stop the processes that the engine started."""
 
 
-Memory = TypeVar("Memory")
-
-
-class UpdateMemory(Generic[Memory]):
-    """Memory on the CPU for the updates of a cohort. Not thread-safe.
-
-    The memory is reused for the updates of the next cohort if these updates have the same total size, and no tensor refers to the previous
-    updates. New memory of a process is slow, because the operating system sets it to zero, one page at a time. `allocate(elements)` returns
-    an object that owns memory, and a float32 tensor [elements] in this memory.
-    """
-
-    def __init__(self, allocate: Callable[[int], tuple[Memory, Tensor]]):
-        self._allocate = allocate
-        self._unused: tuple[Memory, Tensor] | None = None
-
-    def stack(self, vectors: int, numel: int) -> tuple[Memory, Tensor]:
-        """Return the object that owns the memory, and an uninitialised tensor [vectors, numel] in this memory."""
-        unused, self._unused = self._unused, None
-        if unused is None or len(unused[1]) != vectors * numel:
-            unused = self._allocate(vectors * numel)
-        memory, whole = unused
-        # torch refers to this array as long as a tensor uses the stack.
-        array = whole.numpy()[:]
-        weakref.finalize(array, self._keep, memory, whole).atexit = False
-        return memory, torch.from_numpy(array).view(vectors, numel)
-
-    def _keep(self, memory: Memory, whole: Tensor) -> None:
-        self._unused = memory, whole
-
-
-def in_process(elements: int) -> tuple[None, Tensor]:
-    """Allocate memory that only this process uses, for `UpdateMemory`."""
-    return None, torch.empty(elements, dtype=torch.float32)
-
-
 class SequentialJobs(Engine):
     """An engine that trains the clients of a cohort one after the other, with a `ClientEngine`.
 
-    With `frees_memory`, the weights of the model that is trained, and the updates, are in memory only while they are needed. Without it,
-    their memory is reused in the next round, which is faster.
+    With `frees_memory`, the weights of the model that is trained are in memory only while clients train.
     """
 
     def __init__(self, engine: ClientEngine, *, frees_memory: bool = False):
         self.engine, self.device, self.frees_memory = engine, engine.device, frees_memory
-        self._memory = UpdateMemory(in_process)
 
     def train(
         self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[JobResult | Exception]]:
-        if self.device.type == "cpu" and not self.frees_memory:
-            _, updates = self._memory.stack(len(jobs), len(start))
-        else:
-            updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
+        updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
         results: list[JobResult | Exception] = []
         succeeded = 0
         for job in jobs:
@@ -319,37 +279,19 @@ class OptimizerSteps:
 class SerialEngine(ClientEngine):
     """An engine that trains one client at a time by SGD or a torch optimizer.
 
-    `model` is moved to `device`, and its float32 parameters become views of one vector. On a CPU, the weights of convolutions are separate
-    tensors in the channels_last format, which reduces the training time by a quarter. Models that do not work in this format stay in the
-    contiguous format.
+    On a CPU, convolutions are computed in the channels_last format, which reduces the training time by a quarter. Models that do not work
+    in this format stay in the contiguous format.
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
         super().__init__(task, model, layout, device)
-        self.weights = layout.gather(self.model)
         parameters = dict(self.model.named_parameters())
         self.parameters = [parameters[e.name] for e in layout]
         self.has_low_precision = any(p.dtype != torch.float32 for p in self.parameters)
         self.channels_last = self.device.type == "cpu" and channels_may_be_last(self.model)
         self.fused = fused(self.model) if self.device.type == "cpu" else self.model
-        self._arrange()
-
-    def _arrange(self) -> None:
-        """Make parameters views of the vector `weights`, except parameters that need another memory layout or precision."""
-        separate = {p for p in self.parameters if self.channels_last and p.dim() == 4}
-        # cuDNN needs the parameters of an RNN in one block of memory.
-        if self.device.type == "cuda":
-            rnns = [module for module in self.model.modules() if isinstance(module, nn.RNNBase)]
-            separate |= {p for rnn in rnns for p in rnn.parameters()}
-        # Parameters that are not views, each with its slice of `weights`. Training starts from the slice, and stores its result there.
-        self.copied: list[tuple[nn.Parameter, Tensor]] = []
         set_memory_format(self.model, self.channels_last)
-        views = self.layout.views(self.weights).values()
-        for parameter, view in zip(self.parameters, views, strict=True):
-            if parameter.dtype == torch.float32 and parameter not in separate:
-                parameter.data = view
-            else:
-                self.copied.append((parameter, view))
+        self._freed: Freed = []
 
     def train_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
@@ -377,19 +319,19 @@ class SerialEngine(ClientEngine):
             if not self.channels_last or NOT_CONTIGUOUS not in str(error):
                 raise
             self.channels_last = False  # the model fails in the channels_last format
-            self._arrange()
+            set_memory_format(self.model, self.channels_last)
             return self.train_job(start, data, job, sgd, seed, out)
         state = steps.finish()
-        for parameter, view in self.copied:
-            view.copy_(parameter.detach())
+        starts, updates = (self.layout.views(vector).values() for vector in (base, out))
         with torch.no_grad():
-            torch.sub(self.weights, base, out=out)
+            for parameter, own_start, update in zip(self.parameters, starts, updates, strict=True):
+                torch.sub(parameter.float(), own_start, out=update)
         loss = torch.stack(losses).mean(dtype=torch.float32).item()
         return JobResult(loss, self.changed_buffers(), state)
 
     def free_weights(self) -> None:
-        """Free the memory of the vector `weights` until the next job, which starts from other weights."""
-        self.weights.untyped_storage().resize_(0)
+        """Free the memory of the model's parameters until the next job, which starts from other weights."""
+        self._freed = free_parameters(self.model)
 
     def _batches(self, data: Examples, job: Job, sgd: LocalSGD, seed: int) -> Iterable[Batch]:
         index = torch.from_numpy(np.concatenate(job.batches)).to(self.device)
@@ -421,14 +363,13 @@ class SerialEngine(ClientEngine):
         """Load weights and buffers into the model. Return the loaded weights, which are `start` rounded to the precision of each
         parameter.
         """
-        self.weights.untyped_storage().resize_(self.weights.nbytes)
-        self.weights.copy_(start)
-        self.load_buffers(buffers)
+        allocate(self._freed)
         with torch.no_grad():
-            for parameter, view in self.copied:
+            views = self.layout.views(start).values()
+            for parameter, view in zip(self.parameters, views, strict=True):
                 parameter.copy_(view)
-                view.copy_(parameter)
-        return self.weights.clone() if self.has_low_precision else start
+        self.load_buffers(buffers)
+        return self.layout.gather(self.model) if self.has_low_precision else start
 
 
 def _as_float32(outputs: Any) -> Any:

@@ -22,6 +22,7 @@ from fedcomp.sim import simulate
 from fedcomp.sim.processes import WorkerEngine
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.data import Data
+from fedcomp.training.cpu_convolutions import set_memory_format
 from fedcomp.training.engine import JobResult, SerialEngine
 from fedcomp.training.local_sgd import LocalSGD
 
@@ -280,7 +281,7 @@ def test_a_model_that_views_its_activations_is_trained():
     layout, data, batches = Layout.of(model), task.train(), [np.arange(8), np.arange(8) + 8]
     start, plain = layout.gather(model), SerialEngine(task, initial_model(task, 3), layout, "cpu")
     plain.channels_last = False
-    plain._arrange()
+    set_memory_format(plain.model, channels_last=False)
     engine = SerialEngine(task, model, layout, "cpu")
     assert engine.channels_last
     expected = plain.train(start, data, batches, LocalSGD())
