@@ -21,7 +21,7 @@ from fedcomp.server.asynchronous_loop import make_loop
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.round_loop import RoundLoop
 from fedcomp.server.transport import Delivery, Transport
-from fedcomp.sim.clients import VirtualClients
+from fedcomp.sim.clients import ClientStore, VirtualClients
 from fedcomp.strategies import Average, RoundStrategy, StrategyConfig
 from fedcomp.tasks import Data, Task, initial_model
 from fedcomp.training.engine import SequentialJobs
@@ -202,8 +202,11 @@ def virtual_clients(
 ) -> VirtualClients:
     """Return virtual clients with the data and training of a federation's members."""
     first, algorithm = federation.members[0], federation.strategy.client_algorithm
+    downlink = federation.strategy.downlink
+    replica = Replica(federation.initial.clone(), federation.layout, downlink)
     return VirtualClients(
-        Replica(federation.initial.clone(), federation.layout, federation.strategy.downlink),
+        replica,
+        ClientStore(make_memory, replica.version),
         Trainer(
             first.trainer.engine,
             first.data,
@@ -213,7 +216,6 @@ def virtual_clients(
             first.seed,
             at_once=at_once,
         ),
-        make_memory,
         algorithm,
         first.seed,
     )

@@ -11,7 +11,7 @@ clients of a session share one copy of the model.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,39 +73,31 @@ class ClientHook:
         return report
 
 
-class States(Protocol):
-    """The states of a session's clients, by client id."""
-
-    def at(self, client: int) -> ClientState:
-        """Return the state of a client, or a new state if the client has none yet."""
-
-    def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Load the states of these clients into main memory."""
-
-    def mark_changed(self, clients: Sequence[int]) -> None:
-        """Mark the states of these clients as changed, so that the next checkpoint stores them."""
-
-
-class HostedStates(States):
-    """The states of the clients that a process hosts, by client id."""
+class HostedStates:
+    """The states of a session's clients, by client id. All states are in main memory."""
 
     def __init__(self) -> None:
         self.by_client: dict[int, ClientState] = {}
 
     def at(self, client: int) -> ClientState:
+        """Return the state of a client."""
         return self.by_client[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
-        """Do nothing: all states are in main memory."""
+        """Load the states of these clients into main memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
-        """Do nothing: the process stores the state of each client itself."""
+        """Mark the states of these clients as changed, so that the next checkpoint stores them. A process that hosts clients has no
+        checkpoint, and stores the state of each client itself.
+        """
 
 
 class EncodingSession:
     """A session that applies the downloads of its clients and encodes their updates. The caller trains the clients."""
 
-    def __init__(self, replica: Replica, states: States, algorithm: ClientAlgorithm, seed: int):
+    def __init__(
+        self, replica: Replica, states: HostedStates, algorithm: ClientAlgorithm, seed: int
+    ):
         self.replica, self.states = replica, states
         self.algorithm, self.seed = algorithm, seed
         self.rounds: dict[int, RoundState] = {}  # by client: the state in the current round
@@ -180,7 +172,7 @@ class ClientSession(EncodingSession):
     def __init__(
         self,
         replica: Replica,
-        states: States,
+        states: HostedStates,
         trainer: Trainer,
         algorithm: ClientAlgorithm,
         seed: int,

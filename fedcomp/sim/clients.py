@@ -7,21 +7,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..clients.evaluation import ClientEvaluator
-from ..clients.replica import Replica
-from ..clients.session import ClientHook, ClientSession
+from ..clients.session import ClientSession, HostedStates
 from ..clients.state import ClientState
-from ..clients.trainer import Trainer
 from ..memories import Memory
 from ..memories.base import Changes
 from ..server.checkpoint import Checkpoint
-from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
 
 OBJECT_BYTES = 4096  # estimated size of the Python objects of a client's state
 
 
-class ClientStore:
+class ClientStore(HostedStates):
     """The states of all clients, such as residuals. Recently used states are in memory, and the other states are in the run's checkpoint.
 
     A changed state is written to the checkpoint once: when it is evicted from memory, or else at the next save. The results of a run do not
@@ -32,8 +28,8 @@ class ClientStore:
     def __init__(
         self, make_memory: Callable[[], Memory], version: str, placement: Placement = IN_MEMORY
     ):
+        super().__init__()  # `by_client` has the states in memory, least recently used first
         self.make_memory, self.version, self.placement = make_memory, version, placement
-        self.states: dict[int, ClientState] = {}  # states in memory, least recently used first
         # Clients whose state in memory changed since the last checkpoint.
         self.changed: set[int] = set()
         self.checkpoint: Checkpoint | None = None  # None: the states of all clients stay in memory
@@ -43,11 +39,11 @@ class ClientStore:
 
     def at(self, client: int) -> ClientState:
         """Return the state of a client. Raises CheckpointError if the state cannot be read."""
-        if client not in self.states:
-            self.states[client] = self._read(client) or ClientState(
+        if client not in self.by_client:
+            self.by_client[client] = self._read(client) or ClientState(
                 self.make_memory(), self.version
             )
-        return self.states[client]
+        return self.by_client[client]
 
     def ensure_loaded(self, clients: Sequence[int]) -> None:
         """Load the states of clients into memory, and move their vectors to `placement.training_device` unless it is None.
@@ -56,19 +52,19 @@ class ClientStore:
         disk is full.
         """
         clients = list(dict.fromkeys(clients))
-        loaded = [client for client in clients if client in self.states]
-        self.states |= {client: self.states.pop(client) for client in loaded}
+        loaded = [client for client in clients if client in self.by_client]
+        self.by_client |= {client: self.by_client.pop(client) for client in loaded}
         capacity = max(self.placement.budget_bytes / self.client_bytes, len(clients))
-        surplus = len(self.states) - len(loaded) + len(clients) - capacity
+        surplus = len(self.by_client) - len(loaded) + len(clients) - capacity
         if surplus > 0 and self.checkpoint is not None:
-            self._evict(list(itertools.islice(self.states, math.ceil(surplus))))
+            self._evict(list(itertools.islice(self.by_client, math.ceil(surplus))))
         for client in clients:
             self.at(client)
         if self.placement.training_device is not None:
             self._move(set(clients), self.placement.training_device)
 
     def mark_changed(self, clients: Iterable[int]) -> None:
-        changed = self.states.keys() & set(clients)
+        changed = self.by_client.keys() & set(clients)
         self.changed |= changed
         if self.placement.budget_bytes < math.inf:
             self._pack(itertools.islice(changed, 1))  # to update self.client_bytes
@@ -81,7 +77,7 @@ class ClientStore:
 
     def clear(self) -> None:
         """Remove all states from memory, so that the next use of a state reads this state from the checkpoint."""
-        self.states.clear()
+        self.by_client.clear()
         self.changed.clear()
 
     def _read(self, client: int) -> ClientState | None:
@@ -100,7 +96,7 @@ class ClientStore:
             assert self.checkpoint is not None
             self.checkpoint.stage(vectors, values)
         for client in clients:
-            del self.states[client]
+            del self.by_client[client]
         self.changed.difference_update(clients)
 
     def _pack(self, clients: Iterable[int]) -> tuple[dict[str, Tensor], dict[str, bytes]]:
@@ -109,7 +105,7 @@ class ClientStore:
         values: dict[str, bytes] = {}
         for client in clients:
             name = record_name(client)
-            client_vectors, record = self.states[client].pack(name)
+            client_vectors, record = self.by_client[client].pack(name)
             vectors |= client_vectors
             values[name] = b"".join(record)
             vector_bytes = sum(vector.nbytes for vector in client_vectors.values())
@@ -120,10 +116,10 @@ class ClientStore:
     def _move(self, clients: set[int], device: torch.device) -> None:
         """Move the vectors of `clients` to the device, and move the vectors that earlier calls left on the device back to main memory."""
         for client in self._on_device - clients:
-            if client in self.states:
-                self.states[client].move(lambda vector: vector.cpu())
+            if client in self.by_client:
+                self.by_client[client].move(lambda vector: vector.cpu())
         for client in clients - self._on_device:
-            self.states[client].move(lambda vector: vector.to(device, non_blocking=True))
+            self.by_client[client].move(lambda vector: vector.to(device, non_blocking=True))
         self._on_device = clients
 
 
@@ -133,41 +129,24 @@ def record_name(client: int) -> str:
 
 
 class VirtualClients(ClientSession):
-    """The virtual clients of a simulation, identified by their ids."""
+    """The virtual clients of a simulation, identified by their ids. Their states are in a ClientStore."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        trainer: Trainer,
-        make_memory: Callable[[], Memory],
-        algorithm: ClientAlgorithm,
-        seed: int,
-        *,
-        hook: ClientHook | None = None,
-        placement: Placement = IN_MEMORY,
-        evaluator: ClientEvaluator | None = None,
-    ):
-        self.store = ClientStore(make_memory, replica.version, placement)
-        self.clients = len(trainer.shards)
-        super().__init__(
-            replica,
-            self.store,
-            trainer,
-            algorithm,
-            seed,
-            hook=hook,
-            evaluator=evaluator,
-        )
+    states: ClientStore
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.trainer.shards)
 
     # Checkpoints.
 
     def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.store.checkpoint = checkpoint
+        self.states.checkpoint = checkpoint
 
     def take_changes(self) -> Changes:
-        return self.store.take_changes()
+        return self.states.take_changes()
 
     def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
         """Restore the model from the checkpoint. The states of the clients are read from the checkpoint on first use."""
         self.replica.restore(weights, version, past_versions)
-        self.store.clear()
+        self.states.clear()

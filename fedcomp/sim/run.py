@@ -56,7 +56,7 @@ from ..transports.inprocess import InProcessTransport
 from ..transports.relays import check as check_relays
 from ..transports.relays import inexact, inexact_warning
 from .attacks import ByzantineClients, attacks
-from .clients import VirtualClients
+from .clients import ClientStore, VirtualClients
 from .engine_choice import PLACEMENT_KEY, EngineChoice, batching_error, engine_reason, make_engine
 from .interruption import Interruption
 from .network import Network
@@ -214,14 +214,14 @@ class Simulation(PreparedRun):
             self.engine, train, shards, self.sgd, algorithm, config.seed, at_once=at_once
         )
         initial = algorithm.initial_global_state(weights.clone())
+        replica = Replica(initial, self.sent_layout, codec(config.downlink))
         self.clients = VirtualClients(
-            Replica(initial, self.sent_layout, codec(config.downlink)),
+            replica,
+            ClientStore(self._memory, replica.version, self.placement),
             self.trainer,
-            self._memory,
             algorithm,
             config.seed,
             hook=self.byzantine if config.attack else None,
-            placement=self.placement,
             evaluator=self._client_evaluator(train),
         )
         self.relays: Relays | None = None

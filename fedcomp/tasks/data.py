@@ -296,7 +296,7 @@ def map_tensors(inputs: Any, function: Callable[[Any], Any]) -> Any:
     return function(inputs)
 
 
-def map_nested(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_nested(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Apply a function to every tensor in nested tuples, lists and dicts. Other values are unchanged."""
     if isinstance(value, Tensor):
         return function(value)

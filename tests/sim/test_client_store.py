@@ -131,7 +131,7 @@ def test_every_memory_has_the_same_bits_in_memory_and_in_the_checkpoint(tmp_path
             assert worked(here, client, round) == worked(away, client, round)
             for store in (here, away):
                 store.mark_changed([client])
-        assert len(away.states) <= 4
+        assert len(away.by_client) <= 4
         if round % 3 == 0:
             away.checkpoint.save(*away.take_changes())
     assert all(same(kept(here, client), kept(away, client)) for client in range(9))
@@ -158,7 +158,7 @@ def test_without_memory_only_training_clients_are_loaded_and_vectors_are_written
     for round in range(3):
         for piece in ([0, 1], [2, 3], [4, 5]):
             store.ensure_loaded(piece)
-            assert list(store.states) == piece
+            assert list(store.by_client) == piece
             for client in piece:
                 worked(store, client, round)
             store.mark_changed(piece)
@@ -176,13 +176,13 @@ def test_the_budget_holds_in_a_first_round_of_all_clients_and_after_a_restart(tm
         for client in (first, first + 1):
             worked(store, client, 0)
         store.mark_changed([first, first + 1])
-        assert len(store.states) <= 10
+        assert len(store.by_client) <= 10
     store.checkpoint.save(*store.take_changes())
     again = ClientStore(store.make_memory, "v0", home)
     again.checkpoint = store.checkpoint
     for client in range(40):
         again.ensure_loaded([client])
-        assert len(again.states) <= 10
+        assert len(again.by_client) <= 10
     assert again.at(39).ticket == "39000"
     store.checkpoint.close()
 

@@ -260,7 +260,7 @@ def test_the_update_of_a_late_client_stays_in_its_memory(
     assert sum(len(o.rejections) for o in outcomes) > 2
     (clients,) = kept
     for client in range(6):
-        state = clients.store.at(client)
+        state = clients.states.at(client)
         taken = [a for o in outcomes for a in o.accepted if a.client == client]
         state.memory.commit() if taken and state.ticket == taken[
             -1

@@ -126,13 +126,13 @@ class Virtual(Paired):
         return self.virtual.handle(assignments)
 
     def memory(self, client: int) -> Memory:
-        return self.virtual.store.at(client).memory
+        return self.virtual.states.at(client).memory
 
     def ticket(self, client: int) -> str:
-        return self.virtual.store.at(client).ticket
+        return self.virtual.states.at(client).ticket
 
     def lose_disk(self, client: int) -> None:
-        self.virtual.store.states.pop(client, None)
+        self.virtual.states.by_client.pop(client, None)
 
 
 def dense(vector: Tensor | None, federation: Federation) -> Tensor:
