@@ -103,7 +103,8 @@ class Trainer:
                     failures[a.client] = result
                 else:
                     trained.append(ClientResult(a, result, job.traces, sgd.lr * len(job.batches)))
-        return trained, stacks[0] if len(stacks) == 1 else torch.cat([_none(start), *stacks])
+        empty = start.new_empty(0, len(start))
+        return trained, stacks[0] if len(stacks) == 1 else torch.cat([empty, *stacks])
 
     def _jobs(
         self,
@@ -138,7 +139,7 @@ class Trainer:
         failures: dict[int, Exception],
     ) -> Stack:
         if not assignments:
-            return [], _none(start)
+            return [], start.new_empty(0, len(start))
         if self._round != assignments[0].round:
             self._round, self._results = assignments[0].round, {}
         partitions = {a.client: _attempt(self.algorithm.partitions, a) for a in assignments}
@@ -164,7 +165,9 @@ class Trainer:
             else:
                 trained.append(ClientResult(a, JobResult(sum(losses) / len(losses))))
                 updates.append(update)
-        return trained, torch.stack(updates).to(start.device) if updates else _none(start)
+        return trained, torch.stack(updates).to(start.device) if updates else start.new_empty(
+            0, len(start)
+        )
 
     def _train_partitions(
         self, partitions: Sequence[DataPartition], data: Examples, a: Assignment, start: Tensor
@@ -202,11 +205,6 @@ class Trainer:
             ) from error
         plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
         return Job(a.round, partition.number, plan, rows=shard)
-
-
-def _none(start: Tensor) -> Tensor:
-    """Return an empty stack of updates: float32 [0, numel]."""
-    return torch.empty(0, len(start), dtype=torch.float32, device=start.device)
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -81,18 +81,18 @@ class TrainingActor(TrainingWorker):
 
     def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
         super().__init__(config, device, dtype)
-        self._fetched: dict[str, tuple[Any, list[Any]]] = {}
+        self._fetched: dict[str, tuple[Any, Any]] = {}
 
     def train_job(
         self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]
     ) -> TrainResult | str:
         """Train the client of `job`. Return the result, or an error message of one line.
 
-        `refs` has references to objects in Ray's store: "data" refers to a list with the data, and "start" to a list with the weights.
+        `refs` has references to objects in Ray's store: "data" refers to the data, or to None, and "start" to the weights.
         """
         if error := self.load():
             return error
-        [data], [start] = self._fetch("data", refs["data"]), self._fetch("start", refs["start"])
+        data, start = self._fetch("data", refs["data"]), self._fetch("start", refs["start"])
         update = torch.empty_like(start)
         traces = job.traces.map(lambda trace: trace.to(self.device, copy=True))
         result = self.train(start, data, job._replace(traces=traces), sgd, seed, update)
@@ -100,13 +100,13 @@ class TrainingActor(TrainingWorker):
             return result
         return TrainResult(PickledTensor(update), result, traces.map(PickledTensor))
 
-    def _fetch(self, name: str, ref: Any) -> list[Any]:
+    def _fetch(self, name: str, ref: Any) -> Any:
         """Return the data or tensors that `ref` refers to, on this actor's device. The last result for each name is cached."""
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
-            fetched = [None if item is None else item.to(self.device) for item in ray.get(ref)]
-            self._fetched[name] = ref, fetched
+            fetched = ray.get(ref)
+            self._fetched[name] = ref, None if fetched is None else fetched.to(self.device)
         return self._fetched[name][1]
 
 
@@ -148,9 +148,6 @@ class RayEngine(Engine):
         if len(trained) < len(jobs):
             updates = updates[trained]
         return updates, [results[i] for i in range(len(jobs))]
-
-    def resident(self, data: Examples) -> Examples:
-        return data.to(self.device)
 
     def start_actors(self) -> int:
         """Start Ray and the actors unless they are running. Return the number of actors.
@@ -203,14 +200,14 @@ class RayEngine(Engine):
         import ray
 
         if id(data) not in self._data:
-            self._data[id(data)] = data, ray.put([packed_data(data)])
+            self._data[id(data)] = data, ray.put(packed_data(data))
         return self._data[id(data)][1]
 
     def _start_ref(self, start: Tensor) -> Any:
         import ray
 
         if self._start is None or not torch.equal(self._start[0], start):
-            self._start = start.clone(), ray.put([PickledTensor(start)])
+            self._start = start.clone(), ray.put(PickledTensor(start))
         return self._start[1]
 
     def _create_actors(self, cleanup: ExitStack) -> list[Any]:

@@ -33,15 +33,14 @@ def evaluate(
     weights: Tensor,
     data: Examples,
     device: torch.device | str,
-    batch_size: int = 0,
     rows: np.ndarray | None = None,
     lenient: bool = False,
 ) -> Evaluation:
     """Evaluate the model weights `weights` [numel] on the examples of `data` with the indices `rows`, by default on all examples.
 
     `data` must be on `device`. The weights are written into `model`, which is moved to `device` and left in eval mode. The model's buffers
-    do not change. A forward pass has `batch_size` examples, by default 1,000 on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in
-    the channels_last format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has
+    do not change. A forward pass has 1,000 examples on a GPU, 250 on a CPU, and 50 on a CPU if convolutions are in the channels_last
+    format. The task's metrics are called once, with the outputs and targets of all examples on the CPU. If the task has
     an `evaluate_fn`, only this function is called. With `lenient`, the value of a metric is NaN if the metric raises an exception, for
     example because a class has no examples.
     """
@@ -55,16 +54,16 @@ def evaluate(
             returned = task.evaluate_fn(model, data.subset(rows))
         numbers = numbers_of(task, "evaluate_fn", returned)
         return Evaluation(numbers.pop("loss"), numbers.pop("accuracy", None), numbers)
-    default = GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH
+    size = GPU_BATCH if torch.device(device).type == "cuda" else CPU_BATCH
     try:
-        size = batch_size or (CPU_IMAGE_BATCH if images else default)
-        return _evaluate_batches(task, model, data, size, rows, lenient)
+        image_size = CPU_IMAGE_BATCH if images else size
+        return _evaluate_batches(task, model, data, image_size, rows, lenient)
     except RuntimeError as error:
         if not images or NOT_CONTIGUOUS not in str(error):
             raise
         # The model calls `view`, which fails in the channels_last format.
         set_memory_format(model, channels_last=False)
-        return _evaluate_batches(task, model, data, batch_size or default, rows, lenient)
+        return _evaluate_batches(task, model, data, size, rows, lenient)
 
 
 @torch.inference_mode()

@@ -138,7 +138,7 @@ class Pair(nn.Module):
         return self.layer(x), x.sum(1)
 
 
-def test_metrics_receive_all_outputs_and_targets_if_a_model_has_several():
+def test_metrics_receive_all_outputs_and_targets_if_a_model_has_several(monkeypatch):
     items = [(x, (label, x.sum())) for x, label in zip(NUMBERS, LABELS, strict=True)]
     data, seen = data_from(Listed(items)), []
 
@@ -153,7 +153,8 @@ def test_metrics_receive_all_outputs_and_targets_if_a_model_has_several():
     assert len(data.batch(ROWS).split(1)[0].targets[0]) == 1
     layout, model = check(task, 2), Pair()
     weights = layout.gather(model)
-    found = evaluate(task, model, layout, weights, data, "cpu", batch_size=3)
+    monkeypatch.setattr("fedcomp.training.evaluation.CPU_BATCH", 3)
+    found = evaluate(task, model, layout, weights, data, "cpu")
     assert found.metrics == {"error": 0.0} and seen[-1] == [4] * 4
 
 

@@ -194,10 +194,11 @@ def test_buffers_that_do_not_change_are_not_returned():
 
 
 @for_each("batch", [7, 60, 1000])
-def test_evaluation_averages_over_examples(batch):
+def test_evaluation_averages_over_examples(monkeypatch, batch):
+    monkeypatch.setattr("fedcomp.training.evaluation.CPU_BATCH", batch)
     task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout()))
     weights, data = start * 2, examples()
-    loss, accuracy, _ = evaluate(task, model, layout, weights, data, "cpu", batch)
+    loss, accuracy, _ = evaluate(task, model, layout, weights, data, "cpu")
     layout.scatter(weights, model)
     with torch.no_grad():
         outputs = model.eval()(data.inputs)
