@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcomp import codec, memory
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine, BatchedJobs
+from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.tasks import cifar10, mnist
 from fedcomp.tasks.base import Task, initial_model
@@ -160,9 +160,9 @@ class Bench:
     def operations(self) -> int:
         engine = BatchedEngine(self.task, self.fresh(), self.layout, self.device)
         # The first call of the engine also verifies its gradients, which is not counted.
-        engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
+        train_together(engine, self, self.plans[:1])
         with FlopCounterMode(display=False) as counter:
-            engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
+            train_together(engine, self, self.plans[:1])
         return counter.get_total_flops()
 
     def batched(
@@ -182,7 +182,7 @@ class Bench:
         each = self._bytes_per_client(engine, sgd)
 
         def train() -> Tensor:
-            return engine.train(self.start, self.data, self.plans, sgd)[0]
+            return train_together(engine, self, self.plans, sgd)
 
         time_s = seconds(train, self.device, self.repeats)
         distance = (train() - exact).norm(dim=1) / exact.norm(dim=1)
@@ -203,7 +203,7 @@ class Bench:
             return 0
         some = [plan[:2] for plan in self.plans[:8]]
         few, more = (
-            peak_bytes(self.device, lambda m=m: engine.train(self.start, self.data, some[:m], sgd))
+            peak_bytes(self.device, lambda m=m: train_together(engine, self, some[:m], sgd))
             for m in (4, 8)
         )
         return max(0, more - few) // 4
@@ -297,6 +297,17 @@ def waits(work: Callable[[], None]) -> int:
     return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
+def train_together(
+    engine: BatchedEngine,
+    bench: Bench,
+    plans: Sequence[Sequence[np.ndarray]],
+    sgd: LocalSGD | None = None,
+) -> Tensor:
+    """Train a client on each plan of batches, and return the updates."""
+    jobs = [Job(1, client, plan) for client, plan in enumerate(plans)]
+    return engine.train_together(bench.start, bench.data, jobs, sgd or bench.case.sgd, 0)[0]
+
+
 def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -308,13 +319,8 @@ def memory_runs_out(device: torch.device) -> bool:
     """Return whether the batched engine trains fewer clients at once, with the same updates, if memory runs out."""
     bench, messages = Bench("mnist-cnn", 64, device, 1), []
     engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=messages.append)
-    expected = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
-    each = (
-        peak_bytes(
-            device, lambda: engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)
-        )
-        // 64
-    )
+    expected = train_together(engine, bench, bench.plans)
+    each = peak_bytes(device, lambda: train_together(engine, bench, bench.plans)) // 64
     engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=messages.append)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
@@ -322,7 +328,7 @@ def memory_runs_out(device: torch.device) -> bool:
         (torch.cuda.memory_reserved(device) + 20 * each) / total, device
     )
     try:
-        found = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
+        found = train_together(engine, bench, bench.plans)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     distance = ((found - expected).norm(dim=1) / expected.norm(dim=1)).max()
@@ -340,8 +346,7 @@ def agrees_on_several_devices(device: torch.device, clients: int) -> bool:
     gpus = [torch.device("cuda", i) for i in range(count)] if count > 1 else [device] * 2
     bench = Bench("mnist-cnn", clients, gpus[0], 3)
     engines = [
-        BatchedJobs(BatchedEngine(bench.task, bench.fresh(), bench.layout, place, warn=print))
-        for place in gpus
+        BatchedEngine(bench.task, bench.fresh(), bench.layout, place, warn=print) for place in gpus
     ]
     jobs = [Job(1, client, plan) for client, plan in enumerate(bench.plans)]
     several, found = MultiDevice(engines, []), {}

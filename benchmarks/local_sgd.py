@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,7 @@ def main() -> None:
         workers.resident(data),
         [Job(1, client_id, batches) for client_id, batches in enumerate(plans)],
     )
+    together = partial(batched.train, start, data, jobs, sgd, seed=0)
     loop = lean_loop(task, data, shards, plans, sgd)
     functions = {
         "usual loop": usual_loop(task, data, shards, plans, sgd),
@@ -101,7 +103,7 @@ def main() -> None:
             serial.train(start, data, batches, sgd, client=client_id).update
             for client_id, batches in enumerate(plans)
         ],
-        f"batched engine, {at_once} clients": lambda: batched.train(start, data, plans, sgd)[0],
+        f"batched engine, {at_once} clients": lambda: together()[0],
         f"{args.threads} processes": lambda: workers.train(start, data, jobs, sgd, seed=0)[0],
         f"serial engine, {LOW_PRECISION}": lambda: [
             serial.train(start, data, b, low_precision, client=client_id).update

@@ -1,7 +1,34 @@
-"""Models with unusual parameters, for tests of the layout and of both engines."""
+"""Models with unusual parameters for tests of the layout and of both engines, and a call of the batched engine."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from fedcomp.sim.batched import BatchedEngine
+from fedcomp.tasks.data import Data
+from fedcomp.training.engine import Job
+from fedcomp.training.local_sgd import LocalSGD, Traces
+
+
+def train_together(
+    engine: BatchedEngine,
+    start: Tensor,
+    data: Data,
+    plans: Sequence[Sequence[np.ndarray]],
+    sgd: LocalSGD,
+    *,
+    traces: Sequence[Traces] = (),
+    round: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Train a client on each plan of batches. Return the updates and the losses."""
+    own = traces or [Traces()] * len(plans)
+    jobs = [
+        Job(round, client, plan, traces=kept)
+        for client, (plan, kept) in enumerate(zip(plans, own, strict=True))
+    ]
+    return engine.train_together(start, data, jobs, sgd, 0)
 
 
 class Tied(nn.Module):

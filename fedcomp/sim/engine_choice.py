@@ -19,10 +19,10 @@ from ..tasks import OBJECT
 from ..tasks.base import Task
 from ..tasks.data import Data, Examples, LazyData
 from ..training import devices
-from ..training.engine import Engine, SequentialJobs
+from ..training.engine import Engine, Job, SequentialJobs
 from ..training.local_sgd import LocalSGD, plan_batches
 from ..training.own_loop import client_engine
-from .batched import BatchedEngine, BatchedJobs, NotBatchable
+from .batched import BatchedEngine, NotBatchable
 from .batched.gradients import RANDOM
 from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
@@ -192,7 +192,7 @@ def make_engine(
         return SequentialJobs(client_engine(task, model, Layout.of(model), device))
     if choice.engine == "batched":
         layout = Layout.of(model)
-        return BatchedJobs(BatchedEngine(task, model, layout, device, choice.at_once, warn=warn))
+        return BatchedEngine(task, model, layout, device, choice.at_once, warn=warn)
     if choice.engine == "ray":
         return RayEngine(config, device)
     # Start a worker process for each core. The number of workers may differ from choice.at_once in a resumed run; results do not depend on
@@ -206,11 +206,11 @@ def batching_error(
 ) -> NotBatchable | None:
     """Train a client on the first batches of `shard` as a trial. Return the error if the model cannot be batched, else None."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
-    if not isinstance(engine, BatchedJobs) or not isinstance(data, Data):
+    if not isinstance(engine, BatchedEngine) or not isinstance(data, Data):
         return None
-    batches = plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES]
+    job = Job(0, 0, plan_batches(sgd, shard, 0, 0, 0)[:TRIAL_BATCHES])
     try:
-        engine.engine.train(weights, data, [batches], dataclasses.replace(sgd, augment=False))
+        engine.train_together(weights, data, [job], dataclasses.replace(sgd, augment=False), 0)
     except NotBatchable as error:
         return error
     except (Exception, SystemExit):  # other errors are reported when a client trains

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from small_models import Coarse, Scalar, Tied
+from small_models import Coarse, Scalar, Tied, train_together
 from torch import nn
 from torch.nn import functional as F
 
@@ -115,8 +115,8 @@ def one_by_one(task, model, layout, start, data, plans, sgd) -> tuple[torch.Tens
 def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
     task, model, layout, start = parts(make, **options)
     given = start.clone()
-    updates, losses = BatchedEngine(task, model, layout, "cpu", at_once).train(
-        start, data, plans, sgd
+    updates, losses = train_together(
+        BatchedEngine(task, model, layout, "cpu", at_once), start, data, plans, sgd
     )
     assert torch.equal(start, given) and updates.dtype == losses.dtype == torch.float32
     expected, expected_losses = one_by_one(*parts(make, **options), data, plans, sgd)
@@ -192,7 +192,7 @@ def test_a_batch_with_only_ignored_targets_has_no_gradient(model, method, option
         [np.arange(40, 48), np.arange(50, 58), np.arange(60, 68)],
     ]
     engine = BatchedEngine(*parts(make)[:3], "cpu")
-    updates, losses = engine.train(parts(make)[3], data, plans, sgd)
+    updates, losses = train_together(engine, parts(make)[3], data, plans, sgd)
     assert engine.gradient_method == method
     expected, expected_losses = one_by_one(*parts(make), data, plans, sgd)
     assert expected.isfinite().all() and expected_losses.isfinite().tolist() == [False, True]
@@ -211,8 +211,12 @@ def test_updates_are_float32_for_any_default_dtype():
     try:
         task, model, layout, start = parts(MODELS["mlp"])
         data = Data(examples().inputs.double(), examples().targets)
-        updates, losses = BatchedEngine(task, model, layout, "cpu").train(
-            start, data, [[np.arange(8)], [np.arange(8) + 8]], SGD
+        updates, losses = train_together(
+            BatchedEngine(task, model, layout, "cpu"),
+            start,
+            data,
+            [[np.arange(8)], [np.arange(8) + 8]],
+            SGD,
         )
         assert model[0].weight.dtype == torch.float64 and updates.any()
         assert updates.dtype == losses.dtype == torch.float32
@@ -225,7 +229,9 @@ def test_a_client_that_diverges_does_not_affect_the_others():
     data.inputs[:30] = torch.inf
     task, model, layout, start = parts(MODELS["mlp"])
     plans = [plan_batches(SGD, np.arange(30) + 30 * who, 0, 1, who) for who in range(3)]
-    updates, losses = BatchedEngine(task, model, layout, "cpu").train(start, data, plans, SGD)
+    updates, losses = train_together(
+        BatchedEngine(task, model, layout, "cpu"), start, data, plans, SGD
+    )
     assert (
         not updates[0].isfinite().all()
         and updates[1:].isfinite().all()
@@ -320,14 +326,14 @@ def test_the_error_for_a_forward_pass_that_cannot_be_mapped_names_the_flag(forwa
     with pytest.raises(
         ConfigError, match="'small' cannot be trained by the batched engine.*--engine serial"
     ):
-        BatchedEngine(task, model, layout, "cpu").train(
-            start, examples(), [[np.arange(5)]] * 2, SGD
+        train_together(
+            BatchedEngine(task, model, layout, "cpu"), start, examples(), [[np.arange(5)]] * 2, SGD
         )
 
 
 def test_other_errors_of_the_model_are_raised_unchanged():
     task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(13, 4), nn.LayerNorm(4)))
     with pytest.raises(RuntimeError, match="size"):
-        BatchedEngine(task, model, layout, "cpu").train(
-            start, examples(), [[np.arange(5)]] * 2, SGD
+        train_together(
+            BatchedEngine(task, model, layout, "cpu"), start, examples(), [[np.arange(5)]] * 2, SGD
         )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import for_each
-from small_models import Tied
+from small_models import Tied, train_together
 from torch import nn
 from torch.nn import functional as F
 
@@ -125,7 +125,9 @@ def test_every_batched_form_equals_the_serial_engine(make, method):
     plans = planned(sgd, 4)
     task, model, layout, start = parts(make, data)
     engine = BatchedEngine(task, model, layout, "cpu")
-    assert_close(engine.train(start, data, plans, sgd), one_by_one(make, data, plans, sgd))
+    assert_close(
+        train_together(engine, start, data, plans, sgd), one_by_one(make, data, plans, sgd)
+    )
     assert engine.gradient_method == method
 
 
@@ -134,7 +136,9 @@ def test_updates_do_not_depend_on_the_number_of_clients_at_once(at_once):
     data, plans = images(), planned(SGD, 6)
     task, model, layout, start = parts(network, data)
     engine = BatchedEngine(task, model, layout, "cpu", at_once)
-    assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD))
+    assert_close(
+        train_together(engine, start, data, plans, SGD), one_by_one(network, data, plans, SGD)
+    )
 
 
 def test_a_loss_of_the_task_and_probabilities_as_targets_are_trained():
@@ -147,7 +151,8 @@ def test_a_loss_of_the_task_and_probabilities_as_targets_are_trained():
         task, model, layout, start = parts(network, data, **options)
         engine = BatchedEngine(task, model, layout, "cpu")
         assert_close(
-            engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD, **options)
+            train_together(engine, start, data, plans, SGD),
+            one_by_one(network, data, plans, SGD, **options),
         )
 
 
@@ -155,11 +160,15 @@ def test_a_loss_of_the_task_and_probabilities_as_targets_are_trained():
 def test_bfloat16_is_used_only_in_forward_and_backward_passes(make):
     data, plans = images(), planned(SGD, 3)
     task, model, layout, start = parts(make, data)
-    updates, losses = BatchedEngine(task, model, layout, "cpu").train(
-        start, data, plans, replace(SGD, precision="bfloat16")
+    updates, losses = train_together(
+        BatchedEngine(task, model, layout, "cpu"),
+        start,
+        data,
+        plans,
+        replace(SGD, precision="bfloat16"),
     )
-    exact, exact_losses = BatchedEngine(*parts(make, data)[:3], "cpu").train(
-        start, data, plans, SGD
+    exact, exact_losses = train_together(
+        BatchedEngine(*parts(make, data)[:3], "cpu"), start, data, plans, SGD
     )
     assert updates.dtype == losses.dtype == torch.float32
     apart = (updates - exact).norm(dim=1) / exact.norm(dim=1)
@@ -171,7 +180,7 @@ def test_training_changes_neither_the_model_nor_the_start_weights():
     data = images()
     task, model, layout, start = parts(network, data)
     engine, given = BatchedEngine(task, model, layout, "cpu"), start.clone()
-    first, second = (engine.train(start, data, planned(SGD, 3), SGD) for _ in range(2))
+    first, second = (train_together(engine, start, data, planned(SGD, 3), SGD) for _ in range(2))
     assert (
         torch.equal(start, given)
         and torch.equal(first[0], second[0])
@@ -214,16 +223,16 @@ def test_too_little_memory_halves_the_number_of_clients_from_then_on(monkeypatch
     kept, whole, again = (
         [Traces(momentum=torch.ones(layout.numel)) for _ in plans] for _ in range(3)
     )
-    found = engine.train(start, data, plans, sgd, traces=kept)
+    found = train_together(engine, start, data, plans, sgd, traces=kept)
     assert len(said) == 1 and "15 clients" in said[0] and engine.at_once == max(sizes) == 2
     monkeypatch.undo()
-    expected = BatchedEngine(*parts(network, data)[:3], "cpu").train(
-        start, data, plans, sgd, traces=whole
+    expected = train_together(
+        BatchedEngine(*parts(network, data)[:3], "cpu"), start, data, plans, sgd, traces=whole
     )
     assert_close(found, expected)
     for mine, theirs in zip(kept, whole, strict=True):
         torch.testing.assert_close(mine.momentum, theirs.momentum)
-    assert_close(engine.train(start, data, plans, sgd, traces=again), expected)
+    assert_close(train_together(engine, start, data, plans, sgd, traces=again), expected)
     assert len(said) == 1
 
 
@@ -243,7 +252,7 @@ def test_memory_may_run_out_in_a_later_step(monkeypatch):
         return gradients(self, parameters, data, batch, sgd)
 
     monkeypatch.setattr(BatchedEngine, "_gradients", later)
-    found = engine.train(start, data, plans, SGD)
+    found = train_together(engine, start, data, plans, SGD)
     monkeypatch.undo()
     assert_close(found, one_by_one(network, data, plans, SGD))
 
@@ -254,7 +263,9 @@ def test_an_error_says_that_one_client_does_not_fit_into_memory(monkeypatch):
     with pytest.raises(
         UserError, match="is too small to train one client; give a smaller --batch-size"
     ):
-        BatchedEngine(task, model, layout, "cpu").train(start, images(), planned(SGD, 4), SGD)
+        train_together(
+            BatchedEngine(task, model, layout, "cpu"), start, images(), planned(SGD, 4), SGD
+        )
 
 
 def test_other_errors_are_not_treated_as_out_of_memory(monkeypatch):
@@ -263,7 +274,7 @@ def test_other_errors_are_not_treated_as_out_of_memory(monkeypatch):
     task, model, layout, start = parts(Tied, Data(torch.randn(60, 12), torch.randint(0, 4, (60,))))
     engine = BatchedEngine(task, model, layout, "cpu", warn=said.append)
     with pytest.raises(RuntimeError, match="the model's own"):
-        engine.train(start, task.train(), planned(SGD, 4), SGD)
+        train_together(engine, start, task.train(), planned(SGD, 4), SGD)
     assert not said and engine.at_once == 0
 
 
@@ -275,7 +286,7 @@ def test_the_error_for_a_model_that_cannot_be_batched_names_the_flag():
     with pytest.raises(
         ConfigError, match="'small' cannot be trained by the batched engine.*--engine serial"
     ):
-        BatchedEngine(task, model, layout, "cpu").train(start, data, planned(SGD, 3), SGD)
+        train_together(BatchedEngine(task, model, layout, "cpu"), start, data, planned(SGD, 3), SGD)
 
 
 def test_bfloat16_models_are_trained():
@@ -289,7 +300,7 @@ def test_bfloat16_models_are_trained():
     plans = planned(SGD, 3)
     task, model, layout, start = parts(make, data)
     assert_close(
-        BatchedEngine(task, model, layout, "cpu").train(start, data, plans, SGD),
+        train_together(BatchedEngine(task, model, layout, "cpu"), start, data, plans, SGD),
         one_by_one(make, data, plans, SGD),
         0.1,
     )

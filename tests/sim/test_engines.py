@@ -13,7 +13,7 @@ from worker_tasks import examples as task_examples
 from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.sim.batched import BatchedEngine, BatchedJobs
+from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.engine_choice import EngineChoice, engine_reason
 from fedcomp.tasks.base import Task
 from fedcomp.tasks.data import Data
@@ -29,7 +29,7 @@ def examples() -> Data:
     return Data(torch.randn(60, 12, generator=drawn), torch.randint(0, 4, (60,), generator=drawn))
 
 
-def engines(loss=nn.functional.cross_entropy) -> tuple[SequentialJobs, BatchedJobs, torch.Tensor]:
+def engines(loss=nn.functional.cross_entropy) -> tuple[SequentialJobs, BatchedEngine, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(12, 4)
     layout, task = (
@@ -39,7 +39,7 @@ def engines(loss=nn.functional.cross_entropy) -> tuple[SequentialJobs, BatchedJo
     start = layout.gather(model)
     return (
         SequentialJobs(SerialEngine(task, model, layout, "cpu")),
-        BatchedJobs(BatchedEngine(task, nn.Linear(12, 4), layout, "cpu", 2)),
+        BatchedEngine(task, nn.Linear(12, 4), layout, "cpu", 2),
         start,
     )
 

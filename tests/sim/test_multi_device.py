@@ -14,7 +14,7 @@ from fedcomp import RunConfig
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
-from fedcomp.sim.batched import BatchedEngine, BatchedJobs
+from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.training import devices
 from fedcomp.training.engine import Job
@@ -28,7 +28,7 @@ def several(
 ) -> tuple[MultiDevice, torch.Tensor]:
     made, warnings = [parts(network, images()) for _ in range(count)], []
     engines = [
-        BatchedJobs(BatchedEngine(task, model, layout, "cpu", at_once, warn=warnings.append))
+        BatchedEngine(task, model, layout, "cpu", at_once, warn=warnings.append)
         for task, model, layout, _ in made
     ]
     return MultiDevice(engines, warnings, warn), made[0][3]
@@ -95,7 +95,7 @@ def test_warnings_from_threads_are_passed_on_in_the_callers_thread(monkeypatch):
     assert len(said) == 2 and all("too small to train" in sentence for sentence, _ in said)
     assert {thread for _, thread in said} == {threading.get_ident()}
     # The first engine has 4 clients with batches of 4. The second has 3 of these, and one with batches of 3.
-    assert [each.engine.at_once for each in engine.engines] == [2, 1]
+    assert [each.at_once for each in engine.engines] == [2, 1]
     engine.close()
 
 

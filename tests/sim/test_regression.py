@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_models import train_together
 from torch import nn
 
 from fedcomp.kernels import regression
@@ -70,7 +71,7 @@ def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
 
 
 def assert_as_one_by_one(batched, serial, start, data, plans, sgd):
-    updates, losses = batched.train(start, data, plans, sgd)
+    updates, losses = train_together(batched, start, data, plans, sgd)
     for plan, update, loss in zip(plans, updates, losses, strict=True):
         expected = serial.train(start, data, plan, sgd)
         torch.testing.assert_close(update, expected.update, rtol=1e-4, atol=1e-6)
@@ -97,9 +98,11 @@ def test_updates_equal_those_of_the_serial_engine(make, shape, sgd, descents):
 
 def test_the_loops_train_all_clients_at_once_for_any_at_once(descents):
     data, plans = examples(), planned(SGD, 6)
-    whole = engines(linear, data)[0].train(engines(linear, data)[2], data, plans, SGD)
+    whole = train_together(engines(linear, data)[0], engines(linear, data)[2], data, plans, SGD)
     batched, _, start = engines(linear, data, at_once=2)
-    for found, expected in zip(batched.train(start, data, plans, SGD), whole, strict=True):
+    for found, expected in zip(
+        train_together(batched, start, data, plans, SGD), whole, strict=True
+    ):
         assert torch.equal(found, expected)
     assert descents == [1, 5, 1, 5]
 
@@ -107,22 +110,22 @@ def test_the_loops_train_all_clients_at_once_for_any_at_once(descents):
 def test_results_do_not_depend_on_other_clients_or_threads():
     data, plans = examples(), planned(SGD, 8)
     batched, _, start = engines(linear, data)
-    updates, threads = batched.train(start, data, plans, SGD)[0], torch.get_num_threads()
+    updates, threads = train_together(batched, start, data, plans, SGD)[0], torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert torch.equal(batched.train(start, data, plans, SGD)[0], updates)
+        assert torch.equal(train_together(batched, start, data, plans, SGD)[0], updates)
     finally:
         torch.set_num_threads(threads)
-    assert torch.equal(batched.train(start, data, plans[2:3], SGD)[0][0], updates[2])
+    assert torch.equal(train_together(batched, start, data, plans[2:3], SGD)[0][0], updates[2])
 
 
 def test_the_default_dtype_does_not_change_the_results():
     data, plans = examples(), planned(SGD, 4)
     batched, _, start = engines(linear, data)
-    expected = batched.train(start, data, plans, SGD)
+    expected = train_together(batched, start, data, plans, SGD)
     try:
         torch.set_default_dtype(torch.float64)
-        found = batched.train(start, data, plans, SGD)
+        found = train_together(batched, start, data, plans, SGD)
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -142,7 +145,7 @@ def test_a_gradient_correction_is_trained_by_torch(descents):
     batched, _, start = engines(linear, data)
     correction = torch.full((len(start),), 0.5)
     pulled, free = (
-        batched.train(start, data, plans, SGD, traces=[traces] * 4)[0]
+        train_together(batched, start, data, plans, SGD, traces=[traces] * 4)[0]
         for traces in (Traces(correction=correction), Traces())
     )
     torch.testing.assert_close(
@@ -159,7 +162,9 @@ def test_targets_that_are_no_classes_are_trained_by_torch(descents):
         data, targets=data.targets.clamp(min=0).index_fill(0, torch.tensor([3]), CLASSES)
     )
     with pytest.raises(RuntimeError, match="out of bounds"):
-        engines(linear, data)[0].train(engines(linear, data)[2], data, planned(SGD, 4), SGD)
+        train_together(
+            engines(linear, data)[0], engines(linear, data)[2], data, planned(SGD, 4), SGD
+        )
     assert not descents
 
 
@@ -176,8 +181,12 @@ def test_targets_may_change_between_rounds(descents):
 def test_losses_of_large_scores_are_not_rounded_away():
     data, plans = examples(), [[np.arange(7)]]
     batched, _, start = engines(linear, data)
-    _, losses = batched.train(
-        torch.cat([torch.zeros(WIDTH * CLASSES), torch.full((CLASSES,), 1e9)]), data, plans, SGD
+    _, losses = train_together(
+        batched,
+        torch.cat([torch.zeros(WIDTH * CLASSES), torch.full((CLASSES,), 1e9)]),
+        data,
+        plans,
+        SGD,
     )
     assert losses.item() == pytest.approx(np.log(CLASSES), rel=1e-6)
 
@@ -195,7 +204,7 @@ def test_unsupported_data_is_trained_by_torch(change, descents):
     data, plans = change(examples()), planned(SGD, 4)
     batched, _, start = engines(linear, data)
     with suppress(RuntimeError):  # torch may accept or refuse it
-        batched.train(start, data, plans, SGD)
+        train_together(batched, start, data, plans, SGD)
     assert not descents
 
 
@@ -233,7 +242,7 @@ def test_data_of_another_width_raises_an_error_as_in_torch(descents):
     data = examples((20,))
     batched, _, start = engines(linear, data)
     with pytest.raises(RuntimeError, match="size|shape"):
-        batched.train(start, data, planned(SGD, 4), SGD)
+        train_together(batched, start, data, planned(SGD, 4), SGD)
     assert not descents
 
 
@@ -243,7 +252,7 @@ def test_a_position_out_of_range_raises_an_error_as_in_torch():
     for outside in (90, -1):
         plans[1][0][2] = outside
         with pytest.raises(IndexError):
-            batched.train(start, data, plans, SGD)
+            train_together(batched, start, data, plans, SGD)
 
 
 def hidden() -> nn.Module:
@@ -286,17 +295,18 @@ def test_data_and_weights_of_other_dtypes_do_not_use_the_loops(descents):
     strided = replace(data, inputs=data.inputs.T.contiguous().T)
     assert_as_one_by_one(*engines(linear, strided), strided, planned(SGD, 4), SGD)
     coarse = replace(data, inputs=data.inputs.bfloat16())
-    engines(bfloat16, coarse)[0].train(engines(bfloat16, coarse)[2], coarse, planned(SGD, 4), SGD)
+    engine, _, start = engines(bfloat16, coarse)
+    train_together(engine, start, coarse, planned(SGD, 4), SGD)
     assert not descents
 
 
 def test_a_client_that_diverges_does_not_affect_the_others(descents):
     data, plans = examples(), planned(SGD, 6)
     batched, _, start = engines(linear, data)
-    good = batched.train(start, data, plans, SGD)[0]
+    good = train_together(batched, start, data, plans, SGD)[0]
     data.inputs[11 * 2 + 20 - 1 : 11 * 2 + 20] = float("inf")  # an example of clients 2 and 3
     touched = [who for who, plan in enumerate(plans) if any((batch == 41).any() for batch in plan)]
-    updates = batched.train(start, data, plans, SGD)[0]
+    updates = train_together(batched, start, data, plans, SGD)[0]
     assert touched and all(not updates[who].isfinite().all() for who in touched)
     assert all(torch.equal(updates[who], good[who]) for who in set(range(6)) - set(touched))
     assert sum(descents) == 12

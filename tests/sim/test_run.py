@@ -277,14 +277,14 @@ def test_only_the_client_whose_training_raises_is_rejected(tmp_path, task):
 
 
 def test_if_a_stack_fails_its_clients_are_trained_one_by_one(tmp_path, monkeypatch):
-    train, watched = BatchedEngine.train, Records()
+    train, watched = BatchedEngine.train_together, Records()
 
-    def fails_with_example_7(self, start, data, plans, sgd, **options):
-        if any(7 in batch for plan in plans for batch in plan):
+    def fails_with_example_7(self, start, data, jobs, *given):
+        if any(7 in batch for job in jobs for batch in job.batches):
             raise RuntimeError("example 7 is unreadable")
-        return train(self, start, data, plans, sgd, **options)
+        return train(self, start, data, jobs, *given)
 
-    monkeypatch.setattr(BatchedEngine, "train", fails_with_example_7)
+    monkeypatch.setattr(BatchedEngine, "train_together", fails_with_example_7)
     simulate(replace(TINY, participation=1.0, local_epochs=1, out=out(tmp_path, "run")), watched)
     assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
     assert "example 7" in watched.records[0].rejections[0].reason

@@ -49,22 +49,22 @@ def test_each_partition_is_trained_once_per_round(tmp_path, monkeypatch, attack,
 def test_the_batched_engine_trains_partitions_together_or_one_by_one_after_an_error(
     tmp_path, monkeypatch
 ):
-    sizes, train = [], BatchedEngine.train
+    sizes, train = [], BatchedEngine.train_together
 
-    def counted(self, start, data, plans, *given, **told):
-        sizes.append(len(plans))
-        return train(self, start, data, plans, *given, **told)
+    def counted(self, start, data, jobs, *given):
+        sizes.append(len(jobs))
+        return train(self, start, data, jobs, *given)
 
-    monkeypatch.setattr(BatchedEngine, "train", counted)
+    monkeypatch.setattr(BatchedEngine, "train_together", counted)
     simulate(replace(CODED, out=out(tmp_path, "run")))
     assert sizes[-2:] == [9, 9]
 
-    def fails_together(self, start, data, plans, *given, **told):
-        if len(plans) > 1:
+    def fails_together(self, start, data, jobs, *given):
+        if len(jobs) > 1:
             raise RuntimeError("out of memory")
-        return train(self, start, data, plans, *given, **told)
+        return train(self, start, data, jobs, *given)
 
-    monkeypatch.setattr(BatchedEngine, "train", fails_together)
+    monkeypatch.setattr(BatchedEngine, "train_together", fails_together)
     summary = simulate(replace(CODED, out=out(tmp_path, "alone")))
     assert summary.client_updates == 2 * 9 and model_bytes(out(tmp_path, "alone")) == model_bytes(
         out(tmp_path, "run")

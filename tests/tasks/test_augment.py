@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from small_models import train_together
 from torch import nn
 
 from fedcomp.layout import Layout
@@ -115,11 +116,10 @@ def test_the_batched_engine_augments_as_the_serial_engine_does(at_once, one_thre
         np.arange(17) + 23,
     ]  # the second has fewer examples than a batch
     plans = [plan_batches(SGD, shard, 0, 7, who) for who, shard in enumerate(shards)]
-    changes = [plan_augmentation(TASK, SGD, plan, 0, 7, who) for who, plan in enumerate(plans)]
     task, made, layout = parts(TASK)
     start, serial = layout.gather(made), SerialEngine(*parts(TASK), "cpu")
-    updates, losses = BatchedEngine(task, made, layout, "cpu", at_once).train(
-        start, data(), plans, SGD, augmentations=changes
+    updates, losses = train_together(
+        BatchedEngine(task, made, layout, "cpu", at_once), start, data(), plans, SGD, round=7
     )
     for who, plan in enumerate(plans):
         alone = serial.train(start, data(), plan, SGD, seed=0, round=7, client=who)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from small_models import train_together
 
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
@@ -58,8 +59,8 @@ def test_the_batched_engine_trains_as_the_serial_engine_does(one_thread):
         layout.gather(model),
         [plan_batches(sgd, np.arange(10) + 10 * who, 0, 1, who) for who in range(4)],
     )
-    updates, losses = BatchedEngine(SMALL, initial_model(SMALL, 0), layout, "cpu", 3).train(
-        start, data, plans, sgd
+    updates, losses = train_together(
+        BatchedEngine(SMALL, initial_model(SMALL, 0), layout, "cpu", 3), start, data, plans, sgd
     )
     engine = SerialEngine(SMALL, model, layout, "cpu")
     for who, plan in enumerate(plans):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation
+from small_models import train_together
 from torch import nn
 from torch.nn import functional as F
 
@@ -112,8 +113,8 @@ def test_the_batched_engine_has_the_same_traces_as_the_serial_engine(make, at_on
         for plan, traces in zip(plans, each, strict=True)
     ]
     task, model, layout, start = parts(make)
-    together, _ = BatchedEngine(task, model, layout, "cpu", at_once).train(
-        start, data, plans, sgd, traces=own
+    together, _ = train_together(
+        BatchedEngine(task, model, layout, "cpu", at_once), start, data, plans, sgd, traces=own
     )
     stack = Traces.stack(own)
     tolerance = 0.05 if make is Coarse else 1e-4

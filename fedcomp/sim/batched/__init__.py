@@ -7,6 +7,6 @@ torch.func.vmap computes the gradients of all other models. Models that vmap doe
 Except for rounding, a client's update equals the update that training.engine.SerialEngine computes, and does not depend on other clients.
 """
 
-from .engine import BatchedEngine, BatchedJobs, NotBatchable
+from .engine import BatchedEngine, NotBatchable
 
-__all__ = ["BatchedEngine", "BatchedJobs", "NotBatchable"]
+__all__ = ["BatchedEngine", "NotBatchable"]

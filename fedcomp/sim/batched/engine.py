@@ -44,7 +44,7 @@ def _shortened(message: str) -> str:
     return message.strip().split("\n")[0].split(". ")[0].removesuffix(".")[:120]
 
 
-class BatchedEngine:
+class BatchedEngine(Engine):
     """Engine that runs local SGD for at most `at_once` clients together, or for any number of clients if `at_once` is 0.
 
     Clients are trained together if their batches have the same sizes. The engine takes ownership of `model` and moves it to `device`. The
@@ -80,51 +80,63 @@ class BatchedEngine:
         free_parameters(self.model)
 
     def train(
-        self,
-        start: Tensor,
-        data: Data,
-        plans: Sequence[Sequence[np.ndarray]],
-        sgd: LocalSGD,
-        *,
-        traces: Sequence[Traces] = (),
-        augmentations: Sequence[np.ndarray] = (),
-    ) -> tuple[Tensor, Tensor]:
-        """Run local SGD for each client from the weights `start`, on the client's batches of `data`.
+        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+    ) -> tuple[Tensor, list[JobResult | Exception]]:
+        """Train the clients of `jobs` together. If an error occurs, train each client alone, so that only clients with an error fail.
 
-        All tensors are on the engine's device. `plans` has the positions of each client's batches in `data`. `traces` has the momentum and
-        other vectors of each client (see `Traces`), or is empty. `augmentations` has the result of plan_augmentation for each client, or is
-        empty.
+        Raises NotBatchable for a model that cannot be batched, and ConfigError if the device's memory is too small for one client.
+        """
+        assert isinstance(data, Data)  # runs whose data is not in memory use another engine
+        if not jobs:
+            return start.new_empty(0, len(start)), []
+        try:
+            updates, losses = self.train_together(start, data, jobs, sgd, seed)
+            return updates, [JobResult(loss) for loss in losses.tolist()]
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            if len(jobs) == 1:
+                return start.new_empty(0, len(start)), [client_error(error)]
+        single = [self.train(start, data, [job], sgd, seed=seed) for job in jobs]
+        return torch.cat([updates for updates, _ in single]), [
+            result for _, results in single for result in results
+        ]
+
+    def train_together(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Run local SGD for each job from the weights `start`. All tensors are on the engine's device.
 
         Return the updates, float32 [clients, parameters], and the training losses, float32 [clients]. A training loss is the batch loss
-        before each step, averaged over the client's steps. Raises NotBatchable for a model that cannot be batched, and ConfigError if the
-        device's memory is too small for one client.
+        before each step, averaged over the client's steps.
         """
         self.model.train()
-        m, n = len(plans), self.layout.numel
+        m, n = len(jobs), self.layout.numel
         updates = torch.empty(m, n, dtype=torch.float32, device=self.device)
         losses = torch.empty(m, dtype=torch.float32, device=self.device)
-        sizes = [tuple(len(batch) for batch in plan) for plan in plans]
+        sizes = [tuple(len(batch) for batch in job.batches) for job in jobs]
         order = sorted(range(m), key=sizes.__getitem__)
         done = 0
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
             waiting = list(group)
-            unlimited = not self.at_once or self._regresses(data, size, sgd, any(traces))
+            has_traces = any(job.traces for job in jobs)
+            unlimited = not self.at_once or self._regresses(data, size, sgd, has_traces)
             while waiting:
                 at_once = len(waiting) if unlimited else self.at_once
-                chunk = waiting[: math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))]
+                size_of_chunk = math.ceil(len(waiting) / math.ceil(len(waiting) / at_once))
+                chunk = [jobs[i] for i in waiting[:size_of_chunk]]
                 rows = slice(done, done + len(chunk))
-                own_traces = [traces[client] for client in chunk] if traces else []
-                chunk_traces = Traces.stack(own_traces)
-                batches = self._batches(plans, augmentations, chunk, size)
+                traces = Traces.stack([job.traces for job in chunk])
+                batches = self._batches(chunk, sgd, seed, size)
                 chunk_losses = self._train_within_memory(
-                    start, updates[rows], data, batches, sgd, chunk_traces
+                    start, updates[rows], data, batches, sgd, traces
                 )
                 if chunk_losses is None:  # memory ran out, so self.at_once was halved
                     unlimited = False
                     continue
                 losses[rows] = chunk_losses
-                for row, own in enumerate(own_traces):
-                    own.copy_from(chunk_traces.map(itemgetter(row)))
+                for row, job in enumerate(chunk):
+                    job.traces.copy_from(traces.map(itemgetter(row)))
                 waiting, done = waiting[len(chunk) :], rows.stop
         if order == sorted(order):
             return updates, losses
@@ -132,20 +144,22 @@ class BatchedEngine:
         return updates[index], losses[index]
 
     def _batches(
-        self,
-        plans: Sequence[Sequence[np.ndarray]],
-        augmentations: Sequence[np.ndarray],
-        clients: Sequence[int],
-        sizes: Sequence[int],
+        self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, sizes: Sequence[int]
     ) -> list[Batch]:
-        def split(rows: list[np.ndarray]) -> Sequence[Tensor]:
+        """Return the batches of clients whose batches have the given sizes."""
+
+        def split(rows: Sequence[np.ndarray]) -> Sequence[Tensor]:
             return torch.from_numpy(np.stack(rows)).to(self.device).split(sizes, dim=1)
 
-        positions = split([np.concatenate(plans[client]) for client in clients])
+        positions = split([np.concatenate(job.batches) for job in jobs])
+        drawn = [
+            plan_augmentation(self.task, sgd, job.batches, seed, job.round, job.client)
+            for job in jobs
+        ]
+        augmentations = [draws for draws in drawn if draws is not None]
         if not augmentations:
             return [(step, None) for step in positions]
-        drawn = split([augmentations[client] for client in clients])
-        return list(zip(positions, drawn, strict=True))
+        return list(zip(positions, split(augmentations), strict=True))
 
     def _train_within_memory(
         self,
@@ -251,48 +265,6 @@ class BatchedEngine:
             if name in self.low_precision:
                 view.copy_(view.to(self.low_precision[name]))
         return rounded
-
-
-class BatchedJobs(Engine):
-    """Engine that trains clients together. If an error occurs, each client is trained alone, so that only clients with an error fail."""
-
-    def __init__(self, engine: BatchedEngine):
-        self.engine, self.device = engine, engine.device
-
-    def train(
-        self, start: Tensor, data: Examples, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> tuple[Tensor, list[JobResult | Exception]]:
-        assert isinstance(data, Data)  # runs whose data is not in memory use another engine
-        if not jobs:
-            return start.new_empty(0, len(start)), []
-        try:
-            return self._train(start, data, jobs, sgd, seed)
-        except ConfigError:
-            raise
-        except (Exception, SystemExit) as error:
-            if len(jobs) == 1:
-                return start.new_empty(0, len(start)), [client_error(error)]
-        single = [self.train(start, data, [job], sgd, seed=seed) for job in jobs]
-        return torch.cat([updates for updates, _ in single]), [
-            result for _, results in single for result in results
-        ]
-
-    def _train(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
-    ) -> tuple[Tensor, list[JobResult | Exception]]:
-        drawn = [
-            plan_augmentation(self.engine.task, sgd, job.batches, seed, job.round, job.client)
-            for job in jobs
-        ]
-        updates, losses = self.engine.train(
-            start,
-            data,
-            [job.batches for job in jobs],
-            sgd,
-            traces=[job.traces for job in jobs],
-            augmentations=[draws for draws in drawn if draws is not None],
-        )
-        return updates, [JobResult(loss) for loss in losses.tolist()]
 
 
 def _gather(examples: Tensor, positions: Tensor) -> Tensor:
