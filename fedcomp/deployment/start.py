@@ -189,7 +189,7 @@ class Deployment:
                 self._write_config()
             others = {"warnings/": self.warnings}
             recovery = Recovery(self.folder, self.loop, self.data, self.config.rounds, others)
-            exit_stack.callback(recovery.close)
+            exit_stack.callback(recovery.checkpoint.close)
             done = recovery.restore()
             if self.folder.resumed:
                 self._write_config()
@@ -222,7 +222,6 @@ class Deployment:
                 connected_clients.mark_responsive(accepted.client)
             record = self._record(result, started + connected_clients.waited_s - waited_s)
             length, save_started = self.folder.append(record), time.perf_counter()
-            recovery.mark_changed(result)
             recovery.save(result.round, length)
             save_s = time.perf_counter() - save_started
             self.callback.on_round_end(record)

@@ -95,6 +95,8 @@ class RoundLoop:
         self.examples: dict[int, int] = {}
         # By client: the encoded entries of its last accepted update that the server did not use, until the client has received them.
         self.dropped: dict[int, bytes] = {}
+        # Clients that took part in rounds since the last checkpoint.
+        self.changed_clients: set[int] = set()
 
     @property
     def model(self) -> Tensor:
@@ -211,6 +213,7 @@ class RoundLoop:
                 [(a.client, a.update, a.fresh) for a in last], self._squared_step(broadcast)
             )
         self.dropped |= {a.client: frame for a in last if (frame := strategy.returned_frame(a))}
+        self.changed_clients |= set(cohort)
         left_out = {c: Rejection(c, "aggregate", reason) for c, reason in refused.items()}
         result = RoundResult(
             round,

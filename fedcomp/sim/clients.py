@@ -13,8 +13,9 @@ from ..clients.session import ClientHook, ClientSession
 from ..clients.state import ClientState
 from ..clients.trainer import Trainer
 from ..memories import Memory
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
 from ..messages import Assignment
+from ..server.broadcasts import Broadcasts
 from ..server.checkpoint import Checkpoint
 from ..strategies.base import ClientAlgorithm
 from .placement import IN_MEMORY, Placement
@@ -86,10 +87,8 @@ class ClientStore:
         self.changed.clear()
         return vectors, {**values}
 
-    def clear(self) -> None:
-        """Remove all states from memory, so that the next use of a state reads this state from the checkpoint."""
-        self.states.clear()
-        self.changed.clear()
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
+        """Do nothing, since the state of a client is read from the checkpoint on first use."""
 
     def _read(self, client: int) -> ClientState | None:
         if self.checkpoint is None:
@@ -205,15 +204,7 @@ class VirtualClients(ClientSession):
             evaluator=evaluator,
         )
 
-    # Checkpoints.
-
-    def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.store.checkpoint = checkpoint
-
-    def take_changes(self) -> Changes:
-        return self.store.take_changes()
-
-    def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the model from the checkpoint. The states of the clients are read from the checkpoint on first use."""
-        self.replica.restore(weights, version, past_versions)
-        self.store.clear()
+    def restore(self, broadcasts: Broadcasts) -> None:
+        """Restore the model of a resumed run. The states of the clients are read from the checkpoint on first use."""
+        past_versions = [broadcast.base for broadcast in broadcasts.cache]
+        self.replica.restore(broadcasts.weights, broadcasts.version, past_versions)

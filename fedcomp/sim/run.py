@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..callbacks import Callback, Header, RoundRecord, Summary, hears
+from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
@@ -18,7 +18,6 @@ from ..codecs import codec
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
-from ..messages import in_process
 from ..profiling import timed, timed_each
 from ..server.asynchronous_loop import make_loop
 from ..server.broadcasts import Broadcasts
@@ -251,8 +250,7 @@ class Simulation(PreparedRun):
         """Run or continue the simulation and return its summary."""
         with ExitStack() as ends:
             self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
-            if hears(self.callback, "on_progress"):
-                self.loop.on_answer = self.callback.on_progress
+            self.loop.on_answer = self.callback.on_progress
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._start_actors(self.engine)
@@ -260,13 +258,16 @@ class Simulation(PreparedRun):
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            others: dict[str, Any] = {"warnings/": self.warnings}
+            others: dict[str, Any] = {"": self.clients.store, "warnings/": self.warnings}
             if self.timing:
                 others["network/"] = self.timing
             data, rounds = self.trainer.data, self.config.rounds
-            recovery = Recovery(self.folder, self.loop, data, rounds, others, self.clients)
-            ends.callback(recovery.close)
+            recovery = Recovery(self.folder, self.loop, data, rounds, others)
+            self.clients.store.checkpoint = recovery.checkpoint
+            ends.callback(recovery.checkpoint.close)
             done = recovery.restore()
+            if done:
+                self.clients.restore(self.broadcasts)
             if self.folder.resumed:
                 self._write_config()
             self.callback.on_run_start(self._header(done + 1))
@@ -276,8 +277,6 @@ class Simulation(PreparedRun):
             )
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
-            if self.config.attack is None:
-                ends.enter_context(in_process())
             self._rounds(recovery, done, ends.enter_context(Interruption()))
             return self._finish()
 
@@ -289,7 +288,6 @@ class Simulation(PreparedRun):
                 self.timing.on_round_end(outcome)
             record = self._record(outcome, began)
             length = self.folder.append(record)
-            recovery.mark_changed(outcome)
             last = outcome.round == self.config.rounds
             due = last or interruption.requested or times.due(outcome.round)
             took_s = self._save(recovery, outcome.round, length) if due else 0.0
