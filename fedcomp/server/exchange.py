@@ -12,6 +12,7 @@ from ..messages import (
     FAILED,
     MAX_EXAMPLES,
     NEED_DENSE,
+    UPDATE,
     Assignment,
     Report,
     ReportedMetrics,
@@ -201,7 +202,7 @@ class Exchange:
             check_addressee(report, assignment)
             self.on_report(report)
             self.traffic.uplink[client] += len(report.frame)
-            if report.kind not in (FAILED, NEED_DENSE):
+            if report.kind == UPDATE:
                 self._check_update(report, assignment)
                 return report
         except ProtocolError as error:
@@ -256,12 +257,16 @@ class Exchange:
 
 
 def check_addressee(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if a report and its assignment differ in client, round or phase."""
+    """Raise ProtocolError if a report and its assignment differ in client, round or phase, or if the kind of the report is unknown."""
     a, r = assignment, report
     if (r.client, r.round, r.phase) != (a.client, a.round, a.phase):
         raise ProtocolError(
             f"the report names client {r.client}, round {r.round}, phase '{r.phase}'; "
             f"expected client {a.client}, round {a.round}, phase '{a.phase}'"
+        )
+    if r.kind not in (UPDATE, NEED_DENSE, FAILED):
+        raise ProtocolError(
+            f"the report is of the unknown kind '{r.kind}'; use the same version of fedcomp on both sides"
         )
 
 
