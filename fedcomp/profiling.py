@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 # Tracks (rows) of a trace. The track BASELINES shows the plain PyTorch loops of `fedcomp bench sim`.
 SERVER, CLIENTS, BASELINES = "server", "clients", "plain loops"
@@ -22,8 +22,6 @@ TRACKS |= dict.fromkeys(("clients", "memories", "local SGD", "compression"), CLI
 
 _OFF = nullcontext()
 _recorder: "Recorder | None" = None
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,6 @@ class Recorder:
 def timed(name: str, **details: Any) -> AbstractContextManager[None]:
     """Record a `with` block as a span of the profile. A trace viewer shows `details` with the span."""
     return _OFF if _recorder is None else _recorder.span(name, details)
-
-
-def timed_each(name: str, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items of an iterable, and record the computation of each item as a span."""
-    source = iter(items)
-    while True:
-        with timed(name):
-            try:
-                item = next(source)
-            except StopIteration:
-                return
-        yield item
-        del item  # release a large item early
 
 
 @contextmanager

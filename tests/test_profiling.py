@@ -13,7 +13,6 @@ from fedcomp.profiling import (
     Recorder,
     recording,
     timed,
-    timed_each,
     trace,
 )
 
@@ -78,16 +77,6 @@ def test_blocks_of_other_threads_are_not_recorded():
         thread.start()
         thread.join()
     assert [e.name for e in recorder.events] == ["round"]
-
-
-def test_timed_each_measures_making_the_items_not_using_them():
-    with recording(Recorder()) as recorder:
-        assert [(item, len(recorder.events)) for item in timed_each("round", iter("ab"))] == [
-            ("a", 1),
-            ("b", 2),
-        ]
-    assert {e.depth for e in recorder.events} == {0}
-    assert list(timed_each("round", [1, 2])) == [1, 2]
 
 
 def test_recording_waits_for_the_device_at_both_ends_of_a_block():

@@ -31,15 +31,14 @@ from ..server.initial_weights import start_from
 from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
-    NOTHING_ACCEPTED,
     WarningLog,
     bandwidths_of,
-    check_loss,
     client_config,
+    finish_run,
     make_strategy,
     refuse_unused_options,
     round_record,
-    summarize_run,
+    run_header,
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
@@ -206,7 +205,10 @@ class Deployment:
             options = self.transport.invitation.options
             self.strategy.set_identity(self.name, self.transport.public_key, options)
             self._rounds(recovery, done)
-            summary = self._finish()
+            weights, device = self.loop.model, devices.describe(self.device)
+            summary = finish_run(
+                self.config, self.folder, self.evaluator, weights, device, self.callback
+            )
             self.transport.send_farewell(self.config.rounds)
             return summary
 
@@ -306,28 +308,16 @@ class Deployment:
         return RelayTerms(*run, self.config.clients, *limits, *adding, grace_s)
 
     def _header(self, first: int) -> Header:
-        c = self.config
         security = "TLS, enrolled keys" if self.endpoint.keys else "insecure: no TLS, no keys"
-        return Header(
-            task=self.task.name,
-            clients=c.clients,
-            cohort=self._cohort,
-            parameters=self.layout.numel,
-            strategy=c.strategy,
-            uplink=str(self.strategy.uplink),
-            downlink=str(self.strategy.downlink),
-            memory=c.memory,
-            partition=c.partition,
+        where = f"{self.endpoint.address}:{self.transport.port}"
+        return run_header(
+            self.config,
+            self.strategy,
+            self.task,
+            self.folder,
+            first,
             device=devices.describe(self.device),
-            engine=f"clients on {self.endpoint.address}:{self.transport.port}, {security}",
-            first_round=first,
-            rounds=c.rounds,
-            relays=c.relays,
-            out=str(self.folder.path),
-            notice=self.strategy.notice,
-            judged="loss" if self.task.accuracy is None else "accuracy",
-            measures=tuple(self.task.metrics),
-            evaluate=c.evaluate,
+            engine=f"clients on {where}, {security}",
         )
 
     # Clients.
@@ -361,11 +351,7 @@ class Deployment:
     # A round.
 
     def _record(self, result: RoundResult, started: float) -> RoundRecord:
-        evaluation = self.evaluator.evaluate(result.round, self.loop.model)
-        check_loss(self.warnings, result.round, evaluation.loss, self.test)
-        record = round_record(
-            result, self.layout, *evaluation, time.perf_counter() - started, self.warnings
-        )
+        record = round_record(result, self.evaluator, self.loop.model, started, self.warnings)
         if self.config.relays and (lost := inexact([a.update for a in result.accepted])):
             sentence = inexact_warning(result.round, lost, record.uplink_nonzeros)
             self.warnings(sentence, kind="inexact sums of relays")
@@ -386,15 +372,6 @@ class Deployment:
             wire_bytes_in=wire and wire.bytes_in,
             wire_bytes_out=wire and wire.bytes_out,
         )
-
-    def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.export(self.loop.model))
-        summary = summarize_run(self.folder.records(), self.config, devices.describe(self.device))
-        self.folder.write_summary(summary)
-        if not summary.client_updates:
-            self.callback.on_warning(NOTHING_ACCEPTED)
-        self.callback.on_run_end(summary, str(self.folder.path))
-        return summary
 
 
 def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:

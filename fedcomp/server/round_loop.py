@@ -108,7 +108,9 @@ class RoundLoop:
         broadcast.
         """
         for round in rounds:
-            yield self.run_round(round)
+            with timed("round"):
+                results = [self.run_round(round)]
+            yield results.pop()  # keeps no reference, so that the caller can free the result
 
     def run_round(self, round: int) -> RoundResult:
         strategy = self.strategy

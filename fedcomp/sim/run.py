@@ -18,7 +18,7 @@ from ..codecs import codec
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
-from ..profiling import timed, timed_each
+from ..profiling import timed
 from ..server.asynchronous_loop import make_loop
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
@@ -27,15 +27,14 @@ from ..server.logs import STDOUT
 from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
-    NOTHING_ACCEPTED,
     WarningLog,
     bandwidths_of,
-    check_loss,
     client_config,
+    finish_run,
     make_strategy,
     refuse_unused_options,
     round_record,
-    summarize_run,
+    run_header,
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
@@ -278,12 +277,15 @@ class Simulation(PreparedRun):
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
             self._rounds(recovery, done, ends.enter_context(Interruption()))
-            return self._finish()
+            weights, device = self.loop.model, self.machine.device
+            return finish_run(
+                self.config, self.folder, self.evaluator, weights, device, self.callback
+            )
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
         began, times = time.perf_counter(), SaveTimes(self.config.checkpoint_every)
         rounds = range(done + 1, self.config.rounds + 1)
-        for outcome in timed_each("round", self.loop.rounds(rounds)):
+        for outcome in self.loop.rounds(rounds):
             if self.timing:
                 self.timing.on_round_end(outcome)
             record = self._record(outcome, began)
@@ -351,42 +353,25 @@ class Simulation(PreparedRun):
         return self._engine(model, weights, data, shard)
 
     def _header(self, first: int) -> Header:
-        c = self.config
-        return Header(
-            task=self.task.name,
-            clients=c.clients,
-            cohort=cohort_size(c.participation, c.clients),
-            parameters=self.layout.numel,
-            strategy=c.strategy,
-            uplink=str(self.strategy.uplink),
-            downlink=str(self.strategy.downlink),
-            memory=c.memory,
-            partition=c.partition,
+        return run_header(
+            self.config,
+            self.strategy,
+            self.task,
+            self.folder,
+            first,
             device=self.machine.device,
             engine=str(self.machine),
             engine_reason=self.engine_reason,
-            first_round=first,
-            rounds=c.rounds,
-            out=str(self.folder.path),
-            relays=c.relays,
             attack=str(self.byzantine),
             byzantine=self.byzantine.size,
-            notice=self.strategy.notice,
-            network=c.network or "",
+            network=self.config.network or "",
             residuals=str(self.placement),
-            judged="loss" if self.task.accuracy is None else "accuracy",
-            measures=tuple(self.task.metrics),
-            evaluate=c.evaluate,
         )
 
     # A round.
 
     def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
-        measured = self.evaluator.evaluate(outcome.round, self.loop.model)
-        check_loss(self.warnings, outcome.round, measured.loss, self.test)
-        record = round_record(
-            outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
-        )
+        record = round_record(outcome, self.evaluator, self.loop.model, began, self.warnings)
         if self.relays is not None:
             record = self._with_relays(self.relays, outcome, record)
         if self.timing is not None:
@@ -406,17 +391,6 @@ class Simulation(PreparedRun):
         return dataclasses.replace(
             record, uplink_bytes=client_bytes, relayed_bytes=record.uplink_bytes, skipped=empty
         )
-
-    # The end.
-
-    def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.export(self.loop.model))
-        summary = summarize_run(self.folder.records(), self.config, self.machine.device)
-        self.folder.write_summary(summary)
-        if not summary.client_updates:
-            self.callback.on_warning(NOTHING_ACCEPTED)
-        self.callback.on_run_end(summary, str(self.folder.path))
-        return summary
 
 
 def _refuse_deployment_options(config: RunConfig) -> None:
