@@ -24,7 +24,6 @@ from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, 
 
 RUN_FILE = "config.toml"  # the file in a run folder that stores the options
 ALTERNATIVES_FILE = "alternatives.toml"  # the file in a comparison folder that stores the options
-MAX_TOML_BYTES = 1 << 20
 # Options that a resumed run does not inherit from the stored run.
 NOT_INHERITED = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
 AUTO = "auto"
@@ -479,13 +478,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
     Raises ConfigError if the file is absent or malformed, or contains an unknown key.
     """
     try:
-        if (file := Path(path)).exists() and not file.is_file():
-            raise ConfigError(f"--config {path} is not a file; give a TOML file that can be read")
-        if file.stat().st_size > MAX_TOML_BYTES:
-            raise ConfigError(
-                f"--config {path} is larger than {MAX_TOML_BYTES} bytes; give a TOML file with options"
-            )
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         values.pop("resolved", None)  # choices that fedcomp made for the run, such as the device
         return from_values(values, str(path), listable)
     except OSError as error:
@@ -508,13 +501,10 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         raise RunFolderError(
             f"--out {folder} contains no run to continue; leave --resume out to start a run"
         ) from error
-    except OSError as error:
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
         raise RunFolderError(
-            f"{path} cannot be read ({error.strerror}); give a readable run folder"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read ({error}); start a new run with another --out"
+            f"{path} cannot be read ({why}); restore the file, or start a new run with another --out"
         ) from error
 
 
