@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 import shlex
-import time
 import tomllib
 import types
 from collections.abc import Callable, Collection
@@ -572,27 +571,6 @@ def expand_home(folder: str | Path, name: str) -> Path:
         raise ConfigError(
             f"{name} {folder}: ~ names a user that does not exist; give a path without ~"
         ) from error
-
-
-def default_folder(label: str) -> Path:
-    """Return the folder of a run without --out: runs/LABEL-YYYYMMDD-HHMMSS."""
-    return Path(f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-def create_unique_folder(path: Path) -> Path:
-    """Create and return a new folder `path`, or `path`-2, `path`-3, … if the folder exists.
-
-    Since mkdir is atomic, runs that start at the same moment get different folders. Raises OSError.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder, number = path, 1
-    while True:
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = path.with_name(f"{path.name}-{number}")
 
 
 KEYS = "keys"  # default of --keys
