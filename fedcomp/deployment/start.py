@@ -21,7 +21,7 @@ from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ..keys.registry import Registry
 from ..layout import Layout, model_fingerprint
-from ..memories import memory, with_memories
+from ..memories import with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import make_loop
 from ..server.availability import Quota
@@ -53,7 +53,7 @@ from ..training.local_sgd import LocalSGD
 from ..training.optimizers import check_optimizer
 from ..transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
 from ..transports.relays import check as check_relays
-from ..transports.relays import inexact, inexact_warning
+from ..transports.relays import warn_if_inexact
 from .client_traffic import ClientTraffic
 from .connected_clients import ConnectedClients
 from .handshake import pack_options
@@ -151,10 +151,7 @@ class Deployment:
         self.data = test if train is None else train  # None if all data is on the clients
         self.layout = self._check_task(test)
         self.config = config = with_memories(config, self.strategy.layout.numel)
-        if config.relays:
-            layout = self.strategy.layout
-            client_memory = memory(config.memory, self.strategy.uplink, layout.numel, layout)
-            check_relays(config, self.strategy, client_memory)
+        check_relays(config, self.strategy)
         model = initial_model(self.task, config.seed)
         check_optimizer(self.task, model, LocalSGD.from_config(config))
         weights, self.model_fingerprint = self.layout.gather(model), model_fingerprint(model)
@@ -352,9 +349,8 @@ class Deployment:
 
     def _record(self, result: RoundResult, started: float) -> RoundRecord:
         record = round_record(result, self.evaluator, self.loop.model, started, self.warnings)
-        if self.config.relays and (lost := inexact([a.update for a in result.accepted])):
-            sentence = inexact_warning(result.round, lost, record.uplink_nonzeros)
-            self.warnings(sentence, kind="inexact sums of relays")
+        if self.config.relays:
+            warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         wire = self.by_client.take_total()
         reported = {client.client: client.metrics for client in record.by_client}
         clients = [

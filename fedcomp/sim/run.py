@@ -52,7 +52,7 @@ from ..training.local_sgd import LocalSGD
 from ..training.optimizers import check_optimizer
 from ..transports.inprocess import InProcessTransport
 from ..transports.relays import check as check_relays
-from ..transports.relays import inexact, inexact_warning
+from ..transports.relays import warn_if_inexact
 from .attacks import ByzantineClients, attacks
 from .clients import VirtualClients
 from .engine_choice import PLACEMENT_KEY, EngineChoice, batching_error, engine_reason, make_engine
@@ -127,9 +127,7 @@ class PreparedRun:
         self.layout = check(self.task, config.batch_size, train, self.test or train, config.augment)
         self.sent_layout = self.strategy.layout  # layout of the vectors that clients send
         self.config = config = with_memories(config, self.sent_layout.numel)
-        client_memory = self._memory()
-        if config.relays:
-            check_relays(config, self.strategy, client_memory)
+        check_relays(config, self.strategy)
         self.train = train
         self.shards = partition(
             config.partition, train, config.clients, config.seed, self.task.name
@@ -153,7 +151,7 @@ class PreparedRun:
         cohort = cohort_size(config.participation, config.clients)
         # Maximum number of clients that take part in the run.
         n_participants = min(config.clients, config.rounds * cohort)
-        client_bytes = self._client_bytes(client_memory)
+        client_bytes = self._client_bytes(self.strategy.memory)
         self.placement = choose_placement(
             config.residuals, self.device, n_participants, client_bytes
         )
@@ -385,9 +383,7 @@ class Simulation(PreparedRun):
         decoded exactly.
         """
         client_bytes, empty = relays.take()
-        if missed := inexact([a.update for a in outcome.accepted]):
-            sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
-            self.warnings(sentence, kind="inexact sums of relays")
+        warn_if_inexact(outcome.round, [a.update for a in outcome.accepted], self.warnings)
         return dataclasses.replace(
             record, uplink_bytes=client_bytes, relayed_bytes=record.uplink_bytes, skipped=empty
         )
