@@ -65,10 +65,6 @@ class RunFolder(OutFolder):
 
     def _stored(self, config: RunConfig) -> dict[str, Any]:
         stored = read_run(self.path)
-        if not os.access(self.path, os.W_OK):
-            raise RunFolderError(
-                f"--out {self.path} cannot be written; make it writable to continue the run"
-            )
         name = first_difference(config, stored)
         if name:
             before, now = (values.get(name, "not given") for values in (stored, settings(config)))
