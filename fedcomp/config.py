@@ -461,10 +461,7 @@ def from_values(
         if any(isinstance(one, dict | list) for one in given):
             raise ConfigError(f"{source}: '{key}' has more than one value; give one")
         try:
-            read = [
-                None if one is None else spec.convert(str(one), hints[name], f"{source}: '{key}'")
-                for one in given
-            ]
+            read = [spec.convert(str(one), hints[name], f"{source}: '{key}'") for one in given]
         except SpecError as error:
             raise ConfigError(str(error)) from None
         result[name] = read if len(read) > 1 else read[0]

@@ -102,10 +102,6 @@ def _value(name: str, key: str, raw: str) -> Any:
     known = [a for a, p in arguments.items() if isinstance(p.default, int | float | None)]
     known = [a for a in known if a != DIFFERENTIABLE]
     known += ["beta1", "beta2"] if "betas" in arguments else []
-    if key == "betas" in arguments:
-        raise SpecError(
-            f"optimizer '{name}' takes betas as two options; give beta1=0.9,beta2=0.999"
-        )
     if key not in known:
         raise SpecError(f"optimizer '{name}' has no option '{key}'; {nearest(key, known)}")
     default = arguments[key].default if key in arguments else None

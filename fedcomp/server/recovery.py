@@ -69,14 +69,17 @@ class Recovery:
             self.save(0, 0)
             return 0
         try:
-            self._restore(json.loads(stored))
+            run = json.loads(stored)
+            self._check(run)
+            self._restore(run)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.checkpoint.folder} is damaged; start a new run with another --out"
             ) from error
         return self.saved_round
 
-    def _restore(self, run: dict[str, Any]) -> None:
+    def _check(self, run: dict[str, Any]) -> None:
+        """Raise RunFolderError if the run cannot be resumed with this model, this data and these options. `run` is the entry RUN."""
         where = f"the run in {self.folder.path}"
         for difference, value in self.identity.items():
             if run[difference] != value:
@@ -87,9 +90,37 @@ class Recovery:
             raise RunFolderError(
                 f"{where} has done {run['round']} rounds; give --rounds {run['round']} or more"
             )
-        self._restore_server(run)
+
+    def _restore(self, run: dict[str, Any]) -> None:
+        loop, checkpoint = self.loop, self.checkpoint
+        weights: Any = checkpoint.vector(WEIGHTS)
+        memory = {
+            name: (checkpoint.vector if is_vector else checkpoint.value)(DOWNLINK_MEMORY + name)
+            for name, is_vector in run["downlink_memory"].items()
+        }
+        cache = checkpoint.broadcasts(until=run["round"])
+        loop.broadcasts.restore(weights, memory, cache, run["version"], run["newest_bytes"])
+        for client, record in checkpoint.values(CLIENT).items():
+            version, ticket, dropped, examples = json.loads(record)
+            if version is not None:
+                loop.versions[int(client)] = version
+            if ticket is not None:
+                loop.tickets[int(client)] = ticket
+            if dropped:
+                loop.dropped[int(client)] = bytes.fromhex(dropped)
+            if examples is not None:
+                loop.examples[int(client)] = examples
+        for prefix, part in self._parts().items():
+            self._restore_part(prefix, part)
         self.folder.truncate_metrics(run["metrics_length"])
         self.saved_round = run["round"]
+
+    def _restore_part(self, prefix: str, part: Stateful) -> None:
+        checkpoint = self.checkpoint
+        part.restore(
+            lambda name: checkpoint.vector(prefix + name),
+            lambda name: checkpoint.value(prefix + name),
+        )
 
     def save(self, round: int, metrics_length: int) -> None:
         """Save the state after a round. `metrics_length` is the size of metrics.jsonl in bytes after this round."""
@@ -126,36 +157,6 @@ class Recovery:
         loop.changed_clients.clear()
         self.saved_round = round
 
-    def _restore_server(self, run: dict[str, Any]) -> None:
-        loop, checkpoint = self.loop, self.checkpoint
-        memory = {
-            name: (self._vector if is_vector else checkpoint.value)(DOWNLINK_MEMORY + name)
-            for name, is_vector in run["downlink_memory"].items()
-        }
-        cache = checkpoint.broadcasts(until=run["round"])
-        loop.broadcasts.restore(
-            self._vector(WEIGHTS), memory, cache, run["version"], run["newest_bytes"]
-        )
-        for client, record in checkpoint.values(CLIENT).items():
-            version, ticket, dropped, examples = json.loads(record)
-            if version is not None:
-                loop.versions[int(client)] = version
-            if ticket is not None:
-                loop.tickets[int(client)] = ticket
-            if dropped:
-                loop.dropped[int(client)] = bytes.fromhex(dropped)
-            if examples is not None:
-                loop.examples[int(client)] = examples
-        for prefix, part in self._parts().items():
-            self._restore_part(prefix, part)
-
-    def _restore_part(self, prefix: str, part: Stateful) -> None:
-        checkpoint = self.checkpoint
-        part.restore(
-            lambda name: checkpoint.vector(prefix + name),
-            lambda name: checkpoint.value(prefix + name),
-        )
-
     def _parts(self) -> dict[str, Stateful]:
         """Return the objects that have entries in the checkpoint, by the prefix of the entries' names."""
         loop, counterpart = self.loop, self.loop.strategy.counterpart
@@ -165,11 +166,3 @@ class Recovery:
         if counterpart is not None:
             parts["counterpart/"] = counterpart
         return {**parts, **self.others}
-
-    def _vector(self, name: str) -> Tensor:
-        vector = self.checkpoint.vector(name)
-        if vector is None:
-            raise CheckpointError(
-                f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out"
-            )
-        return vector
