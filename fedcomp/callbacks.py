@@ -92,12 +92,12 @@ class ClientRecord:
     downlink_bytes: int  # bytes of frames (encoded vectors) and strategy data sent to the client
     # TCP payload since the client's previous record, including TLS, handshakes and keepalive. None in a simulation, for clients behind a
     # relay, and on platforms that do not count TCP payload.
-    wire_bytes_in: int | None  # TCP payload received from the client, in bytes
-    wire_bytes_out: int | None  # TCP payload sent to the client, in bytes
+    wire_bytes_in: int | None = None  # TCP payload received from the client, in bytes
+    wire_bytes_out: int | None = None  # TCP payload sent to the client, in bytes
     # Seconds from sending the assignment to receiving the answer, summed over the phases of the round, or None without an answer.
-    latency_s: float | None
+    latency_s: float | None = None
     # Number of model versions that the client had missed at its first assignment of the round, or None if unknown.
-    versions_behind: int | None
+    versions_behind: int | None = None
     staleness: int = 0  # number of rounds by which the client's answer is late
     stage: str = ""  # stage at which the update was rejected, or "" if accepted
     reason: str = ""  # why the client's update was rejected
