@@ -123,8 +123,8 @@ class RoundLoop:
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
             self.broadcasts.release_downloads()  # now only `assignments` refers to the downloads
-            exchange.on_answer = partial(self.on_answer, round)
-            exchange.run(assignments, phase.completion or completion)
+            ends = phase.completion or completion
+            exchange.run(assignments, ends, partial(self.on_answer, round))
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
