@@ -49,24 +49,16 @@ class Rounds(Callback):
 
     def __init__(self, clock: Callable[[], float], rounds: int):
         self.last = 10 + rounds
-        self.clock, self.recorder, self.seen, self.ms, self.parts = (
-            clock,
-            Recorder(clock=clock),
-            0,
-            [],
-            defaultdict(list),
-        )
+        self.clock, self.recorder = clock, Recorder(clock=clock)
+        self.ms, self.parts = [], defaultdict(list)
 
     def on_run_start(self, header) -> None:
         self.began = self.clock()
 
     def on_round_end(self, record: RoundRecord) -> None:
-        now, events = self.clock(), self.recorder.events[self.seen :]
-        self.seen += len(events)
+        now = self.clock()
+        own = {name: 1e3 * seconds for name, seconds in self.recorder.take().items()}
         if 10 < record.round <= self.last:
-            own = defaultdict(float)
-            for event in events:
-                own[event.name] += 1e3 * event.self_s
             self.ms.append(1e3 * (now - self.began))
             for name, ms in (own | {"rest": self.ms[-1] - sum(own.values())}).items():
                 self.parts[name].append(ms)

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 import shlex
-import time
 import tomllib
 import types
 from collections.abc import Callable, Collection
@@ -24,7 +23,6 @@ from .errors import ConfigError, DataError, RunFolderError, SpecError, closest, 
 
 RUN_FILE = "config.toml"  # the file in a run folder that stores the options
 ALTERNATIVES_FILE = "alternatives.toml"  # the file in a comparison folder that stores the options
-MAX_TOML_BYTES = 1 << 20
 # Options that a resumed run does not inherit from the stored run.
 NOT_INHERITED = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
 AUTO = "auto"
@@ -463,10 +461,7 @@ def from_values(
         if any(isinstance(one, dict | list) for one in given):
             raise ConfigError(f"{source}: '{key}' has more than one value; give one")
         try:
-            read = [
-                None if one is None else spec.convert(str(one), hints[name], f"{source}: '{key}'")
-                for one in given
-            ]
+            read = [spec.convert(str(one), hints[name], f"{source}: '{key}'") for one in given]
         except SpecError as error:
             raise ConfigError(str(error)) from None
         result[name] = read if len(read) > 1 else read[0]
@@ -479,13 +474,7 @@ def read_toml(path: str | Path, listable: Collection[str] = ()) -> dict[str, Any
     Raises ConfigError if the file is absent or malformed, or contains an unknown key.
     """
     try:
-        if (file := Path(path)).exists() and not file.is_file():
-            raise ConfigError(f"--config {path} is not a file; give a TOML file that can be read")
-        if file.stat().st_size > MAX_TOML_BYTES:
-            raise ConfigError(
-                f"--config {path} is larger than {MAX_TOML_BYTES} bytes; give a TOML file with options"
-            )
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         values.pop("resolved", None)  # choices that fedcomp made for the run, such as the device
         return from_values(values, str(path), listable)
     except OSError as error:
@@ -508,13 +497,10 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         raise RunFolderError(
             f"--out {folder} contains no run to continue; leave --resume out to start a run"
         ) from error
-    except OSError as error:
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
         raise RunFolderError(
-            f"{path} cannot be read ({error.strerror}); give a readable run folder"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read ({error}); start a new run with another --out"
+            f"{path} cannot be read ({why}); restore the file, or start a new run with another --out"
         ) from error
 
 
@@ -582,27 +568,6 @@ def expand_home(folder: str | Path, name: str) -> Path:
         raise ConfigError(
             f"{name} {folder}: ~ names a user that does not exist; give a path without ~"
         ) from error
-
-
-def default_folder(label: str) -> Path:
-    """Return the folder of a run without --out: runs/LABEL-YYYYMMDD-HHMMSS."""
-    return Path(f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-def create_unique_folder(path: Path) -> Path:
-    """Create and return a new folder `path`, or `path`-2, `path`-3, … if the folder exists.
-
-    Since mkdir is atomic, runs that start at the same moment get different folders. Raises OSError.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder, number = path, 1
-    while True:
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = path.with_name(f"{path.name}-{number}")
 
 
 KEYS = "keys"  # default of --keys

@@ -7,12 +7,12 @@ import torch for `sgd` without options.
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from . import spec
-from .errors import SpecError, nearest
+from .errors import SpecError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -79,14 +79,8 @@ def read(text: str) -> LocalOptimizer:
         raise SpecError(
             f"{part.name} is not supported, because it {why}; give another optimizer, or a train_fn"
         )
-    if part.name not in _classes():
-        raise SpecError(f"unknown optimizer '{part.name}'; {nearest(part.name, _classes())}")
-    options: dict[str, Any] = {}
-    for name, raw in part.options:
-        key = name.replace("-", "_") or "lr"
-        if key in options:
-            raise SpecError(f"{key} is given twice; keep one")
-        options[key] = _value(part.name, key, raw)
+    given = vars(spec.build(part, _option_classes(), "optimizer"))
+    options = {name: value for name, value in given.items() if value is not None}
     if len({"beta1", "beta2"} & options.keys()) == 1:
         beta1, beta2 = _arguments(part.name)["betas"].default
         options = {"beta1": beta1, "beta2": beta2} | options
@@ -96,23 +90,26 @@ def read(text: str) -> LocalOptimizer:
     return LocalOptimizer(part.name, lr, tuple(sorted(options.items())))
 
 
-def _value(name: str, key: str, raw: str) -> Any:
-    """Convert the value of an optimizer's option to the type of the option's default in torch."""
-    arguments = _arguments(name)
-    known = [a for a, p in arguments.items() if isinstance(p.default, int | float | None)]
-    known = [a for a in known if a != DIFFERENTIABLE]
-    known += ["beta1", "beta2"] if "betas" in arguments else []
-    if key == "betas" in arguments:
-        raise SpecError(
-            f"optimizer '{name}' takes betas as two options; give beta1=0.9,beta2=0.999"
-        )
-    if key not in known:
-        raise SpecError(f"optimizer '{name}' has no option '{key}'; {nearest(key, known)}")
-    default = arguments[key].default if key in arguments else None
-    if isinstance(default, bool) or key in FLAGS or raw in ("true", "false"):
-        return spec.convert(raw, bool, key)
-    whole = key in arguments and type(arguments[key].default) is int and key.endswith("steps")
-    return spec.convert(raw, int if whole else float, key)
+@cache
+def _option_classes() -> dict[str, type]:
+    """Return a dataclass for each optimizer. Its fields are the options, with None as their default."""
+    classes = {}
+    for name in _classes():
+        kinds: dict[str, Any] = {}
+        for key, argument in _arguments(name).items():
+            default = argument.default
+            if key == "betas":
+                kinds |= {"beta1": float, "beta2": float}
+            elif isinstance(default, bool) or key in FLAGS:
+                kinds[key] = bool
+            elif isinstance(default, int) and key.endswith("steps"):
+                kinds[key] = int
+            elif isinstance(default, int | float | None):
+                kinds[key] = float
+        kinds.pop(DIFFERENTIABLE, None)
+        fields = [(key, kind | None, None) for key, kind in kinds.items()]
+        classes[name] = make_dataclass(name, fields)
+    return classes
 
 
 @cache

@@ -10,10 +10,9 @@ An entry point is imported only when its name is used or when all plugins are li
 """
 
 import pkgutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import FunctionType
@@ -67,7 +66,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                 plugins[name] = self[name]
             except SpecError as error:
                 warnings.warn(str(error), stacklevel=3)
-        for entry in self._entry_points:
+        for entry in entry_points(group=self.group):
             if entry.name in self._builtin:
                 warnings.warn(
                     f"the entry point '{entry.name}' of {self.group} in {_provider(entry)} is not used, because a built-in plugin "
@@ -96,14 +95,10 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return plugins
 
     @property
-    def _entry_points(self) -> tuple[EntryPoint, ...]:
-        return _find_entry_points(self.group, tuple(sys.path))
-
-    @property
     def _provided(self) -> dict[str, list[EntryPoint]]:
         """The entry points by name, except for entry points that have the name of a built-in plugin."""
         entries: dict[str, list[EntryPoint]] = {}
-        for entry in self._entry_points:
+        for entry in entry_points(group=self.group):
             if entry.name not in self._builtin:
                 entries.setdefault(entry.name, []).append(entry)
         return entries
@@ -128,14 +123,6 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
             )
         self.validate(name, plugin)
         return plugin
-
-
-@cache
-def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of `group` in the installed packages. Results are cached per `path` (sys.path), since a lookup takes
-    milliseconds.
-    """
-    return tuple(entry_points(group=group))
 
 
 def _is_defined_in(module: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .errors import SpecError, nearest
 
@@ -30,16 +30,7 @@ UNBOUNDED = 1e30  # an upper limit of this value or more is left out of error me
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parse_* functions raise for malformed text.
 MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)
-
-
-class HasOptions(Protocol):
-    """A class with an inner dataclass `Options`."""
-
-    Options: ClassVar[type]
-
-
-Class = TypeVar("Class", bound=type)
-ClassWithOptions = TypeVar("ClassWithOptions", bound=type[HasOptions])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,15 +105,13 @@ def build(part: SpecPart, classes: Mapping[str, type], kind: str) -> Any:
     return _construct(part, _lookup(part, classes, kind), kind)
 
 
-def choose(
-    part: SpecPart, classes: Mapping[str, ClassWithOptions], kind: str
-) -> tuple[ClassWithOptions, Any]:
+def choose(part: SpecPart, classes: Mapping[str, T], kind: str) -> tuple[T, Any]:
     """Return the class that `part` names, and an instance of its dataclass `Options`. Raises SpecError for unknown names or options."""
-    cls = _lookup(part, classes, kind)
+    cls: Any = _lookup(part, classes, kind)
     return cls, _construct(part, cls.Options, kind)
 
 
-def _lookup(part: SpecPart, classes: Mapping[str, Class], kind: str) -> Class:
+def _lookup(part: SpecPart, classes: Mapping[str, T], kind: str) -> T:
     if part.name not in classes:
         name, equals, value = part.name.partition("=")
         if equals and name in classes:

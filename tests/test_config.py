@@ -201,7 +201,6 @@ def test_numbers_in_toml_may_be_fractions_or_percentages(tmp_path):
         ("clients = '1_0'", "'clients' cannot be '1_0'; give a whole number"),
         (f"clients = {'9' * 5000}", "is not TOML"),
         ("lr = " + "[" * 100_000, "is not TOML"),
-        ("#" * 2_000_000, "is larger than"),
     ],
 )
 def test_a_mistake_in_toml_names_the_file_and_the_fix(tmp_path, text, sentence):
@@ -218,7 +217,7 @@ def test_bytes_that_are_not_utf8_are_refused_as_toml(tmp_path):
         config.read_toml(path)
 
 
-@pytest.mark.parametrize("path", ["absent.toml", ".", "/dev/zero"])
+@pytest.mark.parametrize("path", ["absent.toml", "."])
 def test_a_config_file_that_cannot_be_read_is_refused(tmp_path, path):
     with pytest.raises(ConfigError, match="^--config .*; give a TOML file that can be read$"):
         config.read_toml(tmp_path / path)

@@ -1,21 +1,10 @@
-"""The profiler: timed blocks nest, their own times add up, traces have a valid format, and nothing is recorded outside of `recording`."""
+"""The profiler: timed blocks nest, their own times add up, and nothing is recorded outside of `recording`."""
 
-import json
 import threading
 
 import pytest
 
-from fedcomp.profiling import (
-    BASELINES,
-    CLIENTS,
-    SERVER,
-    Event,
-    Recorder,
-    recording,
-    timed,
-    timed_each,
-    trace,
-)
+from fedcomp.profiling import Recorder, recording, timed
 
 
 class Clock:
@@ -30,18 +19,14 @@ class Clock:
 
 
 def test_own_time_excludes_inner_blocks():
-    with recording(Recorder(clock=Clock(0, 1, 2, 4, 8, 16, 32))) as recorder:
+    with recording(Recorder(clock=Clock(1, 2, 4, 8, 16, 32))) as recorder:
         with timed("round"):
-            with timed("clients", asked=3):
+            with timed("clients"):
                 pass
             with timed("aggregation"):
                 pass
-    assert recorder.events == [
-        Event("clients", 3.0, 4.0, 4.0, 1, {"asked": 3}),
-        Event("aggregation", 15.0, 16.0, 16.0, 1),
-        Event("round", 1.0, 62.0, 42.0, 0),
-    ]
-    assert sum(e.self_s for e in recorder.events) == 62.0
+    assert recorder.take() == {"clients": 4.0, "aggregation": 16.0, "round": 42.0}
+    assert recorder.take() == {}
 
 
 def test_nothing_is_recorded_outside_of_recording():
@@ -52,7 +37,7 @@ def test_nothing_is_recorded_outside_of_recording():
         pass
     with timed("after"):
         pass
-    assert [e.name for e in recorder.events] == ["within"]
+    assert list(recorder.take()) == ["within"]
 
 
 def test_a_block_that_raises_is_recorded():
@@ -61,11 +46,7 @@ def test_a_block_that_raises_is_recorded():
             raise KeyError
         with timed("checkpoint"):
             pass
-    assert [(e.name, e.depth) for e in recorder.events] == [
-        ("clients", 1),
-        ("round", 0),
-        ("checkpoint", 0),
-    ]
+    assert list(recorder.take()) == ["clients", "round", "checkpoint"]
 
 
 def test_blocks_of_other_threads_are_not_recorded():
@@ -77,81 +58,14 @@ def test_blocks_of_other_threads_are_not_recorded():
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert [e.name for e in recorder.events] == ["round"]
-
-
-def test_timed_each_measures_making_the_items_not_using_them():
-    with recording(Recorder()) as recorder:
-        assert [(item, len(recorder.events)) for item in timed_each("round", iter("ab"))] == [
-            ("a", 1),
-            ("b", 2),
-        ]
-    assert {e.depth for e in recorder.events} == {0}
-    assert list(timed_each("round", [1, 2])) == [1, 2]
+    assert list(recorder.take()) == ["round"]
 
 
 def test_recording_waits_for_the_device_at_both_ends_of_a_block():
-    waited = []
-    recorder = Recorder(lambda: waited.append(len(recorder.events)))
+    waits = []
+    recorder = Recorder(lambda: waits.append(None))
     with timed("local SGD"):
-        assert not waited
+        assert not waits
     with recording(recorder), timed("local SGD"):
-        assert waited == [0]
-    assert waited == [0, 0]
-
-
-def check_trace(found: dict) -> list[dict]:
-    """Check a trace in the Trace Event Format and return its events.
-
-    They must have the keys that a viewer needs and valid times, and events of a thread that overlap must be nested.
-    """
-    names = {(e["name"], e["tid"]): e["args"] for e in found["traceEvents"] if e["ph"] == "M"}
-    assert ("process_name", 0) in names and {e["ph"] for e in found["traceEvents"]} <= {"M", "X"}
-    events = [e for e in found["traceEvents"] if e["ph"] == "X"]
-    for e in events:
-        assert {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == e.keys()
-        assert (
-            e["ts"] >= 0
-            and e["dur"] >= 0
-            and isinstance(e["name"], str)
-            and ("thread_name", e["tid"]) in names
-        )
-    for tid in {e["tid"] for e in events}:
-        open_until: list[float] = []
-        for e in sorted((e for e in events if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
-            while (
-                open_until and open_until[-1] <= e["ts"] + 1e-3
-            ):  # µs, a tolerance for sums of floats
-                open_until.pop()
-            assert all(e["ts"] + e["dur"] <= end + 1e-3 for end in open_until)
-            open_until.append(e["ts"] + e["dur"])
-    return events
-
-
-def test_a_trace_has_a_track_for_each_side():
-    with recording(Recorder()) as recorder:
-        for _ in range(3):
-            with timed("round"):
-                with timed("clients"), timed("local SGD", clients=2):
-                    pass
-                with timed("aggregation"):
-                    pass
-            with timed("lean loop"):
-                pass
-    found = json.loads(json.dumps(trace(recorder.events, "a run")))
-    events = check_trace(found)
-    assert [e["name"] for e in events[:5]] == [
-        "round",
-        "clients",
-        "local SGD",
-        "aggregation",
-        "lean loop",
-    ]
-    assert [e["cat"] for e in events[:5]] == [SERVER, CLIENTS, CLIENTS, SERVER, BASELINES]
-    assert events[2]["args"] == {"clients": 2} and len({e["tid"] for e in events}) == 3
-
-
-def test_check_trace_finds_events_that_overlap_without_nesting():
-    crossing = [Event("round", 0.0, 2.0, 2.0, 0), Event("checkpoint", 1.0, 2.0, 2.0, 0)]
-    with pytest.raises(AssertionError):
-        check_trace(trace(crossing, "a run"))
+        assert len(waits) == 1
+    assert len(waits) == 2

@@ -19,24 +19,23 @@ import torch
 from .. import __version__, seeds
 from ..callbacks import Callback, Header, RoundRecord
 from ..config import RunConfig
-from ..errors import ConfigError, UserError, nearest
+from ..errors import ConfigError, nearest
 from ..formatting import NOTHING
-from ..profiling import Event, Recorder, recording, timed, trace
+from ..profiling import Recorder, recording
 from ..sim.run import Simulation
 from ..strategies.base import cohort_size
 from ..training.local_sgd import plan_batches
 from . import pytorch_loops
-from .bench_codecs import write_file
 from .tables import print_table
 
 TRAINING = "local SGD"
-# Parts of a round, named like the profiler events that measure them. The time of an event excludes the events nested in it.
+# Parts of a round, named like the profiler spans that measure them. The time of a span excludes the spans nested in it.
 PARTS = (
     *(TRAINING, "compression", "memories", "messages"),
     *("aggregation", "downlink", "checkpoint", "evaluation"),
 )
 MESSAGES = {"round": "messages", "clients": "messages"}
-OTHER = "rest"  # time outside of all profiler events, such as writing metrics to disk
+OTHER = "rest"  # time outside of all profiler spans, such as writing metrics to disk
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
 LARGEST_COSTS = 3  # number of most expensive parts of a round that are named below the tables
 MAX_WARM_UP = 200  # rounds
@@ -58,22 +57,14 @@ RATES = ("", "client updates/s", "per cohort", f"vs {LEAN}", "GFLOP/s", "of peak
 TIMES = ("part of a round", "ms", "share")
 
 
-def bench(
-    config: RunConfig, rounds: int, loops: str, as_json: bool, trace_file: Path | None
-) -> None:
+def bench(config: RunConfig, rounds: int, loops: str, as_json: bool) -> None:
     """Measure rounds of a simulation and print the results."""
     names = parse_loops(loops)
-    if trace_file is not None and (trace_file.is_dir() or not trace_file.parent.is_dir()):
-        advice = "name a file in an existing folder"
-        raise UserError(f"--trace {trace_file} cannot be written; {advice}")
-    results, events = measure(config, rounds, names)
+    results = measure(config, rounds, names)
     if as_json:
         print(json.dumps(results, indent=2))
     else:
         _print_tables(results, names)
-    if trace_file is not None:
-        process = f"{results['task']}, {results['engine']}, {results['device']}"
-        write_file(trace_file, "--trace", json.dumps(trace(events, process)))
 
 
 def parse_loops(text: str) -> list[str]:
@@ -106,44 +97,40 @@ class RoundMeasurement(Callback):
         self.records: list[RoundRecord] = []
         self.header: Header
         self._warm = self._measuring = False
-        self._events = 0  # number of profiler events recorded before the current round
 
     def on_run_start(self, header: Header) -> None:
         self.header, self._start_s = header, time.perf_counter()
 
     def on_round_end(self, record: RoundRecord) -> None:
-        round_s, events = time.perf_counter() - self._start_s, self.recorder.events[self._events :]
+        round_s, spans = time.perf_counter() - self._start_s, self.recorder.take()
         if self._measuring:
             parts = dict.fromkeys(PARTS, 0.0)
-            for event in events:
-                part = MESSAGES.get(event.name, event.name)
+            for name, seconds in spans.items():
+                part = MESSAGES.get(name, name)
                 if part in parts:
-                    parts[part] += event.self_s
+                    parts[part] += seconds
             self.parts.append(parts | {OTHER: max(0.0, round_s - sum(parts.values()))})
             self.seconds[WHOLE].append(round_s)
             self.seconds[LOCAL].append(parts[TRAINING])
             self.records.append(record)
         if self._measuring or record.round == 1:
             for name, run in self.loops.items():
-                with timed(name):
-                    seconds = pytorch_loops.seconds_of(run, self.device)
+                seconds = pytorch_loops.seconds_of(run, self.device)
                 if self._measuring:
                     self.seconds[name].append(seconds)
         if len(self.parts) == self.rounds:
             raise MeasurementComplete
         self._warm = self._warm or self.settled() or record.round >= MAX_WARM_UP
         self._measuring = self._warm and not self._measuring
-        self._events, self._start_s = len(self.recorder.events), time.perf_counter()
+        self._start_s = time.perf_counter()
 
 
 class MeasurementComplete(Exception):
     """Raised when the requested number of rounds has been measured."""
 
 
-def measure(
-    config: RunConfig, rounds: int, loops: Sequence[str]
-) -> tuple[dict[str, Any], list[Event]]:
-    """Simulate until `rounds` rounds are measured. Return the results for --json (times in seconds) and the recorded profiler events.
+def measure(config: RunConfig, rounds: int, loops: Sequence[str]) -> dict[str, Any]:
+    """Simulate until `rounds` rounds are measured. Return the results for --json, with times in seconds.
 
     Raises UserError.
     """
@@ -192,7 +179,7 @@ def measure(
             for name, count in updates.items()
         ],
     }
-    return result, measurement.recorder.events
+    return result
 
 
 def _cohort_loops(

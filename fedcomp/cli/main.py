@@ -311,9 +311,6 @@ def bench_sim(
         help="Plain PyTorch training loops to compare with, separated by commas: lean (one model, examples by index), usual "
         "(a copy of the model and a DataLoader for each client), big-batch (the batches of all clients merged), or none.",
     ),
-    trace: Path | None = option(
-        "FILE", "Write a profile for Perfetto or chrome://tracing to this file."
-    ),
     json: bool = flags.JSON,
     **run_flags: Any,
 ) -> None:
@@ -325,7 +322,7 @@ def bench_sim(
     """
     from .bench_sim import bench
 
-    bench(flags.run_config(run_flags), rounds, loops, json, trace)
+    bench(flags.run_config(run_flags), rounds, loops, json)
 
 
 @server.command("start")

@@ -214,7 +214,7 @@ class ClientSession(EncodingSession):
                 some = mine[first : first + self.trainer.at_once]
                 reports |= self._start_round(group, some, measured)
         for group, mine in self.hook.groups(continuing):
-            with timed("compression", clients=len(mine)):
+            with timed("compression"):
                 reports |= self._continue(group, mine)
         self.states.mark_changed([a.client for a in assignments])
         for a in assignments:
@@ -296,12 +296,12 @@ class ClientSession(EncodingSession):
         """
         failures: dict[int, Exception] = {}
         data = self.hook.training_data(group, self.trainer.data)
-        with timed("local SGD", clients=len(assignments)):
+        with timed("local SGD"):
             trained, updates = self.trainer.train(
                 assignments, data, self.replica.weights, self.states.at, failures
             )
         updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
-        with timed("compression", clients=len(trained)):
+        with timed("compression"):
             reports = self._finish_training(trained, updates, measured)
         failed = [a for a in assignments if a.client in failures]
         return reports | {a.client: self._failure(a, "train", failures[a.client]) for a in failed}

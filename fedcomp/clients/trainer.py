@@ -13,7 +13,7 @@ from ..messages import Assignment
 from ..strategies.base import ClientAlgorithm, DataPartition
 from ..tasks.data import Examples
 from ..training.engine import Engine, Job, JobResult
-from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_all_batches, plan_batches
+from ..training.local_sgd import NO_TRACES, LocalSGD, Traces, plan_batches
 from .state import ClientState
 
 # For each client, the indices of its examples.
@@ -115,11 +115,10 @@ class Trainer:
         state_of: Callable[[int], ClientState],
     ) -> list[Job]:
         """Return one training job for each assignment. All jobs use the learning rate, number of steps and batch size of `sgd`."""
-        shards = [self.shards[a.client] for a in assignments]
-        plans = plan_all_batches(sgd, shards, self.seed, [(a.round, a.client) for a in assignments])
         jobs = []
-        for a, plan, shard in zip(assignments, plans, shards, strict=True):
-            state = state_of(a.client)
+        for a in assignments:
+            state, shard = state_of(a.client), self.shards[a.client]
+            plan = plan_batches(sgd, shard, self.seed, a.round, a.client)
             correction = self.algorithm.gradient_correction(
                 global_state, state.buffers or {}, self.sgd
             )

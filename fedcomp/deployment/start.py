@@ -21,7 +21,7 @@ from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ..keys.registry import Registry
 from ..layout import Layout, model_fingerprint
-from ..memories import memory, with_memories
+from ..memories import with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import make_loop
 from ..server.availability import Quota
@@ -31,15 +31,14 @@ from ..server.initial_weights import start_from
 from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
-    NOTHING_ACCEPTED,
     WarningLog,
     bandwidths_of,
-    check_loss,
     client_config,
+    finish_run,
     make_strategy,
     refuse_unused_options,
     round_record,
-    summarize_run,
+    run_header,
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
@@ -54,7 +53,7 @@ from ..training.local_sgd import LocalSGD
 from ..training.optimizers import check_optimizer
 from ..transports.grpc import Credentials, GrpcTransport, PortSettings, RelayTerms
 from ..transports.relays import check as check_relays
-from ..transports.relays import inexact, inexact_warning
+from ..transports.relays import warn_if_inexact
 from .client_traffic import ClientTraffic
 from .connected_clients import ConnectedClients
 from .handshake import pack_options
@@ -150,10 +149,7 @@ class Deployment:
         self.data = test if train is None else train  # None if all data is on the clients
         self.layout = self._check_task(test)
         self.config = config = with_memories(config, self.strategy.layout.numel)
-        if config.relays:
-            layout = self.strategy.layout
-            client_memory = memory(config.memory, self.strategy.uplink, layout.numel, layout)
-            check_relays(config, self.strategy, client_memory)
+        check_relays(config, self.strategy)
         model = initial_model(self.task, config.seed)
         check_optimizer(self.task, model, LocalSGD.from_config(config))
         weights, self.model_fingerprint = self.layout.gather(model), model_fingerprint(model)
@@ -187,7 +183,7 @@ class Deployment:
                 self._write_config()
             others = {"warnings/": self.warnings}
             recovery = Recovery(self.folder, self.loop, self.data, self.config.rounds, others)
-            exit_stack.callback(recovery.close)
+            exit_stack.callback(recovery.checkpoint.close)
             done = recovery.restore()
             if self.folder.resumed:
                 self._write_config()
@@ -204,7 +200,10 @@ class Deployment:
             options = self.transport.invitation.options
             self.strategy.set_identity(self.name, self.transport.public_key, options)
             self._rounds(recovery, done)
-            summary = self._finish()
+            weights, device = self.loop.model, devices.describe(self.device)
+            summary = finish_run(
+                self.config, self.folder, self.evaluator, weights, device, self.callback
+            )
             self.transport.send_farewell(self.config.rounds)
             return summary
 
@@ -220,7 +219,6 @@ class Deployment:
                 connected_clients.mark_responsive(accepted.client)
             record = self._record(result, started + connected_clients.waited_s - waited_s)
             length, save_started = self.folder.append(record), time.perf_counter()
-            recovery.mark_changed(result)
             recovery.save(result.round, length)
             save_s = time.perf_counter() - save_started
             self.callback.on_round_end(record)
@@ -305,28 +303,16 @@ class Deployment:
         return terms
 
     def _header(self, first: int) -> Header:
-        c = self.config
         security = "TLS, enrolled keys" if self.endpoint.keys else "insecure: no TLS, no keys"
-        return Header(
-            task=self.task.name,
-            clients=c.clients,
-            cohort=self._cohort,
-            parameters=self.layout.numel,
-            strategy=c.strategy,
-            uplink=str(self.strategy.uplink),
-            downlink=str(self.strategy.downlink),
-            memory=c.memory,
-            partition=c.partition,
+        where = f"{self.endpoint.address}:{self.transport.port}"
+        return run_header(
+            self.config,
+            self.strategy,
+            self.task,
+            self.folder,
+            first,
             device=devices.describe(self.device),
-            engine=f"clients on {self.endpoint.address}:{self.transport.port}, {security}",
-            first_round=first,
-            rounds=c.rounds,
-            relays=c.relays,
-            out=str(self.folder.path),
-            notice=self.strategy.notice,
-            judged="loss" if self.task.accuracy is None else "accuracy",
-            measures=tuple(self.task.metrics),
-            evaluate=c.evaluate,
+            engine=f"clients on {where}, {security}",
         )
 
     # Clients.
@@ -360,14 +346,9 @@ class Deployment:
     # A round.
 
     def _record(self, result: RoundResult, started: float) -> RoundRecord:
-        evaluation = self.evaluator.evaluate(result.round, self.loop.model)
-        check_loss(self.warnings, result.round, evaluation.loss, self.test)
-        record = round_record(
-            result, self.layout, *evaluation, time.perf_counter() - started, self.warnings
-        )
-        if self.config.relays and (lost := inexact([a.update for a in result.accepted])):
-            sentence = inexact_warning(result.round, lost, record.uplink_nonzeros)
-            self.warnings(sentence, kind="inexact sums of relays")
+        record = round_record(result, self.evaluator, self.loop.model, started, self.warnings)
+        if self.config.relays:
+            warn_if_inexact(result.round, [a.update for a in result.accepted], self.warnings)
         wire = self.by_client.take_total()
         reported = {client.client: client.metrics for client in record.by_client}
         clients = self.by_client.records(result, reported)
@@ -382,15 +363,6 @@ class Deployment:
             wire_bytes_in=wire and wire.bytes_in,
             wire_bytes_out=wire and wire.bytes_out,
         )
-
-    def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.export(self.loop.model))
-        summary = summarize_run(self.folder.records(), self.config, devices.describe(self.device))
-        self.folder.write_summary(summary)
-        if not summary.client_updates:
-            self.callback.on_warning(NOTHING_ACCEPTED)
-        self.callback.on_run_end(summary, str(self.folder.path))
-        return summary
 
 
 def refuse_ports_in_use(config: RunConfig, endpoint: Endpoint) -> None:

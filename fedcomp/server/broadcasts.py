@@ -12,7 +12,6 @@ The cache never needs more bytes than the dense model. A client gets the whole m
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -59,40 +58,6 @@ class Download:
         return sum(map(len, self.frames))
 
 
-class TouchedPositions:
-    """The positions (indices of weights) that the newest broadcasts changed.
-
-    Each broadcast is decoded only once, however many clients missed it.
-    """
-
-    def __init__(
-        self, cache: Sequence[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
-    ):
-        self._cache, self._open = cache, open
-        # For each position, the newest decoded broadcast that changes it: 1 is the latest broadcast, 0 means none.
-        self._first = np.zeros(numel, np.int32)
-        # Element i is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
-        self._counts = [0]
-
-    def by_newest(self, missed: int, below: int) -> np.ndarray | None:
-        """Return the positions that the newest `missed` broadcasts changed, in ascending order.
-
-        Return None if the weights at the changed positions need at least `below` bytes.
-        """
-        counts, first = self._counts, self._first
-        while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
-            positions = self._open(self._cache[-len(counts)])
-            if positions is None:  # changes all positions
-                counts.append(sys.maxsize)
-                break
-            fresh = positions[first[positions] == 0]
-            first[fresh] = len(counts)
-            counts.append(counts[-1] + len(fresh))
-        if len(counts) <= missed or min_overwrite_bytes(counts[missed]) >= below:
-            return None
-        return np.flatnonzero((first > 0) & (first <= missed))
-
-
 class Broadcasts:
     """The server's model and the broadcasts that led to it. Only `publish`, `start_from` and `restore` change `weights` [numel]."""
 
@@ -109,8 +74,11 @@ class Broadcasts:
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        # Positions that the cached broadcasts changed; None until needed.
-        self._touched: TouchedPositions | None = None
+        # For each position (index of a weight), the newest decoded broadcast that changes it: 1 is the latest broadcast, 0 means none.
+        # Each broadcast is decoded only once, however many clients missed it. None until needed.
+        self._first_touch: np.ndarray | None = None
+        # Element i is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
+        self._touched = [0]
         self._numbers = {self.version: 0}  # model version → number of broadcasts before it
 
     def start_from(self, weights: Tensor) -> None:
@@ -178,7 +146,7 @@ class Broadcasts:
         if len(self._numbers) > max(MAX_NUMBERED_VERSIONS, len(self.cache) + 1):
             del self._numbers[next(iter(self._numbers))]
         self._downloads.clear()
-        self._touched = None
+        self._first_touch, self._touched = None, [0]
 
     def restore(
         self,
@@ -197,7 +165,7 @@ class Broadcasts:
         versions = [*(broadcast.base for broadcast in cache), version]
         self._numbers = {name: number for number, name in enumerate(versions)}
         self._downloads.clear()
-        self._touched = None
+        self._first_touch, self._touched = None, [0]
 
     def behind(self, version: str) -> int | None:
         """Return how many versions `version` is behind the current version of the model, or None if `version` is unknown."""
@@ -223,9 +191,7 @@ class Broadcasts:
         frames = Download(FRAMES, version, [b.frame for b in missed])
         frames_bytes, dense_bytes = frames.bytes, self._dense_bytes
         shorter = min(frames_bytes, dense_bytes)
-        if self._touched is None:
-            self._touched = TouchedPositions(self.cache, self._positions, self.weights.numel())
-        positions = self._touched.by_newest(len(missed), below=shorter)
+        positions = self._touched_positions(len(missed), below=shorter)
         if positions is not None:
             frame = overwrite.encode(self.weights, positions)
             if len(frame) < shorter:
@@ -241,6 +207,26 @@ class Broadcasts:
         if DENSE not in self._downloads:
             self._downloads[DENSE] = Download(DENSE, "", [DENSE_CODEC.encode(self.weights)])
         return self._downloads[DENSE]
+
+    def _touched_positions(self, missed: int, below: int) -> np.ndarray | None:
+        """Return the positions that the newest `missed` broadcasts changed, in ascending order.
+
+        Return None if the weights at the changed positions need at least `below` bytes.
+        """
+        if self._first_touch is None:
+            self._first_touch = np.zeros(self.weights.numel(), np.int32)
+        counts, first = self._touched, self._first_touch
+        while len(counts) <= missed and min_overwrite_bytes(counts[-1]) < below:
+            positions = self._positions(self.cache[-len(counts)])
+            if positions is None:  # changes all positions
+                counts.append(sys.maxsize)
+                break
+            fresh = positions[first[positions] == 0]
+            first[fresh] = len(counts)
+            counts.append(counts[-1] + len(fresh))
+        if len(counts) <= missed or min_overwrite_bytes(counts[missed]) >= below:
+            return None
+        return np.flatnonzero((first > 0) & (first <= missed))
 
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
         """Return the positions that a broadcast changed, or None if it changed all positions."""

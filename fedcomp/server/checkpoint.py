@@ -3,10 +3,10 @@
     state.sqlite:           vectors, values and cached broadcasts by name; for a large entry, only the number of its file;
     files/7.safetensors:    file number 7, which contains one entry of 256 KiB or more and is never overwritten.
 
-`save` writes new files, and then all changed entries in one SQLite transaction. If the process is killed or the power fails, the folder
-therefore contains either the previous checkpoint or the new one. Between two checkpoints, `stage` writes entries to disk in a thread, so
-that their memory can be freed. Staged entries can be read back immediately, and the next `save` adds them to the checkpoint without writing
-them again. Nothing is pickled.
+All entries that change between two checkpoints are written in one SQLite transaction, which `save` commits. The files of these entries are
+flushed to disk before. If the process is killed or the power fails, the folder therefore contains either the previous checkpoint or the new
+one. Between two checkpoints, `stage` writes entries to disk in a thread, so that their memory can be freed. Staged entries can be read back
+immediately. Nothing is pickled.
 """
 
 import sqlite3
@@ -34,16 +34,8 @@ DATA = "data"  # name of the single tensor in each safetensors file
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entry (name TEXT PRIMARY KEY, file INTEGER, data BLOB);
-CREATE TABLE IF NOT EXISTS staged (name TEXT PRIMARY KEY, file INTEGER, data BLOB);
 CREATE INDEX IF NOT EXISTS entry_file ON entry (file) WHERE file IS NOT NULL;
-CREATE INDEX IF NOT EXISTS staged_file ON staged (file) WHERE file IS NOT NULL;
-DELETE FROM staged;
 """
-STAGED, SAVED = (f"SELECT file, data FROM {table} WHERE name = ?" for table in ("staged", "entry"))
-REPLACED = "SELECT file FROM staged WHERE name = ? AND file IS NOT NULL"
-FILES_IN_USE = " UNION ".join(
-    f"SELECT file FROM {table} WHERE file IS NOT NULL" for table in ("entry", "staged")
-)
 BROADCAST = "broadcast/{:012}"  # the name of a broadcast is broadcast/ROUND/BASE/VERSION
 
 # A row of the database: name, file number or None, content or None.
@@ -74,6 +66,9 @@ class Checkpoint:
             )
             numbers = [int(path.stem) for path in (folder / FILES).glob(f"*{SUFFIX}")]
             self._next = max(numbers, default=-1) + 1
+            self._first_new = (
+                self._next
+            )  # first number of a file that was written since the last `save`
             self._remove_unused()
 
     def _refuse_other_versions(self) -> None:
@@ -115,12 +110,11 @@ class Checkpoint:
                 if path.exists():
                     flush(path)
             with self._lock, self._state as state:
-                state.execute("INSERT OR REPLACE INTO entry SELECT * FROM staged")
-                state.execute("DELETE FROM staged")
                 state.executemany("DELETE FROM entry WHERE name = ?", removed)
                 state.executemany("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", rows)
                 first, end = BROADCAST.format(0), BROADCAST.format(oldest)
                 state.execute("DELETE FROM entry WHERE name >= ? AND name < ?", (first, end))
+            self._first_new = self._next
             self._remove_unused()
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:
@@ -135,14 +129,14 @@ class Checkpoint:
         self._staging = self._thread.submit(self._stage, {**vectors, **values})
 
     def _stage(self, entries: Mapping[str, Tensor | bytes]) -> None:
+        query = "SELECT file FROM entry WHERE name = ? AND file >= ?"
         with self._writing():
-            rows = [self._row(name, entry) for name, entry in entries.items()]
-            names = [(name,) for name in entries]
-            with self._lock, self._state as state:
-                replaced = [state.execute(REPLACED, name).fetchone() for name in names]
-                state.executemany("INSERT OR REPLACE INTO staged VALUES (?, ?, ?)", rows)
-                for row in filter(None, replaced):
-                    self._path(row[0]).unlink(missing_ok=True)
+            new, rows = self._first_new, [self._row(name, entry) for name, entry in entries.items()]
+            with self._lock:
+                replaced = [self._state.execute(query, (name, new)).fetchone() for name in entries]
+                self._state.executemany("INSERT OR REPLACE INTO entry VALUES (?, ?, ?)", rows)
+                for (number,) in filter(None, replaced):
+                    self._path(number).unlink(missing_ok=True)
 
     def _wait_for_stage(self) -> None:
         """Wait until the entries of the last call of `stage` are written. Raises CheckpointError if the entries could not be written."""
@@ -206,8 +200,8 @@ class Checkpoint:
         if name in self._batch:
             self._wait_for_stage()
         with self._reading(), self._lock:
-            rows = (self._state.execute(query, (name,)).fetchone() for query in (STAGED, SAVED))
-            file, data = next(filter(None, rows), (None, None))
+            found = self._state.execute("SELECT file, data FROM entry WHERE name = ?", (name,))
+            file, data = found.fetchone() or (None, None)
             return data if file is None else self._load(file)
 
     def _load(self, number: int) -> Tensor:
@@ -223,7 +217,8 @@ class Checkpoint:
         """Remove the files to which no entry refers: the files of replaced entries and of interrupted saves."""
         with self._lock:
             written = {int(path.stem) for path in (self.folder / FILES).glob(f"*{SUFFIX}")}
-            in_use = {number for (number,) in self._state.execute(FILES_IN_USE)}
+            query = "SELECT file FROM entry WHERE file IS NOT NULL"
+            in_use = {number for (number,) in self._state.execute(query)}
             for number in written - in_use:
                 self._path(number).unlink(missing_ok=True)
 

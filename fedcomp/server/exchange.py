@@ -12,6 +12,7 @@ from ..messages import (
     FAILED,
     MAX_EXAMPLES,
     NEED_DENSE,
+    UPDATE,
     Assignment,
     Report,
     ReportedMetrics,
@@ -85,9 +86,8 @@ class Traffic:
 class Exchange:
     """The exchange of messages between the server and a cohort in one phase of a round.
 
-    `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report. The attribute `on_answer(answered,
-    asked)` is called after each answer, with the numbers of clients that have answered and that were asked. `traffic` counts the bytes in
-    both directions.
+    `accepted` and `rejected` are filled while reports arrive. `on_report` is called with each report. `traffic` counts the bytes in both
+    directions.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class Exchange:
         self.transport, self.broadcasts = transport, broadcasts
         self.strategy, self.phase, self.traffic = strategy, phase, traffic
         self.on_report = on_report
-        self.on_answer: Callable[[int, int], None] = lambda answered, asked: None
         self.accepted: dict[int, AcceptedUpdate] = {}
         self.rejected: dict[int, Rejection] = {}
         self.proven: set[int] = set()  # clients that sent an update that no honest client sends
@@ -111,8 +110,16 @@ class Exchange:
         self._sent_s: dict[int, float] = {}  # client → time at which its last assignment was sent
         self._sent_dense: set[int] = set()
 
-    def run(self, assignments: Sequence[Assignment], completion: RoundCompletion) -> None:
-        """Send assignments, receive answers until the phase is complete, and reject the clients that have not answered by then."""
+    def run(
+        self,
+        assignments: Sequence[Assignment],
+        completion: RoundCompletion,
+        on_answer: Callable[[int, int], None] = lambda answered, asked: None,
+    ) -> None:
+        """Send assignments, receive answers until the phase is complete, and reject the clients that have not answered by then.
+
+        `on_answer` is called after each answer, with the numbers of clients that have answered and that were asked.
+        """
         clock = self.transport.clock
         clock.begin(completion.deadline_s)
         started = clock.now()
@@ -120,6 +127,9 @@ class Exchange:
         while (closed := completion.check(progress := self._progress(started))) is None:
             clock.expect(completion.answers_until_check(progress))
             self.receive(self.transport.receive(POLL_S))
+            answered = len(self.accepted) + len(self.rejected)
+            for count in range(progress.answered + 1, answered + 1):
+                on_answer(count, len(self._asked))
         self.give_up(self.waiting, closed.reason, closed.stage)
 
     def send(self, assignments: Sequence[Assignment]) -> None:
@@ -159,7 +169,6 @@ class Exchange:
         """Accept or reject each report, or send the whole model to a client that asks for it. Ignore clients that have answered already."""
         awaited = [delivery for delivery in deliveries if delivery.client in self.waiting]
         self.waiting -= {delivery.client for delivery in awaited}
-        before = len(self.accepted) + len(self.rejected)
         reports = [r for delivery in awaited if (r := self._report_of(delivery)) is not None]
         with timed("aggregation"):
             frames = [report.frame for report in reports if report.frame]
@@ -178,8 +187,6 @@ class Exchange:
         for delivery in awaited:
             if delivery.client in self.rejected:
                 self._reject_sum(delivery)
-        for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
-            self.on_answer(answered, len(self._asked))
 
     def _reject_sum(self, delivery: Delivery) -> None:
         """If a relay added several clients' updates to the rejected update of `delivery`, also reject these clients."""
@@ -201,7 +208,7 @@ class Exchange:
             check_addressee(report, assignment)
             self.on_report(report)
             self.traffic.uplink[client] += len(report.frame)
-            if report.kind not in (FAILED, NEED_DENSE):
+            if report.kind == UPDATE:
                 self._check_update(report, assignment)
                 return report
         except ProtocolError as error:
@@ -256,12 +263,16 @@ class Exchange:
 
 
 def check_addressee(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError if a report and its assignment differ in client, round or phase."""
+    """Raise ProtocolError if a report and its assignment differ in client, round or phase, or if the kind of the report is unknown."""
     a, r = assignment, report
     if (r.client, r.round, r.phase) != (a.client, a.round, a.phase):
         raise ProtocolError(
             f"the report names client {r.client}, round {r.round}, phase '{r.phase}'; "
             f"expected client {a.client}, round {a.round}, phase '{a.phase}'"
+        )
+    if r.kind not in (UPDATE, NEED_DENSE, FAILED):
+        raise ProtocolError(
+            f"the report is of the unknown kind '{r.kind}'; use the same version of fedcomp on both sides"
         )
 
 

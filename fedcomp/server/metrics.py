@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -19,22 +18,48 @@ HOST = "127.0.0.1"
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LABELS = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")  # of Header
-TOTALS = {  # fields of RoundRecord
-    "accepted": "Accepted updates.",
-    "uplink_bytes": "Bytes of frames (encoded updates) from clients.",
-    "downlink_bytes": "Bytes of frames (encoded updates) to clients.",
-    "dense_uplink_bytes": "Bytes that clients would have sent without compression (float32 models).",
-    "dense_downlink_bytes": "Bytes that clients would have received without compression (float32 models).",
-    "relayed_bytes": "Bytes of frames (encoded updates) from relays.",
-}
 # Maximum number of client metrics. If clients report more, the least recently reported metrics are dropped.
 MAX_CLIENT_METRICS = 128
-MEAN_HELP = "Last reported mean of a metric over the clients."
-WORST_HELP = "Last reported mean of a metric over the worst tenth of the clients."
-CLIENT_TOTALS = {
-    "uplink_bytes": "Bytes of frames (encoded updates) from the client.",
-    "downlink_bytes": "Bytes of frames (encoded updates) to the client.",
-    "rejected": "Rounds in which the client was rejected.",
+# Help texts of the metric families. A family is named NAME or NAME{LABEL}; it is a counter if NAME ends in _total, else a gauge.
+TOTALS = {  # sums of fields of RoundRecord
+    "accepted_total": "Accepted updates.",
+    "uplink_bytes_total": "Bytes of frames (encoded updates) from clients.",
+    "downlink_bytes_total": "Bytes of frames (encoded updates) to clients.",
+    "dense_uplink_bytes_total": "Bytes that clients would have sent without compression (float32 models).",
+    "dense_downlink_bytes_total": "Bytes that clients would have received without compression (float32 models).",
+    "relayed_bytes_total": "Bytes of frames (encoded updates) from relays.",
+}
+OF_RUN = {
+    "round": "The last completed round.",
+    "rounds": "Number of rounds of the whole run.",
+    "accuracy": "Test accuracy of the last evaluated round, 0 to 1.",
+    "loss": "Mean test loss of the last evaluated round.",
+    "train_loss": "Mean training loss of the last round.",
+    "client_metric_mean{metric}": "Last reported mean of a metric over the clients.",
+    "client_metric_worst_decile{metric}": "Last reported mean of a metric over the worst tenth of the clients.",
+    "cohort": "Number of clients of the last round.",
+    "answered": "Number of clients that have answered in the current round.",
+    **TOTALS,
+    "rejected_total{stage}": "Rejected clients, by stage.",
+    "warnings_total": "Number of warnings.",
+}
+OF_DEPLOYMENT = {
+    "clients_connected": "Number of clients that can be reached.",
+    "clients_wanted": "Number of clients that a round waits for.",
+    "wire_received_bytes_total": "TCP payload received.",
+    "wire_sent_bytes_total": "TCP payload sent.",
+    "port_connections": "Open connections of the server's port.",
+    "port_refused_total{reason}": "Refused gRPC streams, by reason.",
+    "client_connected{client}": "1 for each client that can be reached.",
+    "client_latency_seconds{client}": "Seconds from the client's last assignment to its answer.",
+    "client_versions_behind{client}": "Number of model versions by which the client was behind at its last assignment.",
+    "client_staleness_rounds{client}": "Rounds by which the client's last answer was late.",
+    "client_suspicion{client}": "Fraction of the client's votes that contradicted a large majority of clients, 0 to 1.",
+    "client_uplink_bytes_total{client}": "Bytes of frames (encoded updates) from the client.",
+    "client_downlink_bytes_total{client}": "Bytes of frames (encoded updates) to the client.",
+    "client_rejected_total{client}": "Rounds in which the client was rejected.",
+    "client_wire_received_bytes_total{client}": "TCP payload received from the client.",
+    "client_wire_sent_bytes_total{client}": "TCP payload sent to the client.",
 }
 
 
@@ -42,20 +67,15 @@ class Metrics(Callback, Collector):
     """The metrics of a run for Prometheus. Any thread may call `collect`."""
 
     def __init__(self) -> None:
-        self.header: Header | None = None
-        self.last: RoundRecord | None = None
-        self.evaluated: RoundRecord | None = None  # the last round that was evaluated
-        self.connected: set[int] = set()
-        self.wanted = self.answered = self.warnings = 0
-        self.totals: Counter[str] = Counter()
-        self.rejected: Counter[str] = Counter()  # number of rejected clients by stage
-        self.client_totals: dict[str, Counter[int]] = {name: Counter() for name in CLIENT_TOTALS}
-        self.client_records: dict[int, ClientRecord] = {}  # the last ClientRecord of each client
-        self.latency_s: dict[int, float] = {}  # by client: latency of the last answer
-        # By name: the last values of a metric that clients have reported, sorted from the least to the most recently reported metric.
+        # By family: a number, or the numbers by label. A number that is not known yet is None.
+        self.values: dict[str, Any] = {"round": 0, "answered": 0, "clients_wanted": 0}
+        for family in OF_RUN | OF_DEPLOYMENT:
+            name, brace, _ = family.partition("{")
+            unknown = 0 if name.endswith("_total") else None
+            self.values.setdefault(name, Counter() if brace else unknown)
+        self.options: dict[str, str] = {}  # options of the run, by their label
+        # The last values of the metrics that clients have reported, from the least to the most recently reported metric.
         self.client_metrics: dict[str, ClientMetric] = {}
-        # By client: fraction of its votes that contradicted a large majority of clients, in the last round with votes.
-        self.suspicion: Mapping[int, float] = {}
         self.rounds_s = _histogram("round_seconds", "Duration of a round.", ROUND_BOUNDS)
         self.checkpoints_s = _histogram(
             "checkpoint_seconds", "Time to write a checkpoint.", CHECKPOINT_BOUNDS
@@ -72,51 +92,69 @@ class Metrics(Callback, Collector):
 
     def on_run_start(self, header: Header) -> None:
         with self.lock:
-            self.header, self.wanted = header, header.clients
+            self.options = {name: _encodable(getattr(header, name)) for name in LABELS}
+            self.values |= {
+                "round": header.first_round - 1,
+                "rounds": header.rounds,
+                "clients_wanted": header.clients,
+            }
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
         with self.lock:
-            self.connected, self.wanted = set(connected), wanted
+            self.values["clients_wanted"] = wanted
+            self.values["client_connected"] = dict.fromkeys(connected, 1)
 
     def on_client_joined(self, client: int) -> None:
         with self.lock:
-            self.connected.add(client)
+            self.values["client_connected"][client] = 1
 
     def on_client_left(self, client: int) -> None:
         with self.lock:
-            self.connected.discard(client)
+            self.values["client_connected"].pop(client, None)
 
     def on_progress(self, round: int, answered: int, cohort: int) -> None:
-        self.answered = answered
+        self.values["answered"] = answered
 
     def on_round_end(self, record: RoundRecord) -> None:
         with self.lock:
-            self.last, self.answered = record, 0
+            values = self.values
+            for name in ("round", "cohort", "train_loss"):
+                values[name] = getattr(record, name)
+            values["answered"] = 0
             if record.loss is not None:
-                self.evaluated = record
-            self.totals.update({name: getattr(record, name) for name in TOTALS})
-            self.rejected.update(rejection.stage for rejection in record.rejections)
+                values["accuracy"], values["loss"] = record.accuracy, record.loss
+            for name in TOTALS:
+                values[name] += getattr(record, name.removesuffix("_total"))
+            values["rejected_total"].update(rejection.stage for rejection in record.rejections)
+            values["client_suspicion"] = record.suspicion or values["client_suspicion"]
             self.rounds_s.observe(record.seconds)
-            self.suspicion = record.suspicion or self.suspicion
-            for name, metric in record.client_metrics.items():
-                self.client_metrics.pop(name, None)
-                self.client_metrics[name] = metric
-            while len(self.client_metrics) > MAX_CLIENT_METRICS:
-                del self.client_metrics[next(iter(self.client_metrics))]
-            for of_client in record.by_client:
-                client = of_client.client
-                self.client_totals["uplink_bytes"][client] += of_client.uplink_bytes
-                self.client_totals["downlink_bytes"][client] += of_client.downlink_bytes
-                self.client_totals["rejected"][client] += bool(of_client.stage)
-                self.client_records[client] = of_client
-                if of_client.latency_s is not None:
-                    self.latency_s[client] = of_client.latency_s
+            self._add_client_metrics(record.client_metrics)
+            for client in record.by_client:
+                self._add_client(client)
 
     def on_checkpoint(self, round: int, seconds: float) -> None:
         self.checkpoints_s.observe(seconds)
 
     def on_warning(self, sentence: str) -> None:
-        self.warnings += 1
+        self.values["warnings_total"] += 1
+
+    def _add_client_metrics(self, reported: Mapping[str, ClientMetric]) -> None:
+        earlier = {n: metric for n, metric in self.client_metrics.items() if n not in reported}
+        recent = list((earlier | dict(reported)).items())[-MAX_CLIENT_METRICS:]
+        self.client_metrics = dict(recent)
+        for statistic in ("mean", "worst_decile"):
+            values = {name: getattr(metric, statistic) for name, metric in recent}
+            self.values[f"client_metric_{statistic}"] = values
+
+    def _add_client(self, record: ClientRecord) -> None:
+        values, client = self.values, record.client
+        values["client_uplink_bytes_total"][client] += record.uplink_bytes
+        values["client_downlink_bytes_total"][client] += record.downlink_bytes
+        values["client_rejected_total"][client] += bool(record.stage)
+        values["client_versions_behind"][client] = record.versions_behind
+        values["client_staleness_rounds"][client] = record.staleness
+        if record.latency_s is not None:
+            values["client_latency_seconds"][client] = record.latency_s
 
     # The metric families.
 
@@ -124,110 +162,44 @@ class Metrics(Callback, Collector):
         """Return all metric families with their current values."""
         port = self.port() if self.port else None
         with self.lock:
-            if port is None:
-                return self._of_run()
-            return [*self._of_run(), *self._of_deployment(port), *self._of_clients(port)]
-
-    def _of_run(self) -> list[Metric]:
-        header, last, evaluated = self.header, self.last, self.evaluated
-        accuracy, loss = (evaluated.accuracy, evaluated.loss) if evaluated else (None, None)
-        train_loss, cohort = (last.train_loss, last.cohort) if last else (None, None)
-        means = {name: metric.mean for name, metric in self.client_metrics.items()}
-        worst = {name: metric.worst_decile for name, metric in self.client_metrics.items()}
-        options = {name: _encodable(getattr(header, name)) for name in LABELS} if header else {}
-        info = GaugeMetricFamily(
-            "fedcomp_info", "Options of the run, as labels.", labels=["version", *options]
-        )
-        info.add_metric([__version__, *options.values()], 1)
-        done = last.round if last else header.first_round - 1 if header else 0
-        return [
-            info,
-            _gauge("round", "The last completed round.", done),
-            _gauge(
-                "rounds", "Number of rounds of the whole run.", header.rounds if header else None
-            ),
-            _gauge("accuracy", "Test accuracy of the last evaluated round, 0 to 1.", accuracy),
-            _gauge("loss", "Mean test loss of the last evaluated round.", loss),
-            _gauge("train_loss", "Mean training loss of the last round.", train_loss),
-            _gauge("client_metric_mean", MEAN_HELP, means, "metric"),
-            _gauge("client_metric_worst_decile", WORST_HELP, worst, "metric"),
-            _gauge("cohort", "Number of clients of the last round.", cohort),
-            _gauge(
-                "answered",
-                "Number of clients that have answered in the current round.",
-                self.answered,
-            ),
-            *(_counter(name, help, self.totals[name]) for name, help in TOTALS.items()),
-            _counter("rejected", "Rejected clients, by stage.", self.rejected, "stage"),
-            _counter("warnings", "Number of warnings.", self.warnings),
-            _without_created(self.rounds_s),
-            _without_created(self.checkpoints_s),
-        ]
-
-    def _of_deployment(self, port: PortFigures) -> list[Metric]:
-        return [
-            _gauge(
-                "clients_connected", "Number of clients that can be reached.", len(self.connected)
-            ),
-            _gauge("clients_wanted", "Number of clients that a round waits for.", self.wanted),
-            _counter("wire_received_bytes", "TCP payload received.", port.received_bytes),
-            _counter("wire_sent_bytes", "TCP payload sent.", port.sent_bytes),
-            _gauge("port_connections", "Open connections of the server's port.", port.connections),
-            _counter("port_refused", "Refused gRPC streams, by reason.", port.refused, "reason"),
-        ]
-
-    def _of_clients(self, port: PortFigures) -> list[Metric]:
-        records = self.client_records
-        behind = {client: record.versions_behind for client, record in records.items()}
-        staleness = {client: record.staleness for client, record in records.items()}
-        connected = dict.fromkeys(sorted(self.connected), 1)
-        received = {client: received for client, (received, _) in port.by_client.items()}
-        sent = {client: sent for client, (_, sent) in port.by_client.items()}
-        gauges: dict[str, tuple[str, Mapping[int, float | None]]] = {
-            "connected": ("1 for each client that can be reached.", connected),
-            "latency_seconds": (
-                "Seconds from the client's last assignment to its answer.",
-                self.latency_s,
-            ),
-            "versions_behind": (
-                "Number of model versions by which the client was behind at its last assignment.",
-                behind,
-            ),
-            "staleness_rounds": ("Rounds by which the client's last answer was late.", staleness),
-            "suspicion": (
-                "Fraction of the client's votes that contradicted a large majority of clients, 0 to 1.",
-                self.suspicion,
-            ),
-        }
-        counters: dict[str, tuple[str, Mapping[int, float | None]]] = {
-            **{name: (help, self.client_totals[name]) for name, help in CLIENT_TOTALS.items()},
-            "wire_received_bytes": ("TCP payload received from the client.", received),
-            "wire_sent_bytes": ("TCP payload sent to the client.", sent),
-        }
-        return [
-            *(_gauge(f"client_{name}", *about, "client") for name, about in gauges.items()),
-            *(_counter(f"client_{name}", *about, "client") for name, about in counters.items()),
-        ]
+            values, families = dict(self.values), OF_RUN
+            if port is not None:
+                families = OF_RUN | OF_DEPLOYMENT
+                by_client = port.by_client.items()
+                values |= {
+                    "clients_connected": len(values["client_connected"]),
+                    "wire_received_bytes_total": port.received_bytes,
+                    "wire_sent_bytes_total": port.sent_bytes,
+                    "port_connections": port.connections,
+                    "port_refused_total": port.refused,
+                    "client_wire_received_bytes_total": {c: got for c, (got, _) in by_client},
+                    "client_wire_sent_bytes_total": {c: sent for c, (_, sent) in by_client},
+                }
+            info = GaugeMetricFamily(
+                "fedcomp_info", "Options of the run, as labels.", labels=["version", *self.options]
+            )
+            info.add_metric([__version__, *self.options.values()], 1)
+            return [
+                info,
+                *(_family(name, help, values) for name, help in families.items()),
+                _without_created(self.rounds_s),
+                _without_created(self.checkpoints_s),
+            ]
 
 
-def _family(
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
-    name: str,
-    help: str,
-    values: float | Mapping[Any, float | None] | None,
-    label: str = "",
-) -> Metric:
-    """Return a Prometheus metric family. `values` is a number, or a dict from label values to numbers. A value of None adds no sample."""
-    if not isinstance(values, Mapping):
-        return kind(f"fedcomp_{name}", help, values)
-    family = kind(f"fedcomp_{name}", help, labels=[label])
-    for key, value in values.items():
+def _family(family: str, help: str, values: Mapping[str, Any]) -> Metric:
+    """Return the metric family named `family`, a key of OF_RUN or OF_DEPLOYMENT, with its samples in `values`. A value of None adds no
+    sample.
+    """
+    name, _, label = family.removesuffix("}").partition("{")
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    if not label:
+        return kind(f"fedcomp_{name}", help, values[name])
+    labelled = kind(f"fedcomp_{name}", help, labels=[label])
+    for key, value in values[name].items():
         if value is not None:
-            family.add_metric([str(key)], value)
-    return family
-
-
-_gauge, _counter = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
+            labelled.add_metric([str(key)], value)
+    return labelled
 
 
 def _histogram(name: str, help: str, bounds: Sequence[float]) -> Histogram:

@@ -1,7 +1,7 @@
 """Saving and restoring a run: the server's state and, in a simulation, the clients' state."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -12,30 +12,15 @@ from ..messages import compact_json
 from ..tasks.data import Examples
 from .asynchronous_loop import AsynchronousLoop
 from .checkpoint import Checkpoint
-from .round_loop import RoundLoop, RoundResult
+from .round_loop import RoundLoop
 from .run_folder import CHECKPOINT, METRICS, RunFolder
 
 # Names of entries in the checkpoint, and prefixes of names.
 RUN, WEIGHTS, DOWNLINK_MEMORY, CLIENT = "run", "weights", "downlink.", "server/"
 
 
-class Clients(Protocol):
-    """The simulated clients of a run, whose state is part of the checkpoint."""
-
-    def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Set the checkpoint from which the clients' states are read. States that do not fit into main memory are moved to the
-        checkpoint.
-        """
-
-    def take_changes(self) -> Changes:
-        """Return the vectors and values that changed since the last call, by name."""
-
-    def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the clients from the checkpoint. `past_versions` are the model versions before the cached broadcasts."""
-
-
 class Stateful(Protocol):
-    """An object that stores its own state in the checkpoint, such as a strategy, the server optimizer, or a virtual network."""
+    """An object that stores its own state in the checkpoint, such as a strategy, the server optimizer, or the simulated clients."""
 
     def take_changes(self) -> Changes:
         """Return the vectors and values that changed since the last call, by name."""
@@ -45,9 +30,7 @@ class Stateful(Protocol):
 
 
 class Recovery:
-    """The saving and restoring of a run's state. Call `restore` before the first round, `mark_changed` after each round, and `save` for
-    each checkpoint.
-    """
+    """The saving and restoring of a run's state. Call `restore` before the first round, and `save` for each checkpoint."""
 
     def __init__(
         self,
@@ -56,29 +39,19 @@ class Recovery:
         data: Examples | None,
         rounds: int,
         others: Mapping[str, Stateful],
-        clients: Clients | None = None,
     ):
         """`data` is the training data, or None if the server has no data. A run can only be resumed with the same data.
 
-        `others`: the objects that store entries in the checkpoint, by the prefix of the entries' names. `clients` are the simulated
-        clients. In a deployment, `clients` is None: the clients store their state on their own machines.
+        `others`: further objects that store entries in the checkpoint, by the prefix of the entries' names.
         """
-        self.folder, self.loop, self.rounds = folder, loop, rounds
-        self.others, self.clients = others, clients
+        self.folder, self.loop, self.rounds, self.others = folder, loop, rounds, others
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, flushed=[folder.path / METRICS])
         self.saved_round = 0  # round of the last checkpoint
-        self.changed: set[int] = set()  # clients that took part in rounds since the last checkpoint
         # Hashes of the model and the data, which must not change. The keys of this dict are used in error messages.
         self.identity = {
             "another model": loop.broadcasts.layout.fingerprint,
             "other examples": data.digest if data is not None else "none",
         }
-        if clients is not None:
-            clients.use_checkpoint(self.checkpoint)
-
-    def close(self) -> None:
-        """Close the checkpoint."""
-        self.checkpoint.close()
 
     def restore(self) -> int:
         """Restore the run from the checkpoint, or save a checkpoint of round 0 for a new run. Return the number of the last round in the
@@ -96,14 +69,17 @@ class Recovery:
             self.save(0, 0)
             return 0
         try:
-            self._restore(json.loads(stored))
+            run = json.loads(stored)
+            self._check(run)
+            self._restore(run)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.checkpoint.folder} is damaged; start a new run with another --out"
             ) from error
         return self.saved_round
 
-    def _restore(self, run: dict[str, Any]) -> None:
+    def _check(self, run: dict[str, Any]) -> None:
+        """Raise RunFolderError if the run cannot be resumed with this model, this data and these options. `run` is the entry RUN."""
         where = f"the run in {self.folder.path}"
         for difference, value in self.identity.items():
             if run[difference] != value:
@@ -114,23 +90,44 @@ class Recovery:
             raise RunFolderError(
                 f"{where} has done {run['round']} rounds; give --rounds {run['round']} or more"
             )
-        self._restore_server(run)
+
+    def _restore(self, run: dict[str, Any]) -> None:
+        loop, checkpoint = self.loop, self.checkpoint
+        weights: Any = checkpoint.vector(WEIGHTS)
+        memory = {
+            name: (checkpoint.vector if is_vector else checkpoint.value)(DOWNLINK_MEMORY + name)
+            for name, is_vector in run["downlink_memory"].items()
+        }
+        cache = checkpoint.broadcasts(until=run["round"])
+        loop.broadcasts.restore(weights, memory, cache, run["version"], run["newest_bytes"])
+        for client, record in checkpoint.values(CLIENT).items():
+            version, ticket, dropped, examples = json.loads(record)
+            if version is not None:
+                loop.versions[int(client)] = version
+            if ticket is not None:
+                loop.tickets[int(client)] = ticket
+            if dropped:
+                loop.dropped[int(client)] = bytes.fromhex(dropped)
+            if examples is not None:
+                loop.examples[int(client)] = examples
+        for prefix, part in self._parts().items():
+            self._restore_part(prefix, part)
         self.folder.truncate_metrics(run["metrics_length"])
-        if self.clients is not None:
-            past_versions = [broadcast.base for broadcast in self.loop.broadcasts.cache]
-            self.clients.restore(self.loop.broadcasts.weights, run["version"], past_versions)
         self.saved_round = run["round"]
 
-    def mark_changed(self, result: RoundResult) -> None:
-        """Mark the clients of a round as changed, so that the next `save` writes the server's records of these clients."""
-        self.changed |= set(result.cohort)
+    def _restore_part(self, prefix: str, part: Stateful) -> None:
+        checkpoint = self.checkpoint
+        part.restore(
+            lambda name: checkpoint.vector(prefix + name),
+            lambda name: checkpoint.value(prefix + name),
+        )
 
     def save(self, round: int, metrics_length: int) -> None:
         """Save the state after a round. `metrics_length` is the size of metrics.jsonl in bytes after this round."""
         loop, broadcasts = self.loop, self.loop.broadcasts
         cache = broadcasts.cache
-        vectors, values = self.clients.take_changes() if self.clients is not None else ({}, {})
-        vectors[WEIGHTS] = broadcasts.weights
+        vectors: dict[str, Tensor] = {WEIGHTS: broadcasts.weights}
+        values: dict[str, bytes | None] = {}
         memory = broadcasts.memory.state_dict(copy=False)
         is_vector = {name: isinstance(value, Tensor) for name, value in memory.items()}
         for name, value in memory.items():
@@ -138,7 +135,7 @@ class Recovery:
                 vectors[DOWNLINK_MEMORY + name] = value
             else:
                 values[DOWNLINK_MEMORY + name] = value
-        for client in self.changed:
+        for client in loop.changed_clients:
             version, ticket = loop.versions.get(client), loop.tickets.get(client)
             dropped = loop.dropped.get(client, b"").hex()
             record = [version, ticket, dropped, loop.examples.get(client)]
@@ -157,38 +154,8 @@ class Recovery:
         values[RUN] = json.dumps(run | self.identity).encode()
         new = [broadcast for broadcast in cache if broadcast.round > self.saved_round]
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
-        self.changed.clear()
+        loop.changed_clients.clear()
         self.saved_round = round
-
-    def _restore_server(self, run: dict[str, Any]) -> None:
-        loop = self.loop
-        memory = {
-            name: (self._vector if is_vector else self.checkpoint.value)(DOWNLINK_MEMORY + name)
-            for name, is_vector in run["downlink_memory"].items()
-        }
-        cache = self.checkpoint.broadcasts(until=run["round"])
-        loop.broadcasts.restore(
-            self._vector(WEIGHTS), memory, cache, run["version"], run["newest_bytes"]
-        )
-        for client, record in self.checkpoint.values(CLIENT).items():
-            version, ticket, dropped, examples = json.loads(record)
-            if version is not None:
-                loop.versions[int(client)] = version
-            if ticket is not None:
-                loop.tickets[int(client)] = ticket
-            if dropped:
-                loop.dropped[int(client)] = bytes.fromhex(dropped)
-            if examples is not None:
-                loop.examples[int(client)] = examples
-        for prefix, part in self._parts().items():
-            self._restore_part(prefix, part)
-
-    def _restore_part(self, prefix: str, part: Stateful) -> None:
-        checkpoint = self.checkpoint
-        part.restore(
-            lambda name: checkpoint.vector(prefix + name),
-            lambda name: checkpoint.value(prefix + name),
-        )
 
     def _parts(self) -> dict[str, Stateful]:
         """Return the objects that have entries in the checkpoint, by the prefix of the entries' names."""
@@ -199,11 +166,3 @@ class Recovery:
         if counterpart is not None:
             parts["counterpart/"] = counterpart
         return {**parts, **self.others}
-
-    def _vector(self, name: str) -> Tensor:
-        vector = self.checkpoint.vector(name)
-        if vector is None:
-            raise CheckpointError(
-                f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out"
-            )
-        return vector

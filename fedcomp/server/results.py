@@ -4,13 +4,18 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from .. import __version__, spec
 from ..callbacks import (
+    Callback,
     ClientMetric,
     ClientRecord,
+    Header,
     Rejection,
     RejectionSummary,
     RoundRecord,
@@ -25,7 +30,9 @@ from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.base import AcceptedUpdate, cohort_size
 from ..tasks import Task
 from ..tasks.data import Examples, describe_non_finite
+from .evaluation import Evaluator
 from .round_loop import RoundResult
+from .run_folder import RunFolder
 
 # Maximum number of rejection reasons in summary.json, and of clients for each reason. The file metrics.jsonl has all rejections.
 MAX_REASONS, MAX_CLIENTS = 16, 16
@@ -44,6 +51,37 @@ UNUSED_BY_TRAIN_FN = {"optimizer", "optimizer_state", "step_schedule", "accumula
 UNUSED_BY_TRAIN_FN |= {"keep_momentum", "weight_decay", "augment", "proximal", "clip"}
 NUMBER = re.compile(r"\d+(\.\d+)?")
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
+
+
+class WarningLog:
+    """A log of the warnings of a run. Each warning is immediately passed to `forward`, and is added to the record of its round.
+
+    Only the first warning of each kind is reported, even if the run is resumed. Warnings without a kind are always reported.
+    """
+
+    def __init__(self, forward: Callable[[str], None]):
+        self.forward = forward
+        self.kinds: set[str] = set()  # kinds of the warnings that were reported so far
+        self._of_round: list[str] = []
+
+    def __call__(self, sentence: str, kind: str = "") -> None:
+        if kind and kind in self.kinds:
+            return
+        if kind:
+            self.kinds.add(kind)
+        self._of_round.append(sentence)
+        self.forward(sentence)
+
+    def take(self) -> tuple[str, ...]:
+        """Return the warnings since the last call."""
+        taken, self._of_round = tuple(self._of_round), []
+        return taken
+
+    def take_changes(self) -> Changes:
+        return {}, {KINDS: json.dumps(sorted(self.kinds)).encode()}
+
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
+        self.kinds |= set(json.loads(value(KINDS) or b"[]"))
 
 
 def make_strategy(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
@@ -133,22 +171,53 @@ def bandwidths_of(
     return bandwidths
 
 
+def run_header(
+    config: RunConfig,
+    strategy: RoundStrategy,
+    task: Task,
+    folder: RunFolder,
+    first_round: int,
+    **others: Any,
+) -> Header:
+    """Return the description of a run. `others` are the fields of Header that differ between simulations and deployments."""
+    return Header(
+        task=task.name,
+        clients=config.clients,
+        cohort=cohort_size(config.participation, config.clients),
+        parameters=strategy.model_layout.numel,
+        strategy=config.strategy,
+        uplink=str(strategy.uplink),
+        downlink=str(strategy.downlink),
+        memory=config.memory,
+        partition=config.partition,
+        first_round=first_round,
+        rounds=config.rounds,
+        out=str(folder.path),
+        relays=config.relays,
+        notice=strategy.notice,
+        judged="loss" if task.accuracy is None else "accuracy",
+        measures=tuple(task.metrics),
+        evaluate=config.evaluate,
+        **others,
+    )
+
+
 def round_record(
-    result: RoundResult,
-    layout: Layout,
-    loss: float | None,
-    accuracy: float | None,
-    metrics: Mapping[str, float],
-    seconds: float,
-    warn: Callable[..., None],
+    result: RoundResult, evaluator: Evaluator, weights: Tensor, began: float, warn: WarningLog
 ) -> RoundRecord:
-    """Return the record of a round (a line of metrics.jsonl), including a record of each client that reported metrics."""
+    """Evaluate the model with the weights `weights` [numel] after a round, and return the record of the round (a line of metrics.jsonl),
+    including a record of each client that reported metrics.
+
+    `began` is the time at which the round began, as returned by `time.perf_counter`.
+    """
+    evaluation = evaluator.evaluate(result.round, weights)
+    check_loss(warn, result.round, evaluation.loss, evaluator.test)
     spreads, values = summarize_client_metrics(result.round, result.accepted, warn)
-    traffic, dense = result.traffic, 4 * layout.numel
+    traffic, dense = result.traffic, 4 * evaluator.layout.numel
     return RoundRecord(
         round=result.round,
-        accuracy=accuracy,
-        loss=loss,
+        accuracy=evaluation.accuracy,
+        loss=evaluation.loss,
         train_loss=result.train_loss,
         cohort=len(result.cohort),
         accepted=len(result.accepted),
@@ -157,7 +226,7 @@ def round_record(
         downlink_bytes=sum(traffic.downlink.values()),
         dense_uplink_bytes=dense * len(result.cohort),
         dense_downlink_bytes=dense * len(traffic.downlink),
-        seconds=seconds,
+        seconds=time.perf_counter() - began,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
         # A client without an update has skipped the round, except if a relay has added its update to another client's update; the client
@@ -167,7 +236,7 @@ def round_record(
         rejections=tuple(result.rejections),
         suspicion=result.suspicion,
         clipped=result.clipped,
-        metrics=metrics,
+        metrics=evaluation.metrics,
         simulated_s=result.simulated_s,
         client_metrics=spreads,
         by_client=tuple(
@@ -175,9 +244,6 @@ def round_record(
                 client,
                 uplink_bytes=traffic.uplink.get(client, 0),
                 downlink_bytes=traffic.downlink.get(client, 0),
-                wire_bytes_in=None,
-                wire_bytes_out=None,
-                latency_s=None,
                 versions_behind=traffic.behind.get(client),
                 staleness=traffic.staleness.get(client, 0),
                 metrics=numbers,
@@ -231,6 +297,24 @@ def _spread(name: str, column: Sequence[tuple[float, int]]) -> ClientMetric:
     return ClientMetric(mean, worst, len(values), total)
 
 
+def finish_run(
+    config: RunConfig,
+    folder: RunFolder,
+    evaluator: Evaluator,
+    weights: Tensor,
+    device: str,
+    callback: Callback,
+) -> Summary:
+    """Write the trained model and the summary of a run to its folder, and return the summary. `device` describes the training device."""
+    folder.write_model(evaluator.export(weights))
+    summary = summarize_run(folder.records(), config, device)
+    folder.write_summary(summary)
+    if not summary.client_updates:
+        callback.on_warning(NOTHING_ACCEPTED)
+    callback.on_run_end(summary, str(folder.path))
+    return summary
+
+
 def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
     """Return the summary of a run from the records of its rounds."""
 
@@ -269,37 +353,6 @@ def summarize_rejections(records: Iterable[RoundRecord]) -> tuple[RejectionSumma
         named, more = tuple(clients[:MAX_CLIENTS]), max(0, len(clients) - MAX_CLIENTS)
         summaries.append(RejectionSummary(alike[0].stage, alike[0].reason, len(alike), named, more))
     return tuple(summaries)
-
-
-class WarningLog:
-    """A log of the warnings of a run. Each warning is immediately passed to `forward`, and is added to the record of its round.
-
-    Only the first warning of each kind is reported, even if the run is resumed. Warnings without a kind are always reported.
-    """
-
-    def __init__(self, forward: Callable[[str], None]):
-        self.forward = forward
-        self.kinds: set[str] = set()  # kinds of the warnings that were reported so far
-        self._of_round: list[str] = []
-
-    def __call__(self, sentence: str, kind: str = "") -> None:
-        if kind and kind in self.kinds:
-            return
-        if kind:
-            self.kinds.add(kind)
-        self._of_round.append(sentence)
-        self.forward(sentence)
-
-    def take(self) -> tuple[str, ...]:
-        """Return the warnings since the last call."""
-        taken, self._of_round = tuple(self._of_round), []
-        return taken
-
-    def take_changes(self) -> Changes:
-        return {}, {KINDS: json.dumps(sorted(self.kinds)).encode()}
-
-    def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        self.kinds |= set(json.loads(value(KINDS) or b"[]"))
 
 
 def check_loss(warn: WarningLog, round: int, loss: float | None, test: Examples | None) -> None:

@@ -95,6 +95,8 @@ class RoundLoop:
         self.examples: dict[int, int] = {}
         # By client: the encoded entries of its last accepted update that the server did not use, until the client has received them.
         self.dropped: dict[int, bytes] = {}
+        # Clients that took part in rounds since the last checkpoint.
+        self.changed_clients: set[int] = set()
 
     @property
     def model(self) -> Tensor:
@@ -106,7 +108,9 @@ class RoundLoop:
         broadcast.
         """
         for round in rounds:
-            yield self.run_round(round)
+            with timed("round"):
+                results = [self.run_round(round)]
+            yield results.pop()  # keeps no reference, so that the caller can free the result
 
     def run_round(self, round: int) -> RoundResult:
         strategy = self.strategy
@@ -119,8 +123,8 @@ class RoundLoop:
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
             self.broadcasts.release_downloads()  # now only `assignments` refers to the downloads
-            exchange.on_answer = partial(self.on_answer, round)
-            exchange.run(assignments, phase.completion or completion)
+            ends = phase.completion or completion
+            exchange.run(assignments, ends, partial(self.on_answer, round))
             phases[phase.name] = exchange.close()
             rejected |= exchange.rejected
             configs = {a.client: configs[a.client] for a in phases[phase.name]}
@@ -211,6 +215,7 @@ class RoundLoop:
                 [(a.client, a.update, a.fresh) for a in last], self._squared_step(broadcast)
             )
         self.dropped |= {a.client: frame for a in last if (frame := strategy.returned_frame(a))}
+        self.changed_clients |= set(cohort)
         left_out = {c: Rejection(c, "aggregate", reason) for c, reason in refused.items()}
         result = RoundResult(
             round,

@@ -7,13 +7,11 @@ model.safetensors  the trained parameters under the names of the user's module, 
 checkpoint/        the state from which --resume continues (server/checkpoint.py).
 """
 
-import fcntl
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +32,13 @@ from ..callbacks import (
 from ..config import (
     RUN_FILE,
     RunConfig,
-    create_unique_folder,
-    default_folder,
-    expand_home,
     first_difference,
     flag,
     read_run,
     settings,
 )
 from ..errors import RunFolderError
+from ..out_folder import OutFolder
 from ..tasks import OBJECT
 
 METRICS = "metrics.jsonl"
@@ -51,7 +47,7 @@ MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 
 
-class RunFolder:
+class RunFolder(OutFolder):
     """The folder of one run.
 
     Raises RunFolderError if the folder --out of a new run exists already, or if the folder --out of a resumed run has no run with these
@@ -59,61 +55,16 @@ class RunFolder:
     """
 
     def __init__(self, config: RunConfig):
-        self.path = expand_home(config.out or default_folder(_folder_label(config.task)), "--out")
-        self._unnamed = config.out is None
-        self.resumed = config.resume
+        super().__init__(config.out, _folder_label(config.task), "run", config.resume)
         self.stored = self._stored(config) if config.resume else {}
-        self._lock: int | None = None
-        with self._writing():
-            in_use = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
-        if in_use and not (config.resume or self._unnamed):
-            raise RunFolderError(
-                f"--out {self.path} exists; give another name, or --resume to continue the run in it"
-            )
-
-    def open(self) -> None:
-        """Create or reopen the folder, and lock it. Raises RunFolderError if the folder cannot be written or another process uses it."""
-        with self._writing():
-            if self._unnamed:
-                self.path, self._unnamed = create_unique_folder(self.path), False
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path, os.O_RDONLY)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunFolderError(
-                    f"another process uses --out {self.path}; wait until it ends, or give another name"
-                ) from None
-
-    def close(self) -> None:
-        """Unlock the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     def write_config(self, config: RunConfig, resolved: dict[str, Any]) -> None:
         """Write every option to config.toml, and the choices for this machine to its table [resolved]."""
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
-        with self._writing():
-            self._replace(RUN_FILE, tomli_w.dumps(values).encode())
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunFolderError(
-                f"--out {self.path} cannot be written ({error.strerror}); give a folder that can be written"
-            ) from error
+        self._replace(RUN_FILE, tomli_w.dumps(values))
 
     def _stored(self, config: RunConfig) -> dict[str, Any]:
-        if config.out is None:
-            raise RunFolderError("--resume needs --out with the folder of the run to continue")
         stored = read_run(self.path)
-        if not os.access(self.path, os.W_OK):
-            raise RunFolderError(
-                f"--out {self.path} cannot be written; make it writable to continue the run"
-            )
         name = first_difference(config, stored)
         if name:
             before, now = (values.get(name, "not given") for values in (stored, settings(config)))
@@ -152,13 +103,7 @@ class RunFolder:
             durable_files.flush(temporary)
 
     def write_summary(self, summary: Summary) -> None:
-        with self._writing():
-            text = json.dumps(finite(values_of(summary)), indent=2) + "\n"
-            self._replace(SUMMARY, text.encode())
-
-    def _replace(self, name: str, data: bytes) -> None:
-        # 0o666: the permissions of the file, which the umask restricts.
-        durable_files.replace(self.path / name, [data], 0o666)
+        self._replace(SUMMARY, json.dumps(finite(values_of(summary)), indent=2) + "\n")
 
 
 def read_records(path: Path) -> list[RoundRecord]:

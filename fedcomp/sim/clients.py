@@ -10,7 +10,8 @@ from torch import Tensor
 from ..clients.session import ClientSession, HostedStates
 from ..clients.state import ClientState
 from ..memories import Memory
-from ..memories.base import Changes
+from ..memories.base import Changes, ReadValue, ReadVector
+from ..server.broadcasts import Broadcasts
 from ..server.checkpoint import Checkpoint
 from .placement import IN_MEMORY, Placement
 
@@ -75,10 +76,8 @@ class ClientStore(HostedStates):
         self.changed.clear()
         return vectors, {**values}
 
-    def clear(self) -> None:
-        """Remove all states from memory, so that the next use of a state reads this state from the checkpoint."""
-        self.by_client.clear()
-        self.changed.clear()
+    def restore(self, vector: ReadVector, value: ReadValue) -> None:
+        """Do nothing, since the state of a client is read from the checkpoint on first use."""
 
     def _read(self, client: int) -> ClientState | None:
         if self.checkpoint is None:
@@ -138,15 +137,7 @@ class VirtualClients(ClientSession):
         """The number of clients."""
         return len(self.trainer.shards)
 
-    # Checkpoints.
-
-    def use_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.states.checkpoint = checkpoint
-
-    def take_changes(self) -> Changes:
-        return self.states.take_changes()
-
-    def restore(self, weights: Tensor, version: str, past_versions: Iterable[str]) -> None:
-        """Restore the model from the checkpoint. The states of the clients are read from the checkpoint on first use."""
-        self.replica.restore(weights, version, past_versions)
-        self.states.clear()
+    def restore(self, broadcasts: Broadcasts) -> None:
+        """Restore the model of a resumed run. The states of the clients are read from the checkpoint on first use."""
+        past_versions = [broadcast.base for broadcast in broadcasts.cache]
+        self.replica.restore(broadcasts.weights, broadcasts.version, past_versions)

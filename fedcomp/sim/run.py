@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..callbacks import Callback, Header, RoundRecord, Summary, hears
+from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..clients.evaluation import ClientEvaluator
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
@@ -18,8 +18,7 @@ from ..codecs import codec
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
-from ..messages import in_process
-from ..profiling import timed, timed_each
+from ..profiling import timed
 from ..server.asynchronous_loop import make_loop
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
@@ -28,15 +27,14 @@ from ..server.logs import STDOUT
 from ..server.option_callbacks import with_option_callbacks
 from ..server.recovery import Recovery
 from ..server.results import (
-    NOTHING_ACCEPTED,
     WarningLog,
     bandwidths_of,
-    check_loss,
     client_config,
+    finish_run,
     make_strategy,
     refuse_unused_options,
     round_record,
-    summarize_run,
+    run_header,
 )
 from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
@@ -54,7 +52,7 @@ from ..training.local_sgd import LocalSGD
 from ..training.optimizers import check_optimizer
 from ..transports.inprocess import InProcessTransport
 from ..transports.relays import check as check_relays
-from ..transports.relays import inexact, inexact_warning
+from ..transports.relays import warn_if_inexact
 from .attacks import ByzantineClients, attacks
 from .clients import ClientStore, VirtualClients
 from .engine_choice import PLACEMENT_KEY, EngineChoice, batching_error, engine_reason, make_engine
@@ -129,9 +127,7 @@ class PreparedRun:
         self.layout = check(self.task, config.batch_size, train, self.test or train, config.augment)
         self.sent_layout = self.strategy.layout  # layout of the vectors that clients send
         self.config = config = with_memories(config, self.sent_layout.numel)
-        client_memory = self._memory()
-        if config.relays:
-            check_relays(config, self.strategy, client_memory)
+        check_relays(config, self.strategy)
         self.train = train
         self.shards = partition(
             config.partition, train, config.clients, config.seed, self.task.name
@@ -155,7 +151,7 @@ class PreparedRun:
         cohort = cohort_size(config.participation, config.clients)
         # Maximum number of clients that take part in the run.
         n_participants = min(config.clients, config.rounds * cohort)
-        client_bytes = self._client_bytes(client_memory)
+        client_bytes = self._client_bytes(self.strategy.memory)
         self.placement = choose_placement(
             config.residuals, self.device, n_participants, client_bytes
         )
@@ -250,8 +246,7 @@ class Simulation(PreparedRun):
         """Run or continue the simulation and return its summary."""
         with ExitStack() as ends:
             self.callback = ends.enter_context(with_option_callbacks(self.config, self.callback))
-            if hears(self.callback, "on_progress"):
-                self.loop.on_answer = self.callback.on_progress
+            self.loop.on_answer = self.callback.on_progress
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._start_actors(self.engine)
@@ -259,13 +254,16 @@ class Simulation(PreparedRun):
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            others: dict[str, Any] = {"warnings/": self.warnings}
+            others: dict[str, Any] = {"": self.clients.states, "warnings/": self.warnings}
             if self.timing:
                 others["network/"] = self.timing
             data, rounds = self.trainer.data, self.config.rounds
-            recovery = Recovery(self.folder, self.loop, data, rounds, others, self.clients)
-            ends.callback(recovery.close)
+            recovery = Recovery(self.folder, self.loop, data, rounds, others)
+            self.clients.states.checkpoint = recovery.checkpoint
+            ends.callback(recovery.checkpoint.close)
             done = recovery.restore()
+            if done:
+                self.clients.restore(self.broadcasts)
             if self.folder.resumed:
                 self._write_config()
             self.callback.on_run_start(self._header(done + 1))
@@ -275,20 +273,20 @@ class Simulation(PreparedRun):
             )
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
-            if self.config.attack is None:
-                ends.enter_context(in_process())
             self._rounds(recovery, done, ends.enter_context(Interruption()))
-            return self._finish()
+            weights, device = self.loop.model, self.machine.device
+            return finish_run(
+                self.config, self.folder, self.evaluator, weights, device, self.callback
+            )
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
         began, times = time.perf_counter(), SaveTimes(self.config.checkpoint_every)
         rounds = range(done + 1, self.config.rounds + 1)
-        for outcome in timed_each("round", self.loop.rounds(rounds)):
+        for outcome in self.loop.rounds(rounds):
             if self.timing:
                 self.timing.on_round_end(outcome)
             record = self._record(outcome, began)
             length = self.folder.append(record)
-            recovery.mark_changed(outcome)
             last = outcome.round == self.config.rounds
             due = last or interruption.requested or times.due(outcome.round)
             took_s = self._save(recovery, outcome.round, length) if due else 0.0
@@ -352,42 +350,25 @@ class Simulation(PreparedRun):
         return self._engine(model, weights, data, shard)
 
     def _header(self, first: int) -> Header:
-        c = self.config
-        return Header(
-            task=self.task.name,
-            clients=c.clients,
-            cohort=cohort_size(c.participation, c.clients),
-            parameters=self.layout.numel,
-            strategy=c.strategy,
-            uplink=str(self.strategy.uplink),
-            downlink=str(self.strategy.downlink),
-            memory=c.memory,
-            partition=c.partition,
+        return run_header(
+            self.config,
+            self.strategy,
+            self.task,
+            self.folder,
+            first,
             device=self.machine.device,
             engine=str(self.machine),
             engine_reason=self.engine_reason,
-            first_round=first,
-            rounds=c.rounds,
-            out=str(self.folder.path),
-            relays=c.relays,
             attack=str(self.byzantine),
             byzantine=self.byzantine.size,
-            notice=self.strategy.notice,
-            network=c.network or "",
+            network=self.config.network or "",
             residuals=str(self.placement),
-            judged="loss" if self.task.accuracy is None else "accuracy",
-            measures=tuple(self.task.metrics),
-            evaluate=c.evaluate,
         )
 
     # A round.
 
     def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
-        measured = self.evaluator.evaluate(outcome.round, self.loop.model)
-        check_loss(self.warnings, outcome.round, measured.loss, self.test)
-        record = round_record(
-            outcome, self.layout, *measured, time.perf_counter() - began, self.warnings
-        )
+        record = round_record(outcome, self.evaluator, self.loop.model, began, self.warnings)
         if self.relays is not None:
             record = self._with_relays(self.relays, outcome, record)
         if self.timing is not None:
@@ -401,23 +382,10 @@ class Simulation(PreparedRun):
         decoded exactly.
         """
         client_bytes, empty = relays.take()
-        if missed := inexact([a.update for a in outcome.accepted]):
-            sentence = inexact_warning(outcome.round, missed, record.uplink_nonzeros)
-            self.warnings(sentence, kind="inexact sums of relays")
+        warn_if_inexact(outcome.round, [a.update for a in outcome.accepted], self.warnings)
         return dataclasses.replace(
             record, uplink_bytes=client_bytes, relayed_bytes=record.uplink_bytes, skipped=empty
         )
-
-    # The end.
-
-    def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.export(self.loop.model))
-        summary = summarize_run(self.folder.records(), self.config, self.machine.device)
-        self.folder.write_summary(summary)
-        if not summary.client_updates:
-            self.callback.on_warning(NOTHING_ACCEPTED)
-        self.callback.on_run_end(summary, str(self.folder.path))
-        return summary
 
 
 def _refuse_deployment_options(config: RunConfig) -> None:

@@ -224,10 +224,9 @@ def hold_out(
     is not held out. The random choice depends only on the seed and the position of the client in `shards`.
     """
     training, held_out = [], []
-    generators = seeds.generators(seed, "holdout", [(0, client) for client in range(len(shards))])
-    for shard, generator in zip(shards, generators, strict=True):
+    for client, shard in enumerate(shards):
         count = min(max(1, int(fraction * len(shard) + 0.5)), max(0, len(shard) - 1))
-        order = generator.permutation(len(shard))
+        order = seeds.generator(seed, "holdout", index=client).permutation(len(shard))
         training.append(shard[np.sort(order[count:])])
         held_out.append(shard[np.sort(order[:count])])
     return training, held_out

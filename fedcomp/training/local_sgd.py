@@ -257,32 +257,19 @@ def plan_batches(
     fewer. The examples are shuffled before each pass over the shard. With `steps`, a pass omits the examples that do not fill a batch. With
     `epochs`, the last batch of a pass has the remaining examples. Raises DataError if the shard is empty.
     """
-    return plan_all_batches(sgd, [shard], seed, [(round, client)])[0]
-
-
-def plan_all_batches(
-    sgd: LocalSGD,
-    shards: Sequence[np.ndarray],
-    seed: int,
-    rounds_and_clients: Sequence[tuple[int, int]],
-) -> list[list[np.ndarray]]:
-    """Return the batches of several clients, faster than by one call of `plan_batches` for each client."""
-    plans = []
-    generators = seeds.generators(seed, "batches", rounds_and_clients)
-    for shard, generator, (_, client) in zip(shards, generators, rounds_and_clients, strict=True):
-        if not len(shard):
-            raise DataError(
-                f"client {client} has no examples; give fewer --clients or another --partition"
-            )
-        n, size, batches = len(shard), min(sgd.batch_size, len(shard)), []
-        for _ in range(sgd.epochs):
-            batches += np.split(shard[generator.permutation(n)], range(size, n, size))
-        while not sgd.epochs and len(batches) < sgd.steps:
-            whole = min(sgd.steps - len(batches), n // size)
-            drawn = generator.choice(n, whole * size, replace=False)
-            batches += list(shard[drawn].reshape(whole, size))
-        plans.append(batches)
-    return plans
+    if not len(shard):
+        raise DataError(
+            f"client {client} has no examples; give fewer --clients or another --partition"
+        )
+    generator = seeds.generator(seed, "batches", round, client)
+    n, size, batches = len(shard), min(sgd.batch_size, len(shard)), []
+    for _ in range(sgd.epochs):
+        batches += np.split(shard[generator.permutation(n)], range(size, n, size))
+    while not sgd.epochs and len(batches) < sgd.steps:
+        whole = min(sgd.steps - len(batches), n // size)
+        drawn = generator.choice(n, whole * size, replace=False)
+        batches += list(shard[drawn].reshape(whole, size))
+    return batches
 
 
 def plan_augmentation(

@@ -6,7 +6,7 @@ first report with an update carries the sum, and the other reports carry no fram
 every client has the same weight.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..codecs import Codec, Update
@@ -15,7 +15,6 @@ from ..codecs.update import Sections
 from ..config import RunConfig
 from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
-from ..memories import Memory
 from ..messages import MAX_EXAMPLES, UPDATE, Assignment, Report, ReportedMetrics, failure
 from ..strategies import RoundStrategy
 from ..strategies.base import cohort_size
@@ -96,9 +95,11 @@ def _largest_sum(
     }
 
 
-def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
-    """Raise ConfigError if relays cannot add the encoded updates of this run."""
-    uplink = strategy.uplink
+def check(config: RunConfig, strategy: RoundStrategy) -> None:
+    """Raise ConfigError if the run has relays, but relays cannot add the encoded updates of this run."""
+    if not config.relays:
+        return
+    uplink, memory = strategy.uplink, strategy.memory
     clients = cohort_size(config.participation, config.clients)
     per_relay = -(-config.clients // config.relays)  # a round may use all clients of one relay
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
@@ -134,9 +135,14 @@ def inexact(updates: Iterable[Update | None]) -> int:
     return coordinates
 
 
-def inexact_warning(round: int, coordinates: int, total: int) -> str:
-    """Return the warning that `coordinates` of `total` coordinates could not be decoded exactly."""
-    return (
-        f"round {round}: {coordinates} of {total} coordinates in the sums of the relays could not be decoded exactly; give s2 in --uplink "
-        "a larger 'union' or more 'columns'"
-    )
+def warn_if_inexact(
+    round: int, updates: Sequence[Update | None], warn: Callable[..., None]
+) -> None:
+    """Warn, once in a run, if coordinates in the sums of encoded updates could not be decoded exactly."""
+    if coordinates := inexact(updates):
+        total = sum(update.nonzeros for update in updates if update is not None)
+        warn(
+            f"round {round}: {coordinates} of {total} coordinates in the sums of the relays could not be decoded exactly; give s2 in "
+            "--uplink a larger 'union' or more 'columns'",
+            kind="inexact sums of relays",
+        )

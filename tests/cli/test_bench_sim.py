@@ -1,4 +1,4 @@
-"""`fedcomp bench sim`: real rounds, the time of each part, PyTorch loops on the same examples, and a trace in a valid format."""
+"""`fedcomp bench sim`: real rounds, the time of each part, and PyTorch loops on the same examples."""
 
 import json
 import re
@@ -12,7 +12,6 @@ import pytest
 import torch
 from cases import for_each
 from test_main import fedcomp, sentence
-from test_profiling import check_trace
 from torch import nn
 
 from fedcomp import Data, Layout, Task
@@ -40,15 +39,13 @@ WORDS = ["--task", TASK, "--clients", 8, "--participation", 1 / 2, "--device", "
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bench") / "trace.json"
-    done = fedcomp("bench", "sim", *WORDS, "--json", "--trace", path)
-    return json.loads(done.stdout), json.loads(path.read_text())
+def measured():
+    return json.loads(fedcomp("bench", "sim", *WORDS, "--json").stdout)
 
 
 @pytest.mark.slow
 def test_rounds_are_real_and_the_times_of_their_parts_add_up(measured):
-    found, _ = measured
+    found = measured
     assert (found["clients"], found["cohort"], found["rounds"], found["accepted"]) == (8, 4, 2, 8)
     assert found["parameters"] == 42 and 0 <= found["accuracy"] <= 1
     assert list(found["parts"]) == [*PARTS, OTHER]
@@ -59,7 +56,7 @@ def test_rounds_are_real_and_the_times_of_their_parts_add_up(measured):
 
 @pytest.mark.slow
 def test_each_loop_has_its_time_and_its_operations(measured):
-    found, _ = measured
+    found = measured
     assert [way["name"] for way in found["ways"]] == [WHOLE, LOCAL, "lean loop"]
     for way in found["ways"]:
         assert way["client_updates_per_s"] == pytest.approx(4 / way["seconds"])
@@ -74,32 +71,6 @@ def test_each_loop_has_its_time_and_its_operations(measured):
     assert found["client_flops"] == 5 * 20 * 2 * (
         3 * 8 * 2 + 2 * 2 * 8
     )  # products of both layers, without the gradient of the inputs
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_measurements_are_printed_if_the_trace_cannot_be_written():
-    done = fedcomp("bench", "sim", *WORDS, "--json", "--trace", "/dev/full")
-    assert done.exit_code == 2 and json.loads(done.stdout)["rounds"] == 2
-    assert (
-        done.stderr
-        == "fedcomp: --trace /dev/full cannot be written (No space left on device); name another file\n"
-    )
-
-
-@pytest.mark.slow
-def test_the_trace_has_every_round(measured):
-    _, found = measured
-    events = check_trace(found)
-    names = [e["name"] for e in events]
-    assert names.count("round") == names.count("evaluation") == 4 and names.count("lean loop") == 3
-    assert sum(e["args"]["clients"] for e in events if e["name"] == "local SGD") == 4 * 4
-    rounds = [e for e in events if e["name"] == "round"]
-    assert all(
-        any(r["ts"] <= e["ts"] and e["ts"] + e["dur"] <= r["ts"] + r["dur"] + 1e-3 for r in rounds)
-        for e in events
-        if e["name"] in ("local SGD", "aggregation", "downlink")
-    )
 
 
 def test_rounds_count_once_the_engine_has_settled(fake_run):
@@ -188,10 +159,6 @@ def test_temporary_folders_are_removed(tmp_path, monkeypatch):
         (["--rounds", "0"], "invalid value for '--rounds'"),
         (["--out", "x"], "no such option '--out'"),
         (["--clients", "0"], "--clients is 0; give at least 1"),
-        (
-            ["--trace", "nowhere/trace.json"],
-            "--trace nowhere/trace.json cannot be written; name a file in an existing folder",
-        ),
         (["--task", "nothing"], "unknown task 'nothing'"),
         (["--uplink", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
         (["--loops", "leen"], "--loops cannot be 'leen'; did you mean 'lean'?"),

@@ -269,7 +269,7 @@ def test_a_report_on_a_comparison_has_all_started_alternatives(compared, tmp_pat
     [
         (
             [*FOUR, "--out", "{out}"],
-            "--out {out} exists; give another --out, or --resume to continue the comparison in this folder",
+            "--out {out} exists; give another name, or --resume to continue the comparison in it",
         ),
         (
             [*FOUR, "--seed", "2", "--out", "{out}", "--resume"],

@@ -131,7 +131,11 @@ def another_version(a, r):
     return replace(r, version="0" * 32)
 
 
-@for_each("fault", [lose, spoil, another_round, another_version])
+def unknown_kind(a, r):
+    return replace(r, kind="partial-update")
+
+
+@for_each("fault", [lose, spoil, another_round, another_version, unknown_kind])
 def test_the_update_of_a_rejected_report_stays_in_the_memory(fault):
     federation = Federation(HALF)
     accounts = Accounts(federation)

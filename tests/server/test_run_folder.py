@@ -10,10 +10,10 @@ from fedcomp.config import RunConfig
 from fedcomp.server.run_folder import RunFolder
 
 
-def opened_together(folders, *given):
+def opened_together(folders):
     """Open all folders at the same moment. Return their paths."""
     with ThreadPoolExecutor(len(folders)) as threads:
-        list(threads.map(lambda folder: folder.open(*given), folders))
+        list(threads.map(lambda folder: folder.open(), folders))
     return {folder.path for folder in folders}
 
 
@@ -30,7 +30,7 @@ def test_runs_that_start_in_the_same_second_get_different_folders(tmp_path, monk
 def test_comparisons_that_start_in_the_same_second_get_different_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [ComparisonFolder({"seed": [0, 1]}) for _ in range(4)]
-    assert len(opened_together(folders, {})) == 4
+    assert len(opened_together(folders)) == 4
     for folder in folders:
         folder.close()
 

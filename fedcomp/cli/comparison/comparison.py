@@ -71,7 +71,8 @@ class Comparison:
             stack.callback(self.folder.close)
             resolved: dict[str, Any] = {"side_by_side": side, "threads": threads or cores()}
             resolved |= {BASELINE: self.baseline} | ({TARGET: self.target} if self.target else {})
-            self.folder.open(resolved)
+            self.folder.open()
+            self.folder.write_options(resolved)
             progress = [AlternativeProgress(each.name, each.config.rounds) for each in self.all]
             for each, shown in zip(self.all, progress, strict=True):
                 if each.name in self.finished:

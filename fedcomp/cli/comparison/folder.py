@@ -6,12 +6,9 @@ comparison.json     the table of results as JSON
 report.html         the report on all runs
 """
 
-import fcntl
 import json
-import os
 import tomllib
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +20,12 @@ from ...config import (
     RUN_FILE,
     RunConfig,
     StrategyDefault,
-    create_unique_folder,
-    default_folder,
-    expand_home,
     flag,
     inherited_options,
     read_toml,
 )
 from ...errors import RunFolderError, UserError
+from ...out_folder import OutFolder
 from ..results import parse_accuracy
 from .alternatives import Alternative
 from .displays import DONE, AlternativeProgress
@@ -43,7 +38,7 @@ STRATEGY_DEFAULTS = {n for n, f in FIELDS.items() if isinstance(f.default, Strat
 NOT_STORED = {"out", "resume", "plain"}  # options that are not written to alternatives.toml
 
 
-class ComparisonFolder:
+class ComparisonFolder(OutFolder):
     """The folder of one comparison.
 
     Raises RunFolderError if another process uses the folder, the folder to resume is missing, or the folder contains runs with other
@@ -52,31 +47,19 @@ class ComparisonFolder:
 
     def __init__(self, values: Mapping[str, Any]):
         task = Path(values.get("task", RunConfig.task).partition(":")[0]).stem
-        self.path = expand_home(values.get("out") or default_folder(task), "--out")
-        self._has_default_name = not values.get("out")
+        super().__init__(values.get("out"), task, "comparison", bool(values.get("resume")))
         given = {name: value for name, value in values.items() if value is not None}
         self.values = {name: value for name, value in given.items() if name not in NOT_STORED}
-        self._stack = ExitStack()
         # For a resumed comparison, the table [resolved] in alternatives.toml.
         self._stored: Mapping[str, Any] | None = None
         file = self.path / ALTERNATIVES_FILE
-        if values.get("resume"):
-            if self._has_default_name:
-                raise RunFolderError(
-                    "--resume needs --out with the folder of the comparison to continue"
-                )
+        if self.resumed:
             if not file.is_file():
                 raise RunFolderError(
                     f"--out {self.path} contains no {ALTERNATIVES_FILE} to continue; leave --resume out to start a new comparison"
                 )
             self._check_same_options(read_toml(file, FIELDS))
             self._stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
-        elif not self._has_default_name and (
-            self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
-        ):
-            raise RunFolderError(
-                f"--out {self.path} exists; give another --out, or --resume to continue the comparison in this folder"
-            )
 
     def _check_same_options(self, stored: Mapping[str, Any]) -> None:
         """Raise RunFolderError if the options stored in the folder differ from the options of this command."""
@@ -87,31 +70,9 @@ class ComparisonFolder:
                 advice = "give the same value, or another --out"
                 raise RunFolderError(f"{found}, but this command has {_shown(own)}; {advice}")
 
-    def open(self, resolved: Mapping[str, Any]) -> None:
-        """Create or reopen the folder, and lock it. Write the options and the table [resolved] to alternatives.toml.
-
-        Without --out, the folder gets a unique name.
-        """
-        try:
-            if self._has_default_name:
-                self.path, self._has_default_name = create_unique_folder(self.path), False
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path, os.O_RDONLY)
-            self._stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            text = tomli_w.dumps({**self.values, "resolved": dict(resolved)})
-            self._write(ALTERNATIVES_FILE, text)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"another process uses --out {self.path}; wait until the process ends, or give another --out"
-            ) from None
-        except OSError as error:
-            raise RunFolderError(
-                f"--out {self.path} cannot be written ({error.strerror}); give a writable folder"
-            ) from error
-
-    def close(self) -> None:
-        self._stack.close()
+    def write_options(self, resolved: Mapping[str, Any]) -> None:
+        """Write the options and the table [resolved] to alternatives.toml. Raises RunFolderError."""
+        self._replace(ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)}))
 
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
         """Return the options of one of the compared runs, including "out" and "resume".
@@ -121,10 +82,10 @@ class ComparisonFolder:
         """
         folder = self.path / alternative.name
         values = {name: value for name, value in alternative.values.items() if value is not None}
-        started = not self._has_default_name and (folder / RUN_FILE).is_file()
+        started = not self._is_unnamed and (folder / RUN_FILE).is_file()
         stored = inherited_options(folder) if started else {}
         defaults = {name: value for name, value in stored.items() if name in STRATEGY_DEFAULTS}
-        out = None if self._has_default_name else str(folder)
+        out = None if self._is_unnamed else str(folder)
         return defaults | values | {"out": out, "resume": started}
 
     def stored_baseline(self, default: bool) -> bool:
@@ -176,14 +137,11 @@ class ComparisonFolder:
     def write_comparison(self, values: Mapping[str, Any]) -> None:
         """Write comparison.json. Raises RunFolderError."""
         try:
-            self._write(COMPARISON, json.dumps(values, indent=2) + "\n")
+            text = json.dumps(values, indent=2) + "\n"
+            durable_files.replace(self.path / COMPARISON, [text.encode()], 0o666)
         except OSError as error:
             found = f"{self.path / COMPARISON} cannot be written ({error.strerror})"
             raise RunFolderError(f"{found}; free disk space, then give --resume") from error
-
-    def _write(self, name: str, text: str) -> None:
-        # The file mode 0o666 is further restricted by the umask.
-        durable_files.replace(self.path / name, [text.encode()], 0o666)
 
 
 def _shown(value: Any) -> str:

@@ -1093,8 +1093,11 @@ def test_if_a_sum_is_rejected_all_its_updates_are_rejected(loop):
         exchange = Exchange(
             server.transport, None, strategy, Phase(), Traffic(), lambda report: None
         )
-        exchange.on_answer = lambda count, of: answered.append(count)
-        exchange.run([assignment(client) for client in range(4)], RoundCompletion())
+        exchange.run(
+            [assignment(client) for client in range(4)],
+            RoundCompletion(),
+            lambda count, of: answered.append(count),
+        )
     assert [*exchange.accepted] == [3] and sorted(exchange.rejected) == [0, 1, 2]
     assert answered == [1, 2, 3, 4]
     assert [exchange.rejected[client].stage for client in range(3)] == ["reply", "relay", "relay"]

@@ -1,0 +1,84 @@
+"""The folder that the option --out names. A run and a comparison write their files to such a folder."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from . import durable_files
+from .config import expand_home
+from .errors import RunFolderError
+
+
+class OutFolder:
+    """The folder `out`, or without `out` a new folder runs/LABEL-YYYYMMDD-HHMMSS, whose name `open` makes unique.
+
+    `content` is "run" or "comparison", for error messages. Raises RunFolderError if a new folder `out` exists already, or if a folder is
+    resumed without `out`. The error is raised before anything is written.
+    """
+
+    def __init__(self, out: str | None, label: str, content: str, resumed: bool):
+        default = f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.path, self.resumed = expand_home(out or default, "--out"), resumed
+        self._is_unnamed, self._lock = not out, -1
+        if self._is_unnamed and resumed:
+            raise RunFolderError(
+                f"--resume needs --out with the folder of the {content} to continue"
+            )
+        with self._writing():
+            in_use = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if in_use and out and not resumed:
+            raise RunFolderError(
+                f"--out {self.path} exists; give another name, or --resume to continue the {content} in it"
+            )
+
+    def open(self) -> None:
+        """Create or reopen the folder, and lock it. Raises RunFolderError if the folder cannot be written or another process uses it."""
+        with self._writing():
+            if self._is_unnamed:
+                self._create_unique()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    f"another process uses --out {self.path}; wait until it ends, or give another name"
+                ) from None
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _create_unique(self) -> None:
+        """Create the folder under its default name, or with the suffix -2, -3, … if the name is taken.
+
+        Since mkdir is atomic, runs that start at the same moment get different folders.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        default, number = self.path, 1
+        while self._is_unnamed:
+            try:
+                self.path.mkdir()
+                self._is_unnamed = False
+            except FileExistsError:
+                number += 1
+                self.path = default.with_name(f"{default.name}-{number}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunFolderError(
+                f"--out {self.path} cannot be written ({error.strerror}); give a folder that can be written"
+            ) from error
+
+    def _replace(self, name: str, text: str) -> None:
+        """Write a file of the folder. Raises RunFolderError."""
+        with self._writing():
+            # 0o666: the permissions of the file, which the umask restricts.
+            durable_files.replace(self.path / name, [text.encode()], 0o666)
