@@ -20,7 +20,9 @@ import hashlib
 import itertools
 import json
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -33,6 +35,9 @@ UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "den
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a client's report
 TRAIN = "train"  # name of the phase in strategies with a single phase per round
 LENGTH = struct.Struct("<I")
+# Placeholder for fingerprints (hashes) in messages that never leave this process.
+NOT_COMPUTED = "not computed"
+_in_process: ContextVar[bool] = ContextVar("in_process", default=False)
 compact_json = functools.partial(json.dumps, separators=(",", ":"))  # JSON without spaces
 
 
@@ -293,8 +298,25 @@ def ticket(round: int, client: int, frame: bytes) -> str:
     return _digest(f"{round}:{client}:", frame)[:16] if frame else ""
 
 
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Omit checksums of frames and hashes of weights within a `with` block, for messages that never leave this process."""
+    token = _in_process.set(True)
+    try:
+        yield
+    finally:
+        _in_process.reset(token)
+
+
+def skips_checksums() -> bool:
+    """Return whether the caller runs in a `with in_process()` block."""
+    return _in_process.get()
+
+
 def fingerprint(weights: Tensor) -> str:
-    """Return the hash of a float32 vector as 32 hex digits."""
+    """Return the hash of a float32 vector as 32 hex digits, or NOT_COMPUTED in a `with in_process()` block."""
+    if skips_checksums():
+        return NOT_COMPUTED
     return hashlib.sha256(weights.detach().cpu().contiguous().numpy().data).hexdigest()[:32]
 
 

@@ -16,6 +16,7 @@ from ..messages import (
     fingerprint,
     initial_version,
     next_version,
+    skips_checksums,
 )
 
 DENSE_CODEC = codec("identity")
@@ -46,7 +47,8 @@ class Replica:
         """
         if assignment.version != self.version:
             self._apply(assignment)
-            self.fingerprint = fingerprint(self.weights)
+            checked = not skips_checksums()
+            self.fingerprint = fingerprint(self.weights) if checked else assignment.fingerprint
             self.version = assignment.version if self.fingerprint == assignment.fingerprint else ""
             self.past_versions[self.version] = None
         if self.fingerprint != assignment.fingerprint:

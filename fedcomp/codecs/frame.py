@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from ..errors import FrameError
 from ..layout import Entry, Layout
+from ..messages import skips_checksums
 
 MAGIC, VERSION = b"fc", 1
 MODEL, LAYER, CHUNK = 0, 1, 2
@@ -128,7 +129,7 @@ def unseal(
         )
     (checksum,) = CRC.unpack_from(view, HEAD.size)
     _, crc = _head(found, scope, numel)
-    if checksum != zlib.crc32(view[SECTIONS:], crc):
+    if not skips_checksums() and checksum != zlib.crc32(view[SECTIONS:], crc):
         raise FrameError(
             f"the checksum does not match: the frame is damaged, or is for a vector whose size is not {numel}"
         )
