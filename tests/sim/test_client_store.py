@@ -194,7 +194,7 @@ def test_a_damaged_file_of_a_client_raises_an_error(tmp_path, monkeypatch):
     worked(store, 7, 0)
     store.mark_changed([7])
     store.checkpoint.save(*store.take_changes())
-    store.states.clear()
+    store.by_client.clear()
     for path in (tmp_path / FILES).iterdir():
         os.truncate(path, 20)
     with pytest.raises(CheckpointError, match="damaged"):
