@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from . import bit_planes, bits
+from . import bits
 from .parallel import map_ranges
 
 TIE_STREAM = 4  # index of the random stream that breaks ties
 # Number of bytes of each vote that are counted at a time, chosen to fit in the cache.
-BLOCK = 1 << 17
+BLOCK = 1 << 14
 
 PackedSigns = bytes | memoryview | np.ndarray  # a vote, a ballot or a result
 Votes = Sequence[PackedSigns]
@@ -33,8 +33,7 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray:
 
     def work(start: int, stop: int) -> None:
         for a, b in _blocks(start, stop):
-            ones = bit_planes.count(row[a:b] for row in arrays)
-            out[a:b] = bit_planes.at_least(ones, len(arrays) // 2 + 1)
+            out[a:b] = np.packbits(_count([row[a:b] for row in arrays]) > len(arrays) // 2)
 
     map_ranges(numel, work)
     return out
@@ -56,8 +55,8 @@ def disagreement(
         counts = np.zeros((2, len(arrays)), np.int64)
         for a, b in _blocks(start, stop):
             rows = [row[a:b] for row in arrays]
-            ones = bit_planes.count(rows)
-            far = bit_planes.at_least(ones, high) | ~bit_planes.at_least(ones, low)
+            ones = _count(rows)
+            far = np.packbits((ones >= high) | (ones < low))
             lost = [row ^ won[a:b] for row in rows]
             counts += [_ones(one) for one in lost], [_ones(one & far) for one in lost]
         return counts
@@ -78,6 +77,14 @@ def _as_arrays(votes: Votes, numel: int) -> list[np.ndarray]:
         raise ValueError("a tally needs at least one vote")
     buffers = (np.ascontiguousarray(v).data if isinstance(v, np.ndarray) else v for v in votes)
     return [bits.read_bits(buffer, numel) for buffer in buffers]
+
+
+def _count(votes: list[np.ndarray]) -> np.ndarray:
+    """Return the number of positive votes in each coordinate, given packed votes of the same size."""
+    ones = np.zeros(8 * votes[0].size, np.min_scalar_type(len(votes)))
+    for vote in votes:
+        ones += np.unpackbits(vote)
+    return ones
 
 
 def _ones(packed: np.ndarray) -> int:

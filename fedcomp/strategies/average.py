@@ -14,7 +14,7 @@ client's memory, the client would send it in a later round.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -72,20 +72,17 @@ class Average(RoundStrategy):
     ) -> None:
         """Correct the mean `into` for absent clients: add the correction that the server's part of the clients' memories computes."""
         accepted = updates.accepted
-        cohort = {a.client for a in accepted}
-        absent = [
-            AcceptedUpdate(client, None, examples, math.nan, "", fresh=False)
-            for client, examples in updates.examples.items()
-            if client not in cohort
-        ]
-        everyone = [*accepted, *absent]
-        all_weights = self.client_weights(everyone)
-        n_clients = max(self.config.clients, updates.clients, len(everyone))
-        total = sum(all_weights) * n_clients / len(everyone)
+        # By client, first those in the cohort.
+        examples = {a.client: a.examples for a in accepted}
+        examples |= {c: n for c, n in updates.examples.items() if c not in examples}
+        fresh = {a.client for a in accepted if a.fresh}
+        all_weights = self._weights_of(examples.values())
+        n_clients = max(self.config.clients, updates.clients, len(examples))
+        total = sum(all_weights) * n_clients / len(examples)
         fractions = {
-            a.client: weight / total
-            for a, weight in zip(everyone, all_weights, strict=True)
-            if not a.fresh
+            client: weight / total
+            for client, weight in zip(examples, all_weights, strict=True)
+            if client not in fresh
         }
         present = {
             a.client: weight * self.discount(a) / sum(weights)
@@ -114,8 +111,11 @@ class Average(RoundStrategy):
 
     def client_weights(self, accepted: Sequence[AcceptedUpdate]) -> list[float]:
         """Return the aggregation weights of the accepted clients, not normalized."""
+        return self._weights_of([a.examples for a in accepted])
+
+    def _weights_of(self, examples: Collection[int]) -> list[float]:
         by_examples = self.config.weights == "examples"
-        weights = [float(a.examples) if by_examples else 1.0 for a in accepted]
+        weights = [float(n) if by_examples else 1.0 for n in examples]
         if not self.config.weight_cap:
             return weights
         cap = self.config.weight_cap * sum(weights) / len(weights)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcomp.codecs import codec
 from fedcomp.errors import FrameError
-from fedcomp.kernels import bit_planes, bits, philox, sign_values, votes
+from fedcomp.kernels import bits, philox, sign_values, votes
 
 SIZES = (1, 8, 63, 64, 65, 1001)
 VOTERS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 46)
@@ -135,35 +135,3 @@ def test_votes_without_coordinates_have_no_bytes():
 def test_arrays_and_tensors_are_packed_alike():
     x = np.array([[1, -1, 1], [-1, -1, -1]])
     assert votes.pack(x).tolist() == votes.pack(torch.from_numpy(x)).tolist() == [[0b10100000], [0]]
-
-
-def test_few_rows_are_buffered_for_any_number_of_votes():
-    kept = 0
-
-    class Row(int):
-        def __new__(cls, value):
-            nonlocal kept
-            kept += 1
-            return int.__new__(cls, value)
-
-        def __del__(self):
-            nonlocal kept
-            kept -= 1
-
-        __and__, __or__, __xor__ = (
-            lambda self, other, do=do: Row(do(self, other))
-            for do in (int.__and__, int.__or__, int.__xor__)
-        )
-
-    most = 0
-
-    def rows():
-        nonlocal most
-        for _ in range(1000):
-            most = max(most, kept)
-            yield Row(1)
-
-    assert [int(digit) for digit in bit_planes.count(rows())] == [
-        1000 >> place & 1 for place in range(10)
-    ]
-    assert most <= 3 * 10
