@@ -88,7 +88,6 @@ from .vote import Vote, even_cohort
 
 MAX_SEATS = 15  # largest default of the option `seats`; more seats mean more work for each voter
 STATE = "election"  # name of the checkpoint entry with all known clients
-MANY_CARDS = 1000  # a notice warns if a round has more cards (one-time keys) than this
 NO_SEATS = codes.Seats((), (), 0)
 UNREAD_UPDATE = Dense(np.empty(0, np.float32))  # placeholder for an encrypted update
 
@@ -319,8 +318,6 @@ class Election(Vote):
             text += f"; with {absent} absent, a round does not update the model"
         if o.sealed:
             text += "; ballots are encrypted: the server sees votes, message sizes and times, but a ballot only if a voter reveals it"
-        if o.sealed and clients > MANY_CARDS:
-            text += f"; each client signs and checks {clients} cards (one-time keys) a round; a smaller --participation needs fewer cards"
         return text
 
     # During a round.

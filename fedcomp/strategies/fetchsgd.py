@@ -69,6 +69,15 @@ def sketch_seed(run_seed: int) -> int:
     return seeds.key(run_seed, "sketch")
 
 
+def check_sketch_density(name: str, density: float, uplink_density: float) -> None:
+    """Raise ConfigError if the density of the strategy `name` differs from an explicit density of the uplink codec `sketch`."""
+    if uplink_density not in (Sketch.density, density):
+        raise ConfigError(
+            f"--strategy {name} has density={density:g}, but --uplink has density={uplink_density:g}; "
+            f"give --strategy {name}:density={uplink_density:g}"
+        )
+
+
 class FetchSGDClient(ClientAlgorithm):
     """Client half: send a sketch of the update. All sketches of a run have the same seed, so that the server can add them."""
 
@@ -104,11 +113,7 @@ class FetchSGD(Average):
                 f"--strategy {self.name} needs sketches of the whole model, not --uplink {self.uplink}; "
                 "leave --uplink out, or give sketch"
             )
-        if self.uplink.density not in (Sketch.density, self.options.density):
-            raise ConfigError(
-                f"--strategy {self.name} has density={self.options.density:g}, but --uplink has density={self.uplink.density:g}; "
-                f"give --strategy {self.name}:density={self.uplink.density:g}"
-            )
+        check_sketch_density(self.name, self.options.density, self.uplink.density)
         if spec.parse(self.config.downlink_memory).parts[0].name != NoMemory.name:
             raise ConfigError(
                 f"--strategy {self.name} keeps the unsent part of the update in a sketch, and --downlink-memory "

@@ -514,8 +514,6 @@ class SealedRound:
                 self._store_cards(client, frame)
             elif phase == BALLOTS:
                 self._store_ballot(client, frame)
-            else:
-                split_vote(frame)
         except ProtocolError as error:
             raise FrameError(str(error)) from error
 

@@ -31,7 +31,7 @@ from .. import codecs, kernels, spec
 from ..codecs import Codec, Update, add_all, at_density
 from ..codecs.sketch import Sketch, read_at_density
 from ..codecs.topk import TopK
-from ..errors import ConfigError, FrameError
+from ..errors import FrameError
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
 from .base import (
@@ -43,6 +43,7 @@ from .base import (
     PhaseResult,
     RoundUpdates,
 )
+from .fetchsgd import check_sketch_density
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,7 @@ class SketchedSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        own, uplink_density = self.options.density, self.uplink.density
-        if uplink_density not in (Sketch.density, own):
-            raise ConfigError(
-                f"--strategy {self.name} has density={own:g}, but --uplink has density={uplink_density:g}; "
-                f"give --strategy {self.name}:density={uplink_density:g}"
-            )
+        check_sketch_density(self.name, self.options.density, self.uplink.density)
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:

@@ -311,14 +311,6 @@ def test_the_bound_of_f_depends_on_the_size_of_the_cohort():
         made("election:byzantine=1,seats=5,f=8", 25)
 
 
-def test_the_notice_mentions_many_cards():
-    few, many = (
-        made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice
-        for clients in (1000, 1001)
-    )
-    assert "cards" not in few and "1001 cards (one-time keys) a round" in many
-
-
 def test_the_notice_says_what_each_form_guarantees():
     assert (
         "up to 2 Byzantine clients in a round cannot change the model"
