@@ -17,7 +17,7 @@ A voter that cannot open (decrypt) a ballot reveals the private key of its card 
 
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
@@ -42,8 +42,6 @@ CARD = KEY + SIGNATURE
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # fields of a ballot: E, h, σ, number of wraps
 WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # fields of a wrap: voter, key R, encrypted K
 NONCE = bytes(12)  # a constant nonce is safe, since every key is used once
-
-Entropy = Callable[[int], bytes]  # a function that returns a given number of random bytes
 
 
 class UnopenableBallot(ProtocolError):
@@ -92,14 +90,8 @@ class Card:
     data: bytes  # the message that the voter sends: the public key and its signature
 
     @classmethod
-    def make(
-        cls,
-        slot: Slot,
-        voter: int,
-        signer: ec.EllipticCurvePrivateKey,
-        entropy: Entropy = os.urandom,
-    ) -> "Card":
-        private = entropy(KEY)
+    def make(cls, slot: Slot, voter: int, signer: ec.EllipticCurvePrivateKey) -> "Card":
+        private = os.urandom(KEY)
         public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
         return cls(private, public + sign(signer, slot.bytes("card", voter, public)))
 
@@ -129,13 +121,13 @@ def seal(
     slot: Slot,
     voters: Mapping[int, bytes],
     signer: ec.EllipticCurvePrivateKey,
-    entropy: Entropy = os.urandom,
 ) -> bytes:
     """Return an encrypted and signed ballot of len(bits) + 210 + 84 · len(voters) bytes. Raises ProtocolError for an invalid public key.
 
     `voters`: dict from voter to the public key on its card.
     """
-    key, salt, own = entropy(KEY), entropy(SALT), X25519PrivateKey.from_private_bytes(entropy(KEY))
+    key, salt = os.urandom(KEY), os.urandom(SALT)
+    own = X25519PrivateKey.from_private_bytes(os.urandom(KEY))
     point = own.public_key().public_bytes_raw()
     content = ChaCha20Poly1305(key).encrypt(NONCE, salt + bits, slot.bytes())
     wraps = b""

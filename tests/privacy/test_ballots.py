@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
+import os
 
 import pytest
 from cases import for_each
@@ -35,6 +36,13 @@ def counter(name: str):
     """Entropy that a test can reproduce."""
     numbers = itertools.count()
     return lambda size: hashlib.shake_256(f"{name} {next(numbers)}".encode()).digest(size)
+
+
+def reproducible(name: str, make, *arguments):
+    """Return make(*arguments), where the operating system's random bytes are replaced."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "urandom", counter(name))
+        return make(*arguments)
 
 
 @pytest.fixture
@@ -156,10 +164,10 @@ def test_sealing_twice_uses_new_keys():
 
 def test_attempts_have_different_keys_even_with_the_same_random_bytes():
     attempts = [dataclasses.replace(SLOT, attempt=name) for name in ("1", "2")]
-    publics = {1: Card.make(SLOT, 1, KEYS[1], counter("card")).data[: ballots.KEY]}
+    publics = {1: Card.make(SLOT, 1, KEYS[1]).data[: ballots.KEY]}
     one, two = (
         SealedBallot.read(
-            seal(BITS, slot, publics, KEYS[0], counter("ballot")), slot, KEYS[0].public_key()
+            reproducible("ballot", seal, BITS, slot, publics, KEYS[0]), slot, KEYS[0].public_key()
         )
         for slot in attempts
     )
@@ -169,12 +177,10 @@ def test_attempts_have_different_keys_even_with_the_same_random_bytes():
 
 
 def test_the_same_random_bytes_give_the_same_ballot():
-    made = [Card.make(SLOT, 1, KEYS[1], counter("card")) for _ in range(2)]
+    made = [reproducible("card", Card.make, SLOT, 1, KEYS[1]) for _ in range(2)]
     assert made[0] == made[1]
-    sealed = [
-        seal(BITS, SLOT, {1: made[0].data[: ballots.KEY]}, KEYS[0], counter("ballot"))
-        for _ in range(2)
-    ]
+    publics = {1: made[0].data[: ballots.KEY]}
+    sealed = [reproducible("ballot", seal, BITS, SLOT, publics, KEYS[0]) for _ in range(2)]
     assert sealed[0] == sealed[1]
 
 
@@ -182,7 +188,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     """Return a validly signed ballot whose wrap for voter 2 contains another key than that of the content."""
     entropy = counter("crooked")
     key, _, own = entropy(32), entropy(32), ballots.X25519PrivateKey.from_private_bytes(entropy(32))
-    whole = bytearray(seal(BITS, SLOT, publics, KEYS[0], counter("crooked")))
+    whole = bytearray(reproducible("crooked", seal, BITS, SLOT, publics, KEYS[0]))
     point = own.public_key().public_bytes_raw()
     assert point == bytes(whole[:32]) and key != for_second
     wrapping = ballots._wrapping(SLOT, 2, own, publics[2], point, publics[2])
