@@ -66,8 +66,7 @@ def best_parameters(
     positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
 ) -> np.ndarray:
     """Return the best parameter of at most `widest` for each of m rows, as int64 [m]. `counts` [m]: number of positions in each row."""
-    rest, b = rests(positions, counts), parameters(counts, numel)
-    low, high = np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
+    rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
     best, filled = low.copy(), np.flatnonzero(counts)
     runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
     for i in range(4 if filled.size else 0):
@@ -77,6 +76,11 @@ def best_parameters(
         saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
         best[filled] += (saved > kept) & (b[filled] < high)
     return best
+
+
+def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest Rice parameter to try. `b`: the optimal parameter for uniformly distributed positions."""
+    return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 
 def bits(positions: np.ndarray, b: int) -> int:
