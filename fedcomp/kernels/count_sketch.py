@@ -64,7 +64,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
     out, (low, high) = np.empty(stop - first, np.float32), philox.halves(seed)
 
     def work(a: int, b: int) -> None:
-        sketch_loops.estimate(cells, first + a, low, high, STREAM, out[a:b])
+        sketch_loops.estimate(cells, None, first + a, low, high, STREAM, out[a:b])
 
     map_ranges(out.size, work, UNIT)
     return out[start - first :]
@@ -72,10 +72,11 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
 
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:
     """Return float32 estimates [k] of the coordinates at `positions`, int64 [k], from a sketch."""
-    n_rows, columns = cells.shape
-    each = zip(cells, buckets_and_signs(positions, n_rows, columns, seed), strict=True)
-    rows = [np.where(negative, -row[at], row[at]) for row, (at, negative) in each]
-    return np.sort(rows, axis=0)[n_rows // 2] + np.float32(0)  # no −0
+    from . import sketch_loops
+
+    out = np.empty(positions.size, np.float32)
+    sketch_loops.estimate(cells, positions, 0, *philox.halves(seed), STREAM, out)
+    return out
 
 
 def buckets_and_signs(

@@ -98,3 +98,12 @@ def draw(low, high, stream, start, out):
             low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0)
         )
         out[at], out[at + uint64(1)], out[at + uint64(2)], out[at + uint64(3)] = a, b, c, d
+
+
+@numba.njit(nogil=True, inline="always")
+def word_at(low, high, stream, index):
+    """Return the random word at an index of the stream of a seed, as uint64."""
+    block, lane = index >> uint64(2), index & uint64(3)
+    a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
+    a, c = (b, d) if lane & uint64(1) else (a, c)
+    return c if lane & uint64(2) else a

@@ -84,27 +84,12 @@ def recover(where: KeyCells, table: np.ndarray) -> Recovered:
 def peel(where: KeyCells, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Peel keys. Return the integers of all keys, int64 [k], 0 for unpeeled keys, and whether each key was peeled, bool [k].
 
-    Subtract the peeled integers from the table. Each round peels every key that is the only key in one of its cells.
+    Subtract the peeled integers from the table.
     """
-    k, rows = where.cells.shape
-    values, is_peeled = np.zeros(k, np.int64), np.zeros(k, np.bool_)
-    # The number of keys in each cell, and the sum of these keys.
-    count, total = np.bincount(where.cells.ravel(), minlength=where.size), np.zeros(where.size, int)
-    np.add.at(total, where.cells.ravel(), np.arange(k).repeat(rows))
-    single = np.flatnonzero(count == 1)
-    while single.size:
-        keys = np.unique(total[single])
-        own = KeyCells(where.cells[keys], where.negative[keys], where.size)
-        row = (count[own.cells] == 1).argmax(1)
-        at = np.arange(keys.size), row
-        found = table[own.cells[at]]
-        values[keys] = np.where(own.negative[at], -found, found)
-        is_peeled[keys] = True
-        _add(table, own, -values[keys])
-        cells = own.cells.ravel()
-        np.subtract.at(count, cells, 1)
-        np.subtract.at(total, cells, keys.repeat(rows))
-        single = cells[count[cells] == 1]
+    from . import peeling_loops
+
+    values, is_peeled = np.zeros(len(where.cells), np.int64), np.zeros(len(where.cells), np.bool_)
+    peeling_loops.peel(where.cells, where.negative, table, values, is_peeled)
     return values, is_peeled
 
 

@@ -88,6 +88,8 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
     A bin is a range of float32 bit patterns. The width of a bin is at most 2⁻⁷ times its values, and less if all values are close together.
     """
+    from . import rounding_loops
+
     x, edges = x.detach().cpu(), extremes(x)
     shift = max_shift(max(map(abs, edges)))
     factor = np.float32(2.0**shift)
@@ -98,15 +100,10 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
     def work(start: int, stop: int) -> np.ndarray:
         table = np.zeros((2, size), np.int64)
-        for first in range(start, stop, PIECE):
-            (piece,) = pieces(x, first, min(first + PIECE, stop))
-            keys = _keys(piece * factor)
-            bins = (keys >> bin_bits) - first_bin
-            table[0] += np.bincount(bins, minlength=size)
-            table[1] += np.bincount(bins, keys & (1 << bin_bits) - 1, size).astype(np.int64)
+        for piece in pieces(x, start, stop):
+            rounding_loops.add_to_histogram(piece, factor, first_bin, bin_bits, table)
         return table
 
-    # For each bin, the number of keys, and the sum of their lowest `bin_bits` bits.
     table = np.sum(map_ranges(x.numel(), work), axis=0)
     bins = np.flatnonzero(table[0])
     counts, low_sums = table[:, bins]

@@ -5,10 +5,10 @@ seed.
 """
 
 import numpy as np
-from numpy import float32, float64, int64, uint8, uint32, uint64
+from numpy import float32, float64, int32, int64, uint8, uint32, uint64
 
 from .loops import compiled, draw
-from .rounding import ONE
+from .rounding import MAGNITUDE, ONE
 
 N_WORDS = 1024  # number of random words that are drawn at a time
 MANTISSA_BITS = 23  # number of bits of a float32 below its exponent
@@ -58,3 +58,18 @@ def levels(x, arguments, low, high, start, out):
             above = (float64(x[uint64(first) + i]) - levels[cell]) * slopes[cell]
             probability = int64(min(max(above, 0.0), ONE) + 0.5)
             out[uint64(first) + i] = cell + uint64((probability + int64(words[i])) >> 32)
+
+
+@compiled
+def add_to_histogram(x, factor, first_bin, bin_bits, table):
+    """Add the values x·factor to a histogram. table[0]: number of values in each bin; table[1]: sum of the lowest `bin_bits` bits of keys.
+
+    `first_bin`: the value of key >> bin_bits for bin 0. Keys: see `rounding._keys`.
+    """
+    low_bits = (int64(1) << bin_bits) - 1
+    for i in range(uint64(x.size)):
+        bits = int64(float32(x[i] * factor).view(int32))
+        key = -(bits & MAGNITUDE) if bits < 0 else bits
+        at = uint64((key >> bin_bits) - first_bin)
+        table[0, at] += 1
+        table[1, at] += key & low_bits

@@ -4,11 +4,22 @@ The lowest bit of a random word decides whether the sign of a coordinate is flip
 multiple of 4.
 """
 
+import numba
 import numpy as np
 from numpy import uint32, uint64
 
 from .count_sketch import UNIT
-from .loops import compiled, draw
+from .loops import compiled, draw, word_at
+
+
+@numba.njit(nogil=True, inline="always")
+def _draw(positions, first, count, low, high, stream, words):
+    """Write the random words of `count` ≤ UNIT coordinates to `words`."""
+    if positions is None:
+        draw(low, high, stream, first, words)
+    else:
+        for i in range(count):
+            words[i] = word_at(low, high, stream, uint64(positions[first + i]))
 
 
 @compiled
@@ -26,8 +37,11 @@ def add(x, first, low, high, stream, cells):
 
 
 @compiled
-def estimate(cells, first, low, high, stream, out):
-    """Write estimates of the coordinates from `first` on to `out`. They are medians over the rows of `cells`, float32 [rows, columns]."""
+def estimate(cells, positions, first, low, high, stream, out):
+    """Write estimates of coordinates to `out`. Each estimate is a median over the rows of the sketch `cells`, float32 [rows, columns].
+
+    If `positions` (int64) is None, the first estimate is for coordinate `first`, otherwise for coordinate positions[first].
+    """
     rows, columns = cells.shape[0], uint64(cells.shape[1])
     low, high, bits = uint32(low), uint32(high), cells.view(np.uint32)
     words, estimates = np.empty(UNIT, np.uint32), np.zeros((rows, UNIT), np.float32)
@@ -35,7 +49,7 @@ def estimate(cells, first, low, high, stream, out):
     for start in range(uint64(0), uint64(out.size), uint64(UNIT)):
         count = min(uint64(UNIT), uint64(out.size) - start)
         for r in range(uint64(rows)):
-            draw(low, high, uint32(stream + r), uint64(first) + start, words)
+            _draw(positions, uint64(first) + start, count, low, high, uint32(stream + r), words)
             for i in range(count):
                 word = words[i]
                 cell = bits[r, uint64(word) * columns >> uint64(32)]
