@@ -126,9 +126,7 @@ class Codec(ABC):
 
         `seed`: 0..2⁶⁴−1. If the codec is `seeded`, `_decode_row` is called with the same seed.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has neither _encode_row nor _encode_rows; implement one"
-        )
+        raise NotImplementedError("implement _encode_row or _encode_rows")
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying the vectors."""
@@ -143,9 +141,7 @@ class Codec(ABC):
         checked that the coordinate count is layout.numel. `layout`: the tensors in the vector (all tensors of the model, or one tensor); a
         single flat tensor if the shapes are unknown. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
-        )
+        raise NotImplementedError("implement _decode_row or _decode_rows")
 
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
@@ -171,7 +167,7 @@ class Codec(ABC):
 
         The coordinate count in a section of a linear codec is the size of the vector.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no _merge_sections; implement it")
+        raise NotImplementedError("implement _merge_sections")
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
         """Encode a finite vector x [n] in chunks of `size` coordinates and return the body of the frame.
@@ -437,12 +433,12 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
     """Raise ConfigError unless x is dense and one-dimensional, has a dtype in PRECISIONS, and has as many elements as the layout."""
-    if not isinstance(x, Tensor):
-        raise ConfigError(f"a codec encodes a dense torch tensor; x is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_meta:
-        raise ConfigError(
-            f"a codec encodes a dense torch tensor; x has layout {x.layout} on device {x.device}"
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+        is_tensor = isinstance(x, Tensor)
+        given = (
+            f"has the layout {x.layout} on {x.device}" if is_tensor else f"is a {type(x).__name__}"
         )
+        raise ConfigError(f"a codec encodes a dense torch tensor; x {given}, give a dense tensor")
     if x.dim() != 1:
         raise ConfigError(
             f"a codec encodes a vector of one dimension; x has the shape {list(x.shape)}, give x.flatten()"
