@@ -60,7 +60,8 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # the layout entry of a section that encodes a whole vector (scope 0 or 2)
+# The layout entry of a section that encodes a whole vector (scope 0 or 2).
+WHOLE = Entry("", (), -1)
 
 
 class Section(NamedTuple):
