@@ -29,20 +29,21 @@ Format of the body (see codecs/frame.py):
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from ..errors import SpecError
+from .. import spec
 from ..kernels import rounding
 from ..layout import Layout
+from . import floats
 from . import levels as wire
 from .base import Codec, Context, expect
 from .frame import Section, varint
+from .selection import take
 from .update import Dense, Update
 
-LEVEL = np.dtype("<f4")
 MAX_LEVELS = 256
 MAX_ITERATIONS = 100  # of Lloyd's algorithm
 
@@ -56,17 +57,14 @@ class Adaptive(Codec):
     rounding: Literal["nearest", "stochastic"] = "nearest"
     # `quantiles` computes the levels in one step; the error is nearly as small as with `lloyd`.
     placement: Literal["lloyd", "quantiles"] = "lloyd"
-    name: ClassVar[str] = "adaptive"
-    id: ClassVar[int] = 13
-    source: ClassVar[str] = "Lloyd 1957, Faghri et al. 2020"
-    whole: ClassVar[bool] = True
+    name = "adaptive"
+    id = 13
+    source = "Lloyd 1957, Faghri et al. 2020"
+    whole = True
 
     def __post_init__(self) -> None:
         min_levels = 2 if self.rounding == "nearest" else 3
-        if not min_levels <= self.levels <= MAX_LEVELS:
-            raise SpecError(
-                f"levels is {self.levels}; give a number from {min_levels} to {MAX_LEVELS}, such as 16"
-            )
+        spec.check_ranges(self, levels=(min_levels, MAX_LEVELS))
 
     def contraction(self, numel: int) -> float | None:
         return 0.0 if self.rounding == "nearest" else None
@@ -75,7 +73,7 @@ class Adaptive(Codec):
         return None if self.rounding == "nearest" else (math.sqrt(max(numel, 1)) - 1) / 2
 
     def longest_section(self, numel: int) -> int:
-        table = 1 + LEVEL.itemsize * self.levels
+        table = 1 + floats.size(self.levels, floats.FP32)
         return len(varint(numel)) + table + wire.packed_bytes(numel, self.levels)
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
@@ -86,31 +84,18 @@ class Adaptive(Codec):
         if not used.all():
             placed = placed[used]
             codes = (used.cumsum() - 1).astype(np.uint8)[codes]
-        body = bytes([placed.size - 1]) + placed.astype(LEVEL).tobytes()
+        body = bytes([placed.size - 1]) + floats.pack(placed, floats.FP32)
         return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        numel, data = layout.numel, memoryview(section.body)
-        end = 1 + LEVEL.itemsize * (data[0] + 1) if len(data) else 1
-        expect(len(data) >= end, "the list of quantization levels ends too early")
-        placed = np.frombuffer(data[1:end], LEVEL)
-        ascends = np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()
-        expect(bool(ascends), "the quantization levels are not finite or not ascending")
-        expect(
-            not (np.signbit(placed) & (placed == 0)).any(), "a quantization level is −0; expected 0"
-        )
-        codes = np.zeros(numel, np.uint8)
-        if placed.size > 1:
-            codes = wire.unpack(data[end:], numel, placed.size)
-        expect(
-            placed.size > 1 or len(data) == end,
-            "the frame has only one quantization level, but more bytes follow",
-        )
-        expect(
-            bool(rounding.count(codes, placed.size).all()),
-            "a quantization level is not used by any value",
-        )
-        return Dense(placed.astype(np.float32)[codes])
+        numel = layout.numel
+        head, data = take(memoryview(section.body), 1)
+        placed, used = floats.unpack(data, head[0] + 1, floats.FP32)
+        expect(bool((placed[1:] > placed[:-1]).all()), "the quantization levels do not ascend")
+        if placed.size == 1:
+            expect(len(data) == used, "more bytes follow the only quantization level")
+            return Dense(placed.repeat(numel).astype(np.float32))
+        return Dense(placed.astype(np.float32)[wire.unpack(data[used:], numel, placed.size)])
 
     def place(self, x: Tensor) -> np.ndarray:
         """Return the quantization levels for a nonempty vector x [n] on the CPU, as float32, ascending."""

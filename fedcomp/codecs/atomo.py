@@ -28,7 +28,7 @@ columns.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,9 +38,10 @@ from ..errors import SpecError
 from ..kernels import philox
 from ..kernels import positions as wire
 from ..layout import Layout
+from . import floats
 from .base import Context, expect
 from .frame import EMPTY, Section
-from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec, received_arrays
+from .matrices import FLOAT, LARGEST, MAX_RANK, MatrixCodec
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
@@ -59,9 +60,9 @@ class Atomo(MatrixCodec):
     budget: float = 3.0
     atoms: Literal["singular", "entries"] = "singular"
 
-    name: ClassVar[str] = "atomo"
-    id: ClassVar[int] = 20
-    source: ClassVar[str] = "Wang et al. 2018"
+    name = "atomo"
+    id = 20
+    source = "Wang et al. 2018"
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -88,14 +89,11 @@ class Atomo(MatrixCodec):
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
             return super()._decode_row(Section(section.count, data), layout, seed)
-        expect(
-            first[0] >> FLAG_SHIFT == ENTRIES,
-            f"the values have the unknown format {first[0] >> FLAG_SHIFT}",
-        )
-        own, code = take(data, FLOAT.itemsize * section.count)
-        (values,) = received_arrays(own, [(section.count,)])
+        flag = first[0] >> FLAG_SHIFT
+        expect(flag == ENTRIES, f"the values have the unknown format {flag}")
+        values, used = floats.unpack(data, section.count, floats.FP32)
         expect(bool(values.all()), "a value is 0, but atomo sends only nonzero values")
-        positions = wire.unpack(code, section.count, first[0] & FORM, layout.numel)
+        positions = wire.unpack(data[used:], section.count, first[0] & FORM, layout.numel)
         return Sparse(layout.numel, positions, values)
 
     def factor(

@@ -6,6 +6,7 @@ checksums, the scopes @layer and @chunk, input checks, batches and accumulation.
 sequence of m tensors [n].
 """
 
+import itertools
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -24,7 +25,9 @@ from ..kernels.parallel import starmap
 from ..layout import Entry, Layout
 from . import frame
 from .frame import EMPTY, Section
-from .update import Dense, Sections, Update, join
+from .frame import expect as expect
+from .frame import require as require
+from .update import Dense, Sections, Update
 
 T = TypeVar("T")
 
@@ -81,6 +84,11 @@ class Codec(ABC):
     lossless: ClassVar[bool] = False  # Decoding restores every bit of a float32 vector
     # The coordinate count in a section always equals the size of the vector.
     whole: ClassVar[bool] = False
+    # The factor δ and the bound ω, if they are the same for all vectors and options (see `contraction` and `variance`).
+    delta: ClassVar[float | None] = None
+    omega: ClassVar[float | None] = None
+    # The size of the longest body, if it depends only on the number of coordinates: bytes at its start, and bits per coordinate.
+    body_size: ClassVar[tuple[int, int] | None] = None
 
     def __str__(self) -> str:
         return spec.format_spec(self.name, self)
@@ -95,18 +103,21 @@ class Codec(ABC):
 
         The decoded vector C(x) has E ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, where E is the mean over all seeds.
         """
-        return None
+        return self.delta
 
     def variance(self, numel: int) -> float | None:
         """Return the variance bound ω, or None if the codec is biased or no bound is known.
 
         The decoded vector C(x) has E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖² for every x, where E is the mean over all seeds.
         """
-        return None
+        return self.omega
 
     def longest_section(self, numel: int) -> int | None:
         """Return the largest size in bytes of a section (coordinate count and body) for a vector [numel]; None = unbounded."""
-        return None
+        if self.body_size is None:
+            return None
+        head, bits = self.body_size
+        return len(frame.varint(numel)) + head + (bits * numel + 7) // 8
 
     # Methods for subclasses to implement. Linear codecs also implement `_merge_sections`.
 
@@ -115,9 +126,7 @@ class Codec(ABC):
 
         `seed`: 0..2⁶⁴−1. If the codec is `seeded`, `_decode_row` is called with the same seed.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has neither _encode_row nor _encode_rows; implement one"
-        )
+        raise NotImplementedError("implement _encode_row or _encode_rows")
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         """Encode each of m ≥ 1 finite vectors [n] as a section, without modifying the vectors."""
@@ -132,9 +141,7 @@ class Codec(ABC):
         checked that the coordinate count is layout.numel. `layout`: the tensors in the vector (all tensors of the model, or one tensor); a
         single flat tensor if the shapes are unknown. `seed`: the seed in the frame; 0 unless the codec is `seeded`.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has neither _decode_row nor _decode_rows; implement one"
-        )
+        raise NotImplementedError("implement _decode_row or _decode_rows")
 
     def _decode_rows(
         self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
@@ -160,7 +167,7 @@ class Codec(ABC):
 
         The coordinate count in a section of a linear codec is the size of the vector.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no _merge_sections; implement it")
+        raise NotImplementedError("implement _merge_sections")
 
     def _encode_chunks(self, x: Tensor, size: int, seed: int, context: Context) -> bytes:
         """Encode a finite vector x [n] in chunks of `size` coordinates and return the body of the frame.
@@ -193,7 +200,7 @@ class Codec(ABC):
             rest = Layout.flat(numel % size)
             updates += self._decode_rows(sections[whole:], rest, seeds[whole:])
         spans = (slice(*edge) for edge in pairwise(edges))
-        return join(numel, list(zip(spans, map(or_raise, updates), strict=True)))
+        return Sections(numel, tuple(zip(spans, map(or_raise, updates), strict=True)))
 
     def encode(
         self,
@@ -230,12 +237,13 @@ class Codec(ABC):
         rows = checked_batch(x, seeds, onto, layout)
         if not len(rows):
             return []
+        large = kernels.are_large(rows)
+        step = 1 if large else max(1, SLICE_ELEMENTS // max(1, rows[0].numel()))
+        groups = [slice(at, at + step) for at in range(0, len(rows), step)]
+        calls = [(rows[at], seeds[at], None if onto is None else onto[at]) for at in groups]
         encode = partial(self._frames, replace(context, layout=layout, moments=None))
-        if not kernels.are_large(rows):
-            return encode(rows, seeds, onto)
-        one_each = [slice(i, i + 1) for i in range(len(rows))]
-        calls = [(rows[at], seeds[at], None if onto is None else onto[at]) for at in one_each]
-        return [result for (result,) in starmap(encode, calls)]
+        frames = starmap(encode, calls) if large else itertools.starmap(encode, calls)
+        return list(itertools.chain.from_iterable(frames))
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
         """Decode a frame into an `Update`, a compact form of the vector, such as its nonzeros.
@@ -255,7 +263,9 @@ class Codec(ABC):
             )
         opened: list[Update | FrameError | None] = [None] * len(frames)
         parts: list[list[tuple[slice, Update]]] = [[] for _ in frames]
-        columns: dict[int, tuple[Entry, list[tuple[int, Section, int]]]] = {}  # by tensor
+        # Sections of the same tensor are decoded together.
+        columns: dict[Entry, list[tuple[int, Section, int]]] = {}
+        model = Layout.flat(numel) if layout is None else layout
         for i, data in enumerate(frames):
             try:
                 seed, sections = self._unseal(data, numel, layout)
@@ -263,25 +273,21 @@ class Codec(ABC):
                 opened[i] = error
                 continue
             for j, (entry, section) in enumerate(sections):
-                _, column = columns.setdefault(-1 if entry is frame.WHOLE else j, (entry, []))
-                column.append((i, section, (seed + j) % SEEDS))
-        for entry, column in columns.values():
+                columns.setdefault(entry, []).append((i, section, (seed + j) % SEEDS))
+        for entry, column in columns.items():
             whole = entry is frame.WHOLE
-            model = Layout.flat(numel) if layout is None else layout
             own = model if whole else entry.as_layout()
-            _, own_sections, seeds = zip(*column, strict=True)
+            indices, own_sections, seeds = zip(*column, strict=True)
             updates = self._decode_rows(own_sections, own, seeds)
-            for (i, _, _), update in zip(column, updates, strict=True):
+            for i, update in zip(indices, updates, strict=True):
                 if whole:
                     opened[i] = update
                 elif isinstance(update, FrameError):
                     opened[i] = opened[i] or frame.in_tensor(update, entry)
                 else:
                     parts[i].append((entry.span, update))
-        return [
-            Sections(numel, tuple(own_parts)) if update is None else update
-            for update, own_parts in zip(opened, parts, strict=True)
-        ]
+        pairs = zip(opened, parts, strict=True)
+        return [update or Sections(numel, tuple(own_parts)) for update, own_parts in pairs]
 
     def decode(
         self,
@@ -351,19 +357,20 @@ class Codec(ABC):
             sums, finite = rows, kernels.are_finite(rows)
         else:
             sums, finite = kernels.add_finite(onto, rows)
-        valid, numel = [i for i, ok in enumerate(finite) if ok], rows[0].numel()
-        valid_rows = sums if len(valid) == len(sums) else [sums[i] for i in valid]
-        own = [seeds[i] % SEEDS for i in valid]
-        step = max(1, SLICE_ELEMENTS // max(1, numel))
-        slices = [slice(at, at + step) for at in range(0, len(valid), step)]
-        sections = (s for at in slices for s in self._sections(valid_rows[at], own[at], context))
-        sent = seeds if self.seeded else [None] * len(seeds)
-        return [
-            frame.seal(self.id, self.scope, numel, next(sections), seed)
-            if ok
-            else nonfinite_error(rows[i], context.layout, None if onto is None else onto[i])
-            for i, (seed, ok) in enumerate(zip(sent, finite, strict=True))
+        totals: Sequence[Tensor | None] = onto or [None] * len(rows)
+        results: list[bytes | NonFiniteError] = [
+            b"" if ok else nonfinite_error(row, context.layout, total)
+            for ok, row, total in zip(finite, rows, totals, strict=True)
         ]
+        valid = [i for i, ok in enumerate(finite) if ok]
+        if valid:
+            valid_rows = sums if len(valid) == len(sums) else [sums[i] for i in valid]
+            own = [seeds[i] % SEEDS for i in valid]
+            encoded = self._sections(valid_rows, own, context)
+            for i, seed, sections in zip(valid, own, encoded, strict=True):
+                sent = seed if self.seeded else None
+                results[i] = frame.seal(self.id, self.scope, rows[0].numel(), sections, sent)
+        return results
 
     def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
         return [[section] for section in self._encode_rows(rows, seeds, context)]
@@ -426,7 +433,12 @@ def longest_frame(codec: Codec, layout: Layout) -> int | None:
 
 def check_vector(x: Tensor, layout: Layout | None = None) -> None:
     """Raise ConfigError unless x is dense and one-dimensional, has a dtype in PRECISIONS, and has as many elements as the layout."""
-    _check_dense(x)
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+        is_tensor = isinstance(x, Tensor)
+        given = (
+            f"has the layout {x.layout} on {x.device}" if is_tensor else f"is a {type(x).__name__}"
+        )
+        raise ConfigError(f"a codec encodes a dense torch tensor; x {given}, give a dense tensor")
     if x.dim() != 1:
         raise ConfigError(
             f"a codec encodes a vector of one dimension; x has the shape {list(x.shape)}, give x.flatten()"
@@ -445,26 +457,23 @@ def checked_batch(
     x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
 ) -> Rows:
     """Check a batch of vectors x, and return it detached from the autograd graph. Raises ConfigError if an argument is invalid."""
-    if not isinstance(x, Sequence):
-        _check_dense(x)
     if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
         given = f"shape {list(x.shape)}" if isinstance(x, Tensor) else f"{len(x)} vectors"
         raise ConfigError(
             f"encode_batch needs m vectors of one size, such as a stack [m, n], and m seeds; given {given} and {len(seeds)} seeds"
         )
     alike = set()
-    for row in x[:1] if isinstance(x, Tensor) else x:
+    for row in [x[0]] if isinstance(x, Tensor) and len(x) else x:
         check_vector(row, layout)
         alike.add((row.shape, row.device, row.dtype))
     if len(alike) > 1:
         raise ConfigError("encode_batch needs vectors of one size, dtype and device")
-    for shape, device, _ in alike:
-        for total in onto or ():
-            if total.shape != shape or total.device != device or total.dtype != torch.float32:
-                given = f"{total.dtype} {list(total.shape)} on {total.device}"
-                raise ConfigError(
-                    f"`onto` has {given}, but x has {list(shape)} on {device}; give float32 tensors of x's shape and device"
-                )
+    for total in onto or ():
+        if (total.shape, total.device, x[0].dtype) not in alike or total.dtype != torch.float32:
+            given = f"{total.dtype} {list(total.shape)} on {total.device}"
+            raise ConfigError(
+                f"`onto` has {given}; give float32 tensors of the shape and device of x"
+            )
     return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
 
 
@@ -503,31 +512,8 @@ def nonfinite_error(
     return error
 
 
-def _check_dense(x: Tensor) -> None:
-    """Raise ConfigError unless x is a dense tensor that is not on the meta device."""
-    if isinstance(x, Tensor) and x.layout == torch.strided and not x.is_meta:
-        return
-    if not isinstance(x, Tensor):
-        given = f"a {type(x).__name__}"
-    else:
-        given = "a tensor on the meta device" if x.is_meta else f"a tensor of layout {x.layout}"
-    raise ConfigError(f"a codec encodes a dense torch tensor; x is {given}, give a dense tensor")
-
-
 def or_raise(result: T | Exception) -> T:
     """Return `result`, or raise it if it is an exception."""
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise FrameError with the given message unless `condition` is true."""
-    if not condition:
-        raise FrameError(message)
-
-
-def expect(condition: bool, message: str) -> None:
-    """Raise FrameError with the message "damaged frame: " and `message` unless `condition` is true."""
-    if not condition:
-        raise FrameError(f"damaged frame: {message}")

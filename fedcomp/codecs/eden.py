@@ -69,9 +69,9 @@ class Eden(rotated.RotatedCodec):
     bits: Literal[1, 2, 3, 4] = 2
     # Scale decoded vectors to minimize the squared error, not the bias. Error feedback needs this option.
     damped: bool = False
-    name: ClassVar[str] = "eden"
-    id: ClassVar[int] = 19
-    source: ClassVar[str] = "Vargaftik et al. 2022"
+    name = "eden"
+    id = 19
+    source = "Vargaftik et al. 2022"
 
     def contraction(self, numel: int) -> float | None:
         return DELTAS[self.bits] if self.damped else None
@@ -103,9 +103,9 @@ class Drive(Eden):
     bits: ClassVar[int] = 1
     # Scale decoded vectors to minimize the squared error, not the bias. Error feedback needs this option.
     damped: bool = False
-    name: ClassVar[str] = "drive"
-    id: ClassVar[int] = 18
-    source: ClassVar[str] = "Vargaftik et al. 2021"
+    name = "drive"
+    id = 18
+    source = "Vargaftik et al. 2021"
 
     def table(self, head: int) -> np.ndarray:
         expect(head == 1, f"the values have {head} bits per coordinate; expected 1")

@@ -34,8 +34,16 @@ def size(count: int, flag: int) -> int:
 
 
 def pack(values: np.ndarray, flag: int) -> bytes:
-    """Encode finite float32 values [count] as bytes, in the precision that `flag` stands for."""
-    return pack_half(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
+    """Encode finite float32 values [count] as bytes, in the precision that `flag` stands for.
+
+    The error of a float16 value is at most 2⁻¹¹ times this value, or 2⁻³⁹ times the largest magnitude of all values, whichever is larger.
+    """
+    if flag == FP32:
+        return values.astype(FLOAT, copy=False).tobytes()
+    largest = float(np.abs(values).max(initial=0.0))
+    exponent = int(np.frexp(largest)[1]) - 15 if largest else 0
+    scaled = np.clip(np.ldexp(values, -exponent), -LARGEST, LARGEST)
+    return np.array(exponent, EXPONENT).tobytes() + scaled.astype(HALF).tobytes()
 
 
 def pack_runs(
@@ -56,9 +64,22 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     """
     used = size(count, flag)
     expect(len(data) >= used, "the encoded values end too early")
-    values = unpack_half(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
+    if flag == FP32:
+        values = np.frombuffer(data, FLOAT, count)
+    else:
+        exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
+        halves = np.frombuffer(data, HALF, count, EXPONENT.itemsize)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            values = np.ldexp(halves.astype(np.float32), exponent)
     expect(kernels.all_finite(values), "a value is NaN or infinity")
     return values, used
+
+
+def unpack_all(data: bytes | memoryview, count: int, flag: int) -> np.ndarray:
+    """Decode `data` into `count` finite float32 values. Raises FrameError, also if `data` has the wrong length."""
+    expect(len(data) == size(count, flag), "the values have the wrong length")
+    values, _ = unpack(memoryview(data), count, flag)
+    return values
 
 
 def add(runs: Sequence[np.ndarray]) -> np.ndarray:
@@ -76,28 +97,3 @@ def upper_halves(x: Tensor) -> np.ndarray:
     """
     bits = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     return (bits - (bits & 0x7FFF == 0x7F80)).astype("<u2", copy=False)
-
-
-def pack_half(values: np.ndarray) -> bytes:
-    """Encode float32 values [k] as float16 with a shared exponent, in 2 + 2k bytes.
-
-    The error of a value is at most 2⁻¹¹ times this value, or 2⁻³⁹ times the largest magnitude of all values, whichever is larger.
-    """
-    largest = float(np.abs(values).max(initial=0.0))
-    exponent = int(np.frexp(largest)[1]) - 15 if largest else 0
-    scaled = np.clip(np.ldexp(values, -exponent), -LARGEST, LARGEST)
-    return np.array(exponent, EXPONENT).tobytes() + scaled.astype(HALF).tobytes()
-
-
-def unpack_half(data: memoryview, count: int) -> np.ndarray:
-    """Decode float16 values with a shared exponent into float32 values [count].
-
-    Raises FrameError if `data` has the wrong length or holds NaN or infinity.
-    """
-    expect(len(data) == size(count, FP16), "the float16 values have the wrong length")
-    exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
-    halves = np.frombuffer(data, HALF, offset=EXPONENT.itemsize)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        values = np.ldexp(halves.astype(np.float32), exponent)
-    expect(kernels.all_finite(values), "a value is NaN or infinity")
-    return values

@@ -60,7 +60,8 @@ class ProductId(int):
         return self.halves[0], self.halves[1]
 
 
-WHOLE = Entry("", (), 0)  # the layout entry of a section that encodes a whole vector (scope 0 or 2)
+# The layout entry of a section that encodes a whole vector (scope 0 or 2).
+WHOLE = Entry("", (), -1)
 
 
 class Section(NamedTuple):
@@ -114,49 +115,51 @@ def unseal(
     unless `data` is exactly one frame of `codec` for a vector [numel], and its sections match `layout`.
     """
     view = memoryview(data)
-    if len(view) < SECTIONS:
-        raise FrameError(f"damaged frame: {len(view)} bytes are too short for a frame")
-    magic, version, found, scope = HEAD.unpack_from(view)
-    if magic != MAGIC:
-        raise FrameError("not a fedcomp frame: it does not start with the magic bytes")
-    if version != VERSION:
-        raise FrameError(
-            f"this version of fedcomp does not know frame format {version}; both sides need the same version of fedcomp"
-        )
-    if found != codec:
-        raise FrameError(
-            f"the frame was encoded with {_title(found)}, but is decoded with {_title(codec)}; both sides need the same codec"
-        )
-    (checksum,) = CRC.unpack_from(view, HEAD.size)
-    _, crc = _head(found, scope, numel)
-    if not skips_checksums() and checksum != zlib.crc32(view[SECTIONS:], crc):
-        raise FrameError(
-            f"the checksum does not match: the frame is damaged, or is for a vector whose size is not {numel}"
-        )
+    scope = _check_head(view, codec, numel)
     if layout is not None and layout.numel != numel:
         raise FrameError(
             f"the layout has {layout.numel} elements, but the vector has {numel}; give the layout of the vector's model"
         )
     expected, start = _halves(codec), header_bytes(codec, seeded)
     halves = bytes(view[SECTIONS : SECTIONS + len(expected)])
-    if halves != expected:
-        raise FrameError(
-            f"the frame was encoded with {_product(halves)}, but is decoded with {_product(expected)}; both sides need the same codecs"
-        )
-    if len(view) < start:
-        raise FrameError("damaged frame: the seed is incomplete")
+    require(
+        halves == expected,
+        f"the frame was encoded with {_product(halves)}, but is decoded with {_product(expected)}; both sides need the same codecs",
+    )
+    expect(len(view) >= start, "the seed is incomplete")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0
     if scope == CHUNK or chunk:
         return seed, [(WHOLE, _chunks(view[start:], scope, numel, chunk))]
     if scope == MODEL:
         return seed, [(WHOLE, read_section(view[start:], numel))]
-    if scope != LAYER:
-        raise FrameError(f"damaged frame: the scope {scope} is unknown; expected 0, 1 or 2")
+    expect(scope == LAYER, f"the scope {scope} is unknown; expected 0, 1 or 2")
     if layout is None:
         raise FrameError(
             "a frame with a section per tensor needs a layout; give the layout of the model"
         )
     return seed, _sections(view[start:], layout)
+
+
+def _check_head(view: memoryview, codec: int, numel: int) -> int:
+    """Check the bytes of a frame up to the checksum, and the checksum. Return the scope of the frame. Raises FrameError."""
+    expect(len(view) >= SECTIONS, f"{len(view)} bytes are too short for a frame")
+    magic, version, found, scope = HEAD.unpack_from(view)
+    require(magic == MAGIC, "not a fedcomp frame: it does not start with the magic bytes")
+    require(
+        version == VERSION,
+        f"this version of fedcomp does not know frame format {version}; both sides need the same version of fedcomp",
+    )
+    require(
+        found == codec,
+        f"the frame was encoded with {_title(found)}, but is decoded with {_title(codec)}; both sides need the same codec",
+    )
+    (checksum,) = CRC.unpack_from(view, HEAD.size)
+    _, crc = _head(found, scope, numel)
+    require(
+        skips_checksums() or checksum == zlib.crc32(view[SECTIONS:], crc),
+        f"the checksum does not match: the frame is damaged, or is for a vector whose size is not {numel}",
+    )
+    return scope
 
 
 def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
@@ -167,8 +170,7 @@ def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
         except FrameError as error:
             raise in_tensor(error, entry) from error
         sections.append((entry, section))
-    if len(rest):
-        raise FrameError(f"damaged frame: {len(rest)} bytes follow the data of the last tensor")
+    expect(not len(rest), f"{len(rest)} bytes follow the data of the last tensor")
     return sections
 
 
@@ -178,20 +180,20 @@ def in_tensor(error: FrameError, entry: Entry) -> FrameError:
 
 
 def _chunks(rest: memoryview, scope: int, numel: int, chunk: int) -> Section:
-    if scope != CHUNK or not chunk:
-        raise FrameError(
-            f"the frame has the scope {SCOPES.get(scope, scope)}, but the codec that decodes it has "
-            f"{f'@chunk={chunk}' if chunk else 'no @chunk'}; both sides need the same scope"
-        )
+    require(
+        scope == CHUNK and chunk > 0,
+        f"the frame has the scope {SCOPES.get(scope, scope)}, but the codec that decodes it has "
+        f"{f'@chunk={chunk}' if chunk else 'no @chunk'}; both sides need the same scope",
+    )
     size, start = read_varint(rest)
-    if size != chunk:
-        raise FrameError(
-            f"the frame has @chunk={size}, but the codec that decodes it has @chunk={chunk}; both sides need the same chunk size"
-        )
-    if not numel and start < len(rest):
-        raise FrameError(
-            f"damaged frame: {len(rest) - start} bytes follow the chunk size, although the vector is empty"
-        )
+    require(
+        size == chunk,
+        f"the frame has @chunk={size}, but the codec that decodes it has @chunk={chunk}; both sides need the same chunk size",
+    )
+    expect(
+        numel > 0 or start == len(rest),
+        f"{len(rest) - start} bytes follow the chunk size, although the vector is empty",
+    )
     return Section(size, rest[start:])
 
 
@@ -201,8 +203,7 @@ def take_section(rest: memoryview, numel: int, name: str) -> tuple[Section, memo
     Raises FrameError.
     """
     length, start = read_varint(rest)
-    if length > len(rest) - start:
-        raise FrameError(f"damaged frame: {name} ends too early")
+    expect(length <= len(rest) - start, f"{name} ends too early")
     return read_section(rest[start : start + length], numel), rest[start + length :]
 
 
@@ -212,12 +213,9 @@ def read_section(data: memoryview, numel: int) -> Section:
     Raises FrameError if the coordinate count is impossible.
     """
     count, start = read_varint(data)
-    if count > numel:
-        raise FrameError(
-            f"damaged frame: the header claims {count} coordinates, but the vector has {numel}"
-        )
-    if count == 0 and start < len(data):
-        raise FrameError("damaged frame: more bytes follow, although the coordinate count is 0")
+    expect(count <= numel, f"the header claims {count} coordinates, but the vector has {numel}")
+    fits = count > 0 or start == len(data)
+    expect(fits, "more bytes follow, although the coordinate count is 0")
     return Section(count, data[start:])
 
 
@@ -250,8 +248,7 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
     This function does not validate the frame; `unseal` does.
     """
     view = memoryview(data)
-    if len(view) < SECTIONS:
-        raise FrameError(f"damaged frame: {len(view)} bytes are too short for a frame")
+    expect(len(view) >= SECTIONS, f"{len(view)} bytes are too short for a frame")
     rest, counts = view[SECTIONS + (SEED.size if seeded else 0) :], []
     if view[SCOPE] == CHUNK:
         rest = rest[read_varint(rest)[1] :]
@@ -261,10 +258,21 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
         length, start = read_varint(rest)
         counts.append(read_varint(rest[start : start + length])[0])
         rest = rest[start + length :]
-    if sum(counts) >= 2**63:
-        raise FrameError("damaged frame: the claimed number of coordinates is too large")
+    expect(sum(counts) < 2**63, "the claimed number of coordinates is too large")
     layout = Layout.from_shapes({str(i): (count,) for i, count in enumerate(counts)})
     return layout.numel, layout
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise FrameError with the given message unless `condition` is true."""
+    if not condition:
+        raise FrameError(message)
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise FrameError with the message "damaged frame: " and `message` unless `condition` is true."""
+    if not condition:
+        raise FrameError(f"damaged frame: {message}")
 
 
 def varint(value: int) -> bytes:
@@ -287,8 +295,7 @@ def read_varint(data: memoryview) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * length
         length += 1
         if byte < 0x80:
-            if byte == 0 and length > 1:
-                raise FrameError("damaged frame: an integer is not encoded in its shortest form")
+            expect(byte > 0 or length == 1, "an integer is not encoded in its shortest form")
             return value, length
     raise FrameError("damaged frame: an integer is incomplete or too large")
 
@@ -316,15 +323,12 @@ def unwrap_decay(data: bytes, numel: int) -> tuple[float, bytes]:
     if data[:SCOPE] != bytes([*MAGIC, VERSION, DECAY]):
         return 1.0, data
     _, ((_, (count, body)),) = unseal(data, DECAY, numel)
-    if count != numel:
-        raise FrameError(
-            f"the broadcast is for a model of {count} weights, but this model has {numel}; server and client need the same model"
-        )
-    if len(body) < FACTOR.size:
-        raise FrameError("damaged frame: the weight decay factor is incomplete")
+    require(
+        count == numel,
+        f"the broadcast is for a model of {count} weights, but this model has {numel}; server and client need the same model",
+    )
+    expect(len(body) >= FACTOR.size, "the weight decay factor is incomplete")
     (factor,) = FACTOR.unpack_from(body)
-    if not 0 <= factor < 1:
-        raise FrameError(
-            f"damaged frame: the weight decay factor is {factor:g}; expected at least 0 and below 1"
-        )
+    valid = 0 <= factor < 1
+    expect(valid, f"the weight decay factor is {factor:g}; expected at least 0 and below 1")
     return factor, bytes(body[FACTOR.size :])

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..kernels import rounding
 from ..layout import Layout
 from . import floats
 from .base import Codec, Context, expect
-from .frame import Section, varint
+from .frame import Section
 from .update import Dense, Update
 
 
@@ -25,35 +23,24 @@ def _bytes_of(values: np.ndarray) -> memoryview:
 class Identity(Codec):
     """A codec that sends every coordinate as float32, without loss."""
 
-    name: ClassVar[str] = "identity"
-    id: ClassVar[int] = 1
-    linear: ClassVar[bool] = True
-    lossless: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
-
-    def contraction(self, numel: int) -> float:
-        return 1.0
-
-    def longest_section(self, numel: int) -> int:
-        return len(varint(numel)) + 4 * numel
-
-    def variance(self, numel: int) -> float:
-        return 0.0
+    name = "identity"
+    id = 1
+    linear = True
+    lossless = True
+    whole = True
+    delta, omega = 1.0, 0.0
+    body_size = 0, 32
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         values = x.to(torch.float32).cpu().numpy().astype("<f4", copy=False)
         return Section(values.size, _bytes_of(values))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        expect(len(section.body) == 4 * layout.numel, "the float32 values have the wrong length")
-        values = np.frombuffer(section.body, "<f4")
-        expect(kernels.all_finite(values), "a value is NaN or infinity")
-        return Dense(values)
+        return Dense(floats.unpack_all(section.body, layout.numel, floats.FP32))
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        fits = all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections)
-        expect(fits, "the float32 values have the wrong length")
-        total = floats.add([np.frombuffer(s.body, "<f4") for s in sections])
+        count = sections[0].count
+        total = floats.add([floats.unpack_all(s.body, count, floats.FP32) for s in sections])
         return Section(total.size, _bytes_of(total.astype("<f4", copy=False)))
 
 
@@ -61,21 +48,17 @@ class Identity(Codec):
 class Half(Codec):
     """A codec that sends every coordinate as float16, scaled by a common power of two."""
 
-    name: ClassVar[str] = "fp16"
-    id: ClassVar[int] = 2
-    whole: ClassVar[bool] = True
-
-    def contraction(self, numel: int) -> float:
-        return 1 - 2.0**-21
-
-    def longest_section(self, numel: int) -> int:
-        return len(varint(numel)) + floats.size(numel, floats.FP16)
+    name = "fp16"
+    id = 2
+    whole = True
+    delta = 1 - floats.FP16_ERROR
+    body_size = 2, 16
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
-        return Section(x.numel(), floats.pack_half(x.to(torch.float32).cpu().numpy()))
+        return Section(x.numel(), floats.pack(x.to(torch.float32).cpu().numpy(), floats.FP16))
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
-        return Dense(floats.unpack_half(memoryview(section.body), layout.numel))
+        return Dense(floats.unpack_all(section.body, layout.numel, floats.FP16))
 
 
 @dataclass(frozen=True)
@@ -86,15 +69,11 @@ class BFloat16(Codec):
     of x·2^h. The shift is the largest h ≤ 23 for which x·2^h is in the range of float32, so no subnormal becomes zero.
     """
 
-    name: ClassVar[str] = "bf16"
-    id: ClassVar[int] = 6
-    whole: ClassVar[bool] = True
-
-    def contraction(self, numel: int) -> float:
-        return 1 - 2.0**-16
-
-    def longest_section(self, numel: int) -> int:
-        return len(varint(numel)) + 1 + 2 * numel
+    name = "bf16"
+    id = 6
+    whole = True
+    delta = 1 - 2.0**-16
+    body_size = 1, 16
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         shift = rounding.max_shift(rounding.largest(x))

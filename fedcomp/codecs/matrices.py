@@ -19,7 +19,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, FrameError
 from ..layout import Entry, Layout
+from . import floats
 from .base import Codec, Context, expect
 from .frame import Section
 from .selection import take
@@ -52,7 +52,7 @@ class LowRankUpdate(Update):
 
     left: np.ndarray  # [rows, k] float32
     right: np.ndarray  # [columns, k] float32
-    positions: ClassVar[None] = None
+    positions = None
 
     @property
     def numel(self) -> int:
@@ -78,7 +78,7 @@ class LowRankUpdate(Update):
 class MatrixCodec(Codec):
     """A codec that sends matrices as two factors. Subclasses implement `factor`."""
 
-    portable: ClassVar[bool] = False
+    portable = False
 
     @abstractmethod
     def factor(
@@ -139,7 +139,7 @@ class MatrixCodec(Codec):
 
 def to_bytes(x: Tensor) -> bytes:
     """Convert the elements of a tensor to float32, in row-major order, and return their bytes."""
-    return x.detach().to(torch.float32).cpu().numpy().astype(FLOAT, copy=False).tobytes()
+    return floats.pack(x.detach().to(torch.float32).cpu().numpy(), floats.FP32)
 
 
 def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
@@ -154,14 +154,6 @@ def read_arrays(data: bytes | memoryview, shapes: Sequence[tuple[int, ...]]) -> 
     if not np.isfinite(flat).all():
         raise ValueError("the float32 values contain NaN or infinity")
     return as_arrays(flat, shapes)
-
-
-def received_arrays(data: memoryview, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Split data from a frame like `read_arrays`, but raise FrameError instead of ValueError."""
-    try:
-        return read_arrays(data, shapes)
-    except ValueError as error:
-        raise FrameError(f"damaged frame: {error}") from error
 
 
 def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
@@ -183,17 +175,13 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
         first, data = take(data, 1)
         k = first[0]
     if shape is None or k == VALUES:
-        own, rest = take(data, FLOAT.itemsize * entry.numel)
-        return Dense(*received_arrays(own, [(entry.numel,)])), rest
+        values, used = floats.unpack(data, entry.numel, floats.FP32)
+        return Dense(values), data[used:]
     rows, columns = shape
-    expect(
-        k * (rows + columns) < entry.numel,
-        "the factors of a matrix are not smaller than the matrix",
-    )
-    own, rest = take(data, FLOAT.itemsize * k * (rows + columns))
-    left, right = received_arrays(own, [(rows, k), (columns, k)])
-    squares = np.square(left, dtype=np.float64).sum(0)
-    expect(
-        bool((abs(squares - 1) < 1e-5).all()), "a column of a matrix factor does not have norm 1"
-    )
-    return LowRankUpdate(left, right), rest
+    numbers = k * (rows + columns)
+    expect(numbers < entry.numel, "the factors of a matrix are not smaller than the matrix")
+    values, used = floats.unpack(data, numbers, floats.FP32)
+    left, right = as_arrays(values, [(rows, k), (columns, k)])
+    has_norm_1 = abs(np.square(left, dtype=np.float64).sum(0) - 1) < 1e-5
+    expect(bool(has_norm_1.all()), "a column of a matrix factor does not have norm 1")
+    return LowRankUpdate(left, right), data[used:]

@@ -17,7 +17,6 @@ Format of the body (see codecs/frame.py):
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
 from .base import Codec, Context, expect
-from .frame import Section, varint
+from .frame import Section
 from .update import Dense, Update
 
 CODES = 256
@@ -36,19 +35,12 @@ CODES = 256
 class Natural(Codec):
     """A codec that sends every coordinate as a sign and an exponent, in at most nine bits."""
 
-    name: ClassVar[str] = "natural"
-    id: ClassVar[int] = 15
-    source: ClassVar[str] = "Horváth et al. 2019"
-    whole: ClassVar[bool] = True
-
-    def contraction(self, numel: int) -> float:
-        return 7 / 8
-
-    def variance(self, numel: int) -> float:
-        return 1 / 8
-
-    def longest_section(self, numel: int) -> int:
-        return len(varint(numel)) + 1 + (numel + 7) // 8 + numel
+    name = "natural"
+    id = 15
+    source = "Horváth et al. 2019"
+    whole = True
+    delta, omega = 7 / 8, 1 / 8
+    body_size = 1, 9
 
     def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         x = x.detach()

@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..kernels import rice
-from . import frame, selection
-from .base import expect
+from . import floats, frame, selection
 from .frame import EMPTY, OVERWRITE, Section
 
 
@@ -31,8 +29,8 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
         values = weights[torch.from_numpy(positions).to(weights.device)].cpu().numpy()
-        sent = values.astype("<f4", copy=False).tobytes()
-        section = Section(positions.size, bytes([b]) + sent + rice.pack(positions, b))
+        sent = bytes([b]) + floats.pack(values, floats.FP32) + rice.pack(positions, b)
+        section = Section(positions.size, sent)
     return frame.seal(OVERWRITE, frame.MODEL, weights.numel(), [section])
 
 
@@ -45,11 +43,7 @@ def apply(data: bytes, weights: Tensor) -> None:
     if not count:
         return
     first, rest = selection.take(memoryview(body), 1)
-    sent, gaps = selection.take(rest, 4 * count)
-    values = np.frombuffer(sent, "<f4")
-    expect(kernels.all_finite(values), "a value is NaN or infinity")
-    positions = rice.unpack(gaps, count, first[0], weights.numel())
-    at, new = (
-        torch.from_numpy(v).to(weights.device) for v in (positions, values.astype(np.float32))
-    )
-    weights[at] = new
+    values, used = floats.unpack(rest, count, floats.FP32)
+    positions = rice.unpack(rest[used:], count, first[0], weights.numel())
+    new = torch.from_numpy(values.astype(np.float32)).to(weights.device)
+    weights[torch.from_numpy(positions).to(weights.device)] = new

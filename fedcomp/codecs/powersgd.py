@@ -22,13 +22,13 @@ strategies/powersgd.py implements the paper's algorithm with two exchanges per r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, SpecError
+from .. import spec
+from ..errors import ConfigError
 from ..kernels import philox
 from ..layout import Entry, Layout
 from .base import Context
@@ -43,13 +43,12 @@ class PowerSGD(MatrixCodec):
     # Number of columns of the factors. A higher rank gives larger frames and a smaller error.
     rank: int = 2
 
-    name: ClassVar[str] = "powersgd"
-    id: ClassVar[int] = 21
-    source: ClassVar[str] = "Vogels et al. 2019"
+    name = "powersgd"
+    id = 21
+    source = "Vogels et al. 2019"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rank <= MAX_RANK:
-            raise SpecError(f"rank is {self.rank}; give 1 to {MAX_RANK}")
+        spec.check_ranges(self, rank=(1, MAX_RANK))
 
     def contraction(self, numel: int) -> float:
         return min(1.0, self.rank * (self.rank + 1) / max(numel, 1))

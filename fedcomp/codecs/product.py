@@ -18,7 +18,6 @@ Format of the values (for the rest of the body, see codecs/selection.py):
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,24 +33,41 @@ from .selection import DensityCodec, Selective, Unpacked, take
 
 
 @dataclass(frozen=True)
-class Product(Selective):
-    """A codec that sends the coordinates that `first` selects, with values encoded by `second`."""
+class Pair(Codec):
+    """A codec in two parts: `first` selects coordinates, and `second` encodes them."""
 
     first: Selective
     second: Codec
-    id: ClassVar[int] = PRODUCT
 
     def __post_init__(self) -> None:
-        second_selects = isinstance(self.second, Selective)
-        if not isinstance(self.first, Selective) or isinstance(self.first, Product):
+        if not isinstance(self.first, Selective) or isinstance(self.first, Pair):
             fix = f"topk:density=1%+{self.second.name}"
-            if second_selects:
+            if isinstance(self.second, Selective):
                 fix = f"{self.second.name}+{self.first.name}"
             raise SpecError(
                 f"a product starts with a codec that selects coordinates, but '{self.first.name}' does not; give {fix}"
             )
+        object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")
+        object.__setattr__(self, "portable", self.first.portable and self.second.portable)
+
+    def __str__(self) -> str:
+        return f"{self.first}+{self.second}"
+
+    @property
+    def density(self) -> float:
+        return self.first.density
+
+
+@dataclass(frozen=True)
+class Product(Pair, Selective):
+    """A codec that sends the coordinates that `first` selects, with values encoded by `second`."""
+
+    id = PRODUCT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         problem = ""
-        if second_selects:
+        if isinstance(self.second, Selective):
             problem = "selects coordinates again"
         elif self.second.shares_seed:
             problem = "needs all clients to send the same coordinates"
@@ -62,18 +78,10 @@ class Product(Selective):
                 f"the second codec of a product encodes the selected values, but '{self.second.name}' {problem}; "
                 f"give another codec, such as {self.first.name}+fp16"
             )
-        for name, value in {
-            "name": f"{self.first.name}+{self.second.name}",
-            "id": ProductId(self.first.id, self.second.id),
-            "source": f"{self.first.source}; {self.second.source}",
-            "seeded": self.first.seeded or self.second.seeded,
-            "portable": self.first.portable and self.second.portable,
-            "draws": self.first.draws,
-        }.items():
-            object.__setattr__(self, name, value)
-
-    def __str__(self) -> str:
-        return f"{self.first}+{self.second}"
+        object.__setattr__(self, "name", f"{self.first.name}+{self.second.name}")
+        object.__setattr__(self, "id", ProductId(self.first.id, self.second.id))
+        object.__setattr__(self, "seeded", self.first.seeded or self.second.seeded)
+        object.__setattr__(self, "draws", self.first.draws)
 
     def contraction(self, numel: int) -> float | None:
         first, second = self.first.contraction(numel), contraction(self.second, self.most(numel))
@@ -82,10 +90,6 @@ class Product(Selective):
     def variance(self, numel: int) -> float | None:
         first, second = self.first.variance(numel), self.second.variance(self.most(numel))
         return None if first is None or second is None else (1 + first) * (1 + second) - 1
-
-    @property
-    def density(self) -> float:
-        return self.first.density
 
     def longest_section(self, numel: int) -> int | None:
         k = self.most(numel)

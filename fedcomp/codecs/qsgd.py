@@ -21,12 +21,12 @@ all chunks, as multiples of the unit 1.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from .. import kernels
+from .. import kernels, spec
 from ..errors import SpecError
 from ..kernels import rounding
 from ..kernels.parallel import starmap
@@ -52,32 +52,29 @@ class QSGD(Codec):
     norm: Literal["l2", "max"] = "l2"
     # `nearest` is deterministic and biased, and needs norm=max. Use it with error feedback or with the memory `laq`.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
-    name: ClassVar[str] = "qsgd"
-    id: ClassVar[int] = 12
-    source: ClassVar[str] = "Alistarh et al. 2017"
-    whole: ClassVar[bool] = True
+    name = "qsgd"
+    id = 12
+    source = "Alistarh et al. 2017"
+    whole = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.levels <= MAX_LEVELS:
-            raise SpecError(
-                f"levels is {self.levels}; give a number from 1 to {MAX_LEVELS}, such as 16"
-            )
+        spec.check_ranges(self, levels=(1, MAX_LEVELS))
         if self.rounding == "nearest" and (self.norm != "max" or self.damped):
             raise SpecError(
                 "rounding=nearest works only with norm=max and without damped; give norm=max,rounding=nearest"
             )
 
-    def omega(self, numel: int) -> float:
+    def _omega(self, numel: int) -> float:
         """Return the variance bound ω for stochastic rounding without `damped`."""
         return min(numel / self.levels**2, math.sqrt(numel) / self.levels)
 
     def contraction(self, numel: int) -> float | None:
         if self.rounding == "nearest":
             return (4 * self.levels**2 - 1) / (4 * self.levels**2 + max(numel, 1) - 1)
-        return 1 / (1 + self.omega(numel)) if self.damped else None
+        return 1 / (1 + self._omega(numel)) if self.damped else None
 
     def variance(self, numel: int) -> float | None:
-        return None if self.damped or self.rounding == "nearest" else self.omega(numel)
+        return None if self.damped or self.rounding == "nearest" else self._omega(numel)
 
     def longest_section(self, numel: int) -> int:
         # If the unit is near the smallest float32, rounding it down can double the number of levels.
@@ -98,7 +95,9 @@ class QSGD(Codec):
             levels = (x.detach() / unit).round_().clamp_(-top, top).cpu().numpy()
             return levels.astype(np.int8 if top <= 127 else np.int16), unit
         rounded = rounding.to_multiples(x, unit, limit, seed)
-        return rounded, wire.round_down(unit / (1 + self.omega(x.numel()))) if self.damped else unit
+        return rounded, wire.round_down(
+            unit / (1 + self._omega(x.numel()))
+        ) if self.damped else unit
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return wire.open_multiples(section)

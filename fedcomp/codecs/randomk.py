@@ -20,7 +20,7 @@ The format of the values is specified in docs/reference/frame-format.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from .. import kernels
 from ..kernels import Chosen, Rows, philox, rounding
 from . import floats, selection
 from .base import Context, expect, require
-from .frame import EMPTY, Section, read_varint, varint
+from .frame import EMPTY, Section, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
@@ -53,10 +53,10 @@ class RandomK(selection.DensityCodec):
     # Scale values so that the codec is unbiased. Use this option with the memories `none` and `diana`, but not with error feedback.
     scaled: bool = False
     values: floats.Precision = "fp32"  # precision of the values
-    name: ClassVar[str] = "randomk"
-    id: ClassVar[int] = 7
-    source: ClassVar[str] = "Konečný et al. 2016, Wangni et al. 2018"
-    seeded: ClassVar[bool] = True
+    name = "randomk"
+    id = 7
+    source = "Konečný et al. 2016, Wangni et al. 2018"
+    seeded = True
 
     @property
     def draws(self) -> bool:
@@ -144,12 +144,20 @@ class RandomK(selection.DensityCodec):
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
         if not any(section.count for section in sections):
             return EMPTY
-        read = [_values(section) for section in sections]
+        read = [self._mergeable_values(section) for section in sections]
         alike = len({s.count for s in sections}) == len({values.size for values in read}) == 1
         require(alike, "frames of different densities cannot be merged")
         total = floats.add(read)
         head = bytes([selection.IMPLIED]) + varint(total.size)
         return Section(sections[0].count, head + floats.pack(total, floats.FP32))
+
+    def _mergeable_values(self, section: Section) -> np.ndarray:
+        first, data = selection.take(memoryview(section.body), 1)
+        require(
+            first[0] == selection.IMPLIED,
+            "only frames with float32 values at positions drawn from the seed can be merged",
+        )
+        return self._read_drawn(floats.FP32, data, section.count, 0)
 
 
 def drop_small(x: Tensor, m: float, seed: int) -> np.ndarray:
@@ -176,21 +184,3 @@ def drop_threshold(x: Tensor, k: int) -> float:
     # magnitudes of these i coordinates and of all smaller coordinates, divided by i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return round_down(float(means[means >= largest][-1]))
-
-
-def _values(section: Section) -> np.ndarray:
-    """Return the float32 values in a section whose positions are drawn from the seed. Raises FrameError."""
-    first, data = selection.take(memoryview(section.body), 1)
-    mergeable = first[0] == selection.IMPLIED
-    require(
-        mergeable, "only frames with float32 values at positions drawn from the seed can be merged"
-    )
-    count, start = read_varint(data)
-    possible = 0 < count <= section.count
-    expect(
-        possible,
-        f"the header claims {count} values, but the vector has {section.count} coordinates",
-    )
-    values, used = floats.unpack(data[start:], count, floats.FP32)
-    expect(start + used == len(data), "bytes follow the last value")
-    return values

@@ -28,7 +28,7 @@ from ..kernels import bit_planes, hadamard
 from ..kernels.hadamard import RotatedBlocks
 from ..kernels.parallel import map_ranges
 from ..layout import Layout
-from . import selection
+from . import floats, selection
 from .base import Codec, Context, expect
 from .frame import Section, varint
 from .update import Dense, Update
@@ -50,9 +50,9 @@ class RotatedCodec(Codec):
     Subclasses implement `head`, `quantize`, and either `width` and `table`, or `pack_codes` and `unpack_codes`.
     """
 
-    seeded: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
-    shifts: ClassVar[bool] = False  # whether a section contains a shift b for each block
+    seeded = True
+    whole = True
+    shifts = False  # whether a section contains a shift b for each block
     code_type: ClassVar[type] = np.uint8
 
     @abstractmethod
@@ -73,9 +73,7 @@ class RotatedCodec(Codec):
 
     def table(self, head: int) -> np.ndarray:
         """Return a table of the float32 values of all codes. `head`: first byte of the body. Raises FrameError for an invalid `head`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has neither table nor unpack_codes; implement one"
-        )
+        raise NotImplementedError("implement table or unpack_codes")
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
         """Encode codes [N] as bytes, by default as bit planes. The zeros that pad the last block have codes too."""
@@ -118,8 +116,8 @@ class RotatedCodec(Codec):
         hadamard.rotate(x, seed, encode_blocks)
         nonzero = sent.any(0)
         if nonzero.any() and exponents[nonzero].max() <= MAX_UNROTATED_EXPONENT:
-            values = x.to(torch.float32).cpu().numpy().astype("<f4", copy=False)
-            return Section(x.numel(), bytes([UNROTATED]) + values.tobytes())
+            values = floats.pack(x.to(torch.float32).cpu().numpy(), floats.FP32)
+            return Section(x.numel(), bytes([UNROTATED]) + values)
         numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
         return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
 
@@ -127,7 +125,7 @@ class RotatedCodec(Codec):
         count, body = section
         first, data = selection.take(memoryview(body), 1)
         if first[0] == UNROTATED:
-            return _unrotated(data, count)
+            return Dense(floats.unpack_all(data, count, floats.FP32))
         sizes = np.diff(hadamard.edges(count))
         sent, data = selection.take(data, HALF.itemsize * sizes.size * (1 + self.shifts))
         scale, shift = _read_numbers(np.frombuffer(sent, HALF).reshape(-1, sizes.size))
@@ -144,7 +142,7 @@ class RotatedUpdate(Update):
     scale: np.ndarray  # a, float64 [blocks]
     shift: np.ndarray  # b, float64 [blocks]
     codes: ReadCodes
-    positions: ClassVar[None] = None
+    positions = None
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         factor = np.float32(weight)
@@ -218,12 +216,3 @@ def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     valid = bool(in_range.all() and (numbers[0] >= 0).all())
     expect(valid, "the scale or shift of a block is out of range")
     return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
-
-
-def _unrotated(data: memoryview, count: int) -> Dense:
-    expect(len(data) == 4 * count, "the float32 values have the wrong length")
-    values = np.frombuffer(data, "<f4")
-    largest = float(np.abs(values).max())
-    is_small = 0 < largest < 2.0**MAX_UNROTATED_EXPONENT
-    expect(is_small, "the values were sent without rotation, although they are not tiny")
-    return Dense(values)

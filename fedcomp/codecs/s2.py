@@ -38,12 +38,13 @@ The body of a section is specified in docs/reference/frame-format.md.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels, spec
 from ..errors import SpecError
 from ..kernels import Rows, peeling, split_runs
 from ..kernels import positions as wire
@@ -51,7 +52,8 @@ from ..layout import Layout
 from .base import Codec, Context, expect, require
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
-from .selection import Selective, take
+from .product import Pair
+from .selection import take
 from .sketch import add_tables
 from .update import Sparse, Update
 
@@ -73,24 +75,19 @@ class S2(Codec):
     # Expected ratio of the number of nonzeros in the sum of all frames to the number in one frame; at most the number of frames.
     union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
-    name: ClassVar[str] = "s2"
-    id: ClassVar[int] = 23
-    source: ClassVar[str] = "Ge et al. 2021"
-    linear: ClassVar[bool] = True
-    seeded: ClassVar[bool] = True
-    shares_seed: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
+    name = "s2"
+    id = 23
+    source = "Ge et al. 2021"
+    linear = True
+    seeded = True
+    shares_seed = True
+    whole = True
 
     def __post_init__(self) -> None:
-        if self.rows not in THRESHOLDS:
-            raise SpecError(f"rows is {self.rows}; give 3 to {max(THRESHOLDS)}")
+        spec.check_ranges(self, rows=(3, max(THRESHOLDS)), union=(1, math.inf))
         if not 0 <= self.columns < 1 << 28:
             raise SpecError(
                 f"columns is {self.columns}; give a number of cells per row from 1 to {(1 << 28) - 1}, or leave columns out"
-            )
-        if not 1 <= self.union < math.inf:
-            raise SpecError(
-                f"union is {self.union:g}; give a number from 1 to the number of frames that are added"
             )
         if self.columns and self.union != 1:
             raise SpecError("codec 's2' has both 'columns' and 'union'; give one of them")
@@ -172,39 +169,26 @@ class S2(Codec):
 
 
 @dataclass(frozen=True)
-class SparseS2(Codec):
+class SparseS2(Pair):
     """A codec such as `topk:density=1%+s2`: the first codec selects coordinates, and `s2` encodes these coordinates.
 
     An `s2` codec with any options can decode the frames.
     """
 
-    first: Selective
     second: S2
-    id: ClassVar[int] = S2.id
-    linear: ClassVar[bool] = True
-    seeded: ClassVar[bool] = True
-    shares_seed: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
+    id = S2.id
+    linear = True
+    seeded = True
+    shares_seed = True
+    whole = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.first, Selective):
-            raise SpecError(
-                f"a product starts with a codec that selects coordinates, but '{self.first.name}' does not; give topk:density=1%+s2"
-            )
+        super().__post_init__()
+        object.__setattr__(self, "name", S2.name)
         if self.first.draws:
             raise SpecError(
                 f"+s2 is not needed with '{self.first.name}': all clients send the same coordinates, so frames can be added; leave +s2 out"
             )
-        object.__setattr__(self, "name", S2.name)
-        object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")
-        object.__setattr__(self, "portable", self.first.portable)
-
-    def __str__(self) -> str:
-        return f"{self.first}+{self.second}"
-
-    @property
-    def density(self) -> float:
-        return self.first.density
 
     def contraction(self, numel: int) -> float | None:
         first = self.first.contraction(numel)
@@ -304,11 +288,8 @@ def _size(cells: int, bits: int) -> int:
 def _pack_cells(table: np.ndarray, bits: int) -> bytes:
     whole, rest = divmod(bits, 8)
     octets = np.ascontiguousarray(table, "<i8").view(np.uint8).reshape(-1, 8)
-    low = octets[:, :whole].tobytes()
-    if not rest:
-        return low
     left = np.unpackbits(octets[:, whole : whole + 1], axis=1)[:, 8 - rest :]
-    return low + np.packbits(left).tobytes()
+    return octets[:, :whole].tobytes() + np.packbits(left).tobytes()
 
 
 def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:
@@ -316,11 +297,9 @@ def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:
     whole, rest = divmod(bits, 8)
     octets = np.zeros((cells, 8), np.uint8)
     octets[:, :whole] = np.frombuffer(data[: cells * whole], np.uint8).reshape(cells, whole)
-    if rest:
-        left = np.unpackbits(np.frombuffer(data[cells * whole :], np.uint8))
-        expect(not left[cells * rest :].any(), "the padding of the table cells is not zero")
-        spread = np.zeros((cells, 8), np.uint8)
-        spread[:, 8 - rest :] = left[: cells * rest].reshape(cells, rest)
-        octets[:, whole] = np.packbits(spread, axis=1)[:, 0]
+    spread = np.zeros((cells, 8), np.uint8)
+    left = kernels.unpack_signs(data[cells * whole :], cells * rest)
+    spread[:, 8 - rest :] = left.reshape(cells, rest)
+    octets[:, whole] = np.packbits(spread, axis=1)[:, 0]
     values = octets.reshape(-1).view("<i8").astype(np.int64, copy=False)
     return values << 64 - bits >> 64 - bits

@@ -11,7 +11,6 @@ The magnitude μ is sent as float32; a flag of 1 means that all values are −μ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -29,9 +28,9 @@ class SBC(selection.Largest):
     """A codec that sends the k largest coordinates of one sign, all with the same value: their mean."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
-    name: ClassVar[str] = "sbc"
-    id: ClassVar[int] = 5
-    source: ClassVar[str] = "Sattler et al. 2018"
+    name = "sbc"
+    id = 5
+    source = "Sattler et al. 2018"
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)

@@ -13,7 +13,6 @@ A frame can only be decoded by a codec with the same chunk size N. A sender ther
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,7 +33,7 @@ class Scoped(Codec):
     """A codec that applies the codec `inner` separately to parts of the vector."""
 
     inner: Codec
-    inherited: ClassVar[str] = "name id source linear portable seeded shares_seed"
+    inherited = "name id source linear portable seeded shares_seed"
 
     def __post_init__(self) -> None:
         for name in self.inherited.split():
@@ -53,8 +52,8 @@ class Scoped(Codec):
 class LayerWise(Scoped):
     """A codec that encodes each tensor separately."""
 
-    scope: ClassVar[int] = frame.LAYER
-    inherited: ClassVar[str] = f"{Scoped.inherited} whole"
+    scope = frame.LAYER
+    inherited = f"{Scoped.inherited} whole"
 
     def __str__(self) -> str:
         return f"{self.inner}@layer"
@@ -105,7 +104,7 @@ class Chunked(Scoped):
     """
 
     size: int  # N
-    scope: ClassVar[int] = frame.CHUNK
+    scope = frame.CHUNK
 
     def __post_init__(self) -> None:
         if not 0 < self.size < 2**63:

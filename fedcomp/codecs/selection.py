@@ -20,7 +20,6 @@ import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -53,13 +52,11 @@ class Selective(Codec):
     """
 
     # whether positions are drawn from the seed by `implied` instead of being sent
-    draws: ClassVar[bool] = False
+    draws = False
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         """Select coordinates of each of m ≥ 1 finite vectors and return their positions."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has neither select nor choose; implement one"
-        )
+        raise NotImplementedError("implement select or choose")
 
     def choose(self, rows: Rows, seeds: Sequence[int]) -> tuple[Chosen, Tensor]:
         """Select coordinates of each vector. Return the positions of these coordinates, and the float32 values to send.
@@ -124,7 +121,8 @@ class Selective(Codec):
                 first, data = take(memoryview(body), 1)
                 form, flag = first[0] & FORM, first[0] >> FLAG_SHIFT
                 if count == numel and form == IMPLIED:
-                    opened[i] = self._decode_drawn(flag, data, numel, seed)
+                    values = self._read_drawn(flag, data, numel, seed)
+                    opened[i] = Sparse(numel, self.implied(numel, values.size, seed), values)
                     continue
                 values, used = self.unpack_values(flag, data, count, seed)
                 read.append((i, count, form, data[used:], values))
@@ -164,13 +162,10 @@ class Selective(Codec):
         if not count:
             expect(len(data) == start, "more bytes follow, although no coordinates are selected")
             return Sparse(numel, NO_POSITIONS, NO_VALUES)
-        expect(
-            count <= numel,
-            f"the header claims {count} selected coordinates, but the vector has {numel}",
-        )
+        expect(count <= numel, f"the header claims {count} of {numel} coordinates")
         first, rest = take(data[start:], 1)
         length, start = read_varint(rest)
-        code, rest = take(rest[start:], length, "the list of positions ends too early")
+        code, rest = take(rest[start:], length)
         positions = wire.unpack(code, count, first[0] & FORM, numel)
         some, counts = np.unique(positions // size, return_counts=True)
         seeds = [(seed + i) % SEEDS for i in some.tolist()]
@@ -186,7 +181,7 @@ class Selective(Codec):
         """
         flags, sent = zip(*self.pack_values(values, counts, seeds, context), strict=True)
         bits = np.unpackbits(np.array(flags, np.uint8)[:, None], axis=1)[:, -FLAG_BITS:]
-        return 0, np.packbits(bits).tobytes() + b"".join(sent)
+        return 0, kernels.pack_signs(bits) + b"".join(sent)
 
     def unpack_chunks(
         self, flag: int, data: memoryview, counts: np.ndarray, seeds: Sequence[int]
@@ -197,8 +192,8 @@ class Selective(Codec):
         """
         expect(flag == 0, f"the values of the chunks have the unknown format {flag}")
         head, rest = take(data, -(-FLAG_BITS * len(counts) // 8))
-        bits = kernels.bits.read_bits(head, FLAG_BITS * len(counts))
-        flags = np.unpackbits(bits, count=FLAG_BITS * len(counts)).reshape(-1, FLAG_BITS) @ (2, 1)
+        bits = kernels.unpack_signs(head, FLAG_BITS * len(counts)).reshape(-1, FLAG_BITS)
+        flags = bits @ (2, 1)
         runs = []
         for flag, count, seed in zip(flags.tolist(), counts.tolist(), seeds, strict=True):
             values, used = self.unpack_values(flag, rest, count, seed)
@@ -207,15 +202,13 @@ class Selective(Codec):
         expect(not len(rest), f"{len(rest)} bytes follow the values of the last chunk")
         return np.concatenate(runs)
 
-    def _decode_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
+    def _read_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> np.ndarray:
+        """Decode the values of a vector [numel] at positions that are drawn from the seed. Raises FrameError."""
         count, start = read_varint(data)
-        expect(
-            0 < count <= numel,
-            f"the header claims {count} values, but the vector has {numel} coordinates",
-        )
+        expect(0 < count <= numel, f"the header claims {count} values for {numel} coordinates")
         values, used = self.unpack_values(flag, data[start:], count, seed)
         expect(start + used == len(data), "bytes follow the last value")
-        return Sparse(numel, self.implied(numel, count, seed), values)
+        return values
 
 
 @dataclass(frozen=True)
@@ -273,14 +266,9 @@ def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> S
     return Section(count, b"".join([bytes([form | flag << FLAG_SHIFT]), first, second]))
 
 
-def take(
-    data: memoryview, length: int, problem: str = "the encoded values end too early"
-) -> tuple[memoryview, memoryview]:
-    """Split `data` into its first `length` bytes and the rest. Raises FrameError if `data` is shorter.
-
-    `problem`: the error message after "damaged frame: ".
-    """
-    expect(len(data) >= length, problem)
+def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
+    """Split `data` into its first `length` bytes and the rest. Raises FrameError if `data` is shorter."""
+    expect(len(data) >= length, "the encoded values end too early")
     return data[:length], data[length:]
 
 
@@ -296,8 +284,6 @@ def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
 def unpack_magnitude(data: memoryview) -> float:
     """Decode the magnitude that all values of a section share. Raises FrameError unless the magnitude is finite and positive."""
     (mean,) = MEAN.unpack(data)
-    if not 0 < mean < math.inf:
-        raise FrameError(
-            f"damaged frame: the common magnitude of the values is {mean}; expected a finite number above 0"
-        )
+    is_valid = 0 < mean < math.inf
+    expect(is_valid, f"the magnitude of the values is {mean}; expected a finite number above 0")
     return mean

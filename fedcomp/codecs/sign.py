@@ -9,14 +9,12 @@ contains the signs, one bit each (1 = positive), padded to a byte.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from .. import kernels
 from ..kernels import Rows
 from ..layout import Layout
-from . import frame
 from .base import Codec, Context
 from .frame import Section
 from .update import Bits, Update
@@ -28,13 +26,11 @@ ONE = np.ones(1, np.float32)
 class Sign(Codec):
     """A codec that sends every coordinate as 1 or −1, in one bit."""
 
-    name: ClassVar[str] = "sign"
-    id: ClassVar[int] = 9
-    source: ClassVar[str] = "Bernstein et al. 2018"
-    whole: ClassVar[bool] = True
-
-    def longest_section(self, numel: int) -> int:
-        return len(frame.varint(numel)) + (numel + 7) // 8
+    name = "sign"
+    id = 9
+    source = "Bernstein et al. 2018"
+    whole = True
+    body_size = 0, 1
 
     def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
         numel = rows[0].numel()

@@ -28,7 +28,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -72,14 +72,14 @@ class Sketch(Codec):
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # Precision of the cells
     # Fraction of the coordinates to decode: those with the largest estimates. With density 1, the codec is unbiased.
     density: float = 1 / 100
-    name: ClassVar[str] = "sketch"
-    id: ClassVar[int] = 22
-    source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
-    seeded: ClassVar[bool] = True
-    shares_seed: ClassVar[bool] = True
-    linear: ClassVar[bool] = True
-    whole: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # sums of cells may differ between devices in the last bit
+    name = "sketch"
+    id = 22
+    source = "Charikar et al. 2002, Ivkin et al. 2019"
+    seeded = True
+    shares_seed = True
+    linear = True
+    whole = True
+    portable = False  # sums of cells may differ between devices in the last bit
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MAX_ROWS and self.rows % 2):
@@ -147,11 +147,11 @@ class Sketch(Codec):
             short = all(one.form == BFLOAT16 for one in read)
             short = short and not (total.view(np.uint32) & 0xFFFF).any()
             body = _write(total, BFLOAT16 if short else FLOAT32, 0)
-        rows, columns = first.raw.shape
-        return Section(sections[0].count, _head(rows, columns, first.count) + body)
+        head = b"".join(map(varint, (*first.raw.shape, first.count)))
+        return Section(sections[0].count, head + body)
 
     def _head(self, numel: int) -> bytes:
-        return _head(self.rows, self.width(numel), self.count(numel))
+        return b"".join(map(varint, (self.rows, self.width(numel), self.count(numel))))
 
 
 class SketchSection(NamedTuple):
@@ -234,10 +234,6 @@ def sum_sketches(updates: Sequence[Update], weights: Sequence[float]) -> list[Sk
 def _max_columns(numel: int) -> int:
     """Return the largest permitted number of columns of a sketch of a vector [numel]."""
     return MAX_COLUMNS_PER_COORDINATE * numel + 64
-
-
-def _head(rows: int, columns: int, count: int) -> bytes:
-    return varint(rows) + varint(columns) + varint(count)
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:

@@ -23,11 +23,10 @@ The bodies of `srq` and `vlc` are specified in docs/reference/frame-format.md.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from ..errors import SpecError
+from .. import spec
 from ..kernels import hadamard, range_coder
 from ..kernels.hadamard import RotatedBlocks
 from . import rotated
@@ -47,14 +46,13 @@ class SRQ(rotated.RotatedCodec):
 
     # k: number of evenly spaced levels, from the smallest to the largest value of a block. A code takes ⌈log₂ k⌉ bits.
     levels: int = 16
-    name: ClassVar[str] = "srq"
-    id: ClassVar[int] = 16
-    source: ClassVar[str] = "Suresh et al. 2017"
-    shifts: ClassVar[bool] = True
+    name = "srq"
+    id = 16
+    source = "Suresh et al. 2017"
+    shifts = True
 
     def __post_init__(self) -> None:
-        if not 2 <= self.levels <= 256:
-            raise SpecError(f"levels is {self.levels}; give a number from 2 to 256, such as 16")
+        spec.check_ranges(self, levels=(2, 256))
 
     def variance(self, numel: int) -> float:
         d = int(np.diff(hadamard.edges(numel)).max(initial=1))
@@ -83,16 +81,13 @@ class VLC(rotated.RotatedCodec):
 
     # The step s, in units of the root mean square. Halving the step costs one bit per coordinate and divides the squared error by four.
     step: float = math.sqrt(2)
-    name: ClassVar[str] = "vlc"
-    id: ClassVar[int] = 17
-    source: ClassVar[str] = "Suresh et al. 2017"
-    code_type: ClassVar[type] = np.int16
+    name = "vlc"
+    id = 17
+    source = "Suresh et al. 2017"
+    code_type = np.int16
 
     def __post_init__(self) -> None:
-        if not MIN_STEP <= self.step <= MAX_STEP:
-            raise SpecError(
-                f"step is {self.step:g}; give a number from {MIN_STEP:g} to {MAX_STEP:g}, such as 1.4"
-            )
+        spec.check_ranges(self, step=(MIN_STEP, MAX_STEP))
 
     def variance(self, numel: int) -> float:
         return ROUNDING * min(self.step**2 / 4, self.step)
@@ -122,9 +117,7 @@ class VLC(rotated.RotatedCodec):
         expect(in_range, "the quantized values are out of range")
         symbols = range_coder.decode(data[start + used :], count, max(size, 2))
         both_occur = int(symbols.min()) == 0 and int(symbols.max()) == size - 1
-        expect(
-            both_occur, "no value has the smallest or the largest multiple that the frame states"
-        )
+        expect(both_occur, "no value has the stated smallest or largest multiple")
         zeros_fit = bool((symbols.reshape(-1, 8)[is_zero] == -smallest).all())
         expect(zeros_fit, "a block with scale 0 has nonzero values")
         return lambda start, stop: symbols[start:stop].astype(np.float32) + np.float32(smallest)

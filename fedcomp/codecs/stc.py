@@ -14,7 +14,6 @@ Format of the values (for the rest of the body, see codecs/selection.py):
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -29,9 +28,9 @@ class STC(selection.Largest):
     """A codec that sends the k largest coordinates: a sign for each, and one common magnitude."""
 
     density: float = 1 / 100  # fraction of the coordinates sent
-    name: ClassVar[str] = "stc"
-    id: ClassVar[int] = 4
-    source: ClassVar[str] = "Sattler et al. 2019"
+    name = "stc"
+    id = 4
+    source = "Sattler et al. 2019"
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)

@@ -16,13 +16,12 @@ multiples of the unit s (see codecs/levels.py).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from .. import kernels
-from ..errors import ProtocolError, SpecError
+from .. import kernels, spec
+from ..errors import ProtocolError
 from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
@@ -38,17 +37,14 @@ class TernGrad(Codec):
     """A codec that sends every coordinate as −s, 0 or s, where s is one scale for all coordinates."""
 
     clip: float = 2.5  # Clip values to this many standard deviations; 0 disables clipping
-    name: ClassVar[str] = "terngrad"
-    id: ClassVar[int] = 14
-    source: ClassVar[str] = "Wen et al. 2017"
-    linear: ClassVar[bool] = True  # Frames can be added if they have the same scale
-    whole: ClassVar[bool] = True
+    name = "terngrad"
+    id = 14
+    source = "Wen et al. 2017"
+    linear = True  # Frames can be added if they have the same scale
+    whole = True
 
     def __post_init__(self) -> None:
-        if self.clip < 0:
-            raise SpecError(
-                f"clip is {self.clip:g}; give standard deviations, such as 2.5, or 0 for no clipping"
-            )
+        spec.check_ranges(self, clip=(0, math.inf))
 
     def variance(self, numel: int) -> float | None:
         # The bound follows from E‖x − C(x)‖² = Σ|x_i|(s − |x_i|) with s = ‖x‖∞, and from ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖².
@@ -75,19 +71,20 @@ class TernGrad(Codec):
         return wire.open_multiples(section)
 
     def _merge_sections(self, sections: Sequence[Section]) -> Section:
-        sizes, total, scales = {section.count for section in sections}, None, set()
+        count, scales = sections[0].count, set()
+        sizes = {section.count for section in sections}
         require(len(sizes) == 1, "frames of vectors of different sizes cannot be merged")
-        for section in sections if sections[0].count else ():
+        total = np.zeros(count, np.int32)
+        for section in sections if count else ():
             symbols, top, scale = wire.unpack_multiples(section)
             if top:
-                total = np.zeros(section.count, np.int32) if total is None else total
                 total += symbols
                 total -= top
                 scales.add(scale)
-        problem = "frames of different scales cannot be merged; the server must announce one scale"
-        require(len(scales) <= 1, problem)
-        if total is None:
+        if not scales:
             return sections[0]
+        problem = "frames of different scales cannot be merged; the server must announce one scale"
+        require(len(scales) == 1, problem)
         (scale,) = scales
         top = int(np.abs(total).max())
         is_finite = top <= wire.MAX_MULTIPLE and top * scale <= wire.LARGEST

@@ -13,7 +13,7 @@ flags 0 and 1 stand for float32 and float16 values (codecs/floats.py). For the r
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -35,18 +35,16 @@ class Threshold(selection.Selective):
     # The threshold τ. A higher threshold gives smaller frames, but error feedback then takes longer to send small coordinates.
     tau: float = 0.01
     values: Literal["tau", "fp32", "fp16"] = "tau"  # Send values as ±τ, float32 or float16
-    name: ClassVar[str] = "threshold"
-    id: ClassVar[int] = 8
-    source: ClassVar[str] = "Strom 2015"
+    name = "threshold"
+    id = 8
+    source = "Strom 2015"
+    delta = 0.0
 
     def __post_init__(self) -> None:
         if not MIN_TAU <= self.tau <= MAX_TAU:
             raise SpecError(
                 f"tau is {self.tau:g}; give a number above 0 in the range of float32, such as 0.01"
             )
-
-    def contraction(self, numel: int) -> float:
-        return 0.0
 
     def select(self, rows: Rows, seeds: Sequence[int]) -> Chosen:
         return kernels.at_least(rows, self.tau)
@@ -61,9 +59,7 @@ class Threshold(selection.Selective):
         return [(TAU, tau + kernels.pack_signs(run)) for run in signs]
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(
-            flag in (floats.FP32, floats.FP16, TAU), f"the values have the unknown format {flag}"
-        )
+        expect(flag <= TAU, f"the values have the unknown format {flag}")
         if flag != TAU:
             return floats.unpack(data, count, flag)
         sent, rest = selection.take(data, 4)

@@ -16,7 +16,7 @@ The format of values in bins is specified in docs/reference/frame-format.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,9 +40,9 @@ class TopK(selection.Largest):
     density: float = 1 / 100  # Fraction of the coordinates sent
     # Precision of the values. With 2bit, each value becomes the mean of its bin, which is one of four bins.
     values: Literal["fp32", "fp16", "2bit"] = "fp32"
-    name: ClassVar[str] = "topk"
-    id: ClassVar[int] = 3
-    source: ClassVar[str] = "Aji & Heafield 2017"
+    name = "topk"
+    id = 3
+    source = "Aji & Heafield 2017"
 
     def contraction(self, numel: int) -> float:
         if self.values == "2bit":
@@ -60,16 +60,11 @@ class TopK(selection.Largest):
     ) -> list[tuple[int, bytes]]:
         if self.values == "2bit":
             runs = kernels.split_runs(values, counts)
-            sizes = [np.array([run.size]) for run in runs]
-            return [
-                (BINNED, pack_bins(*call) if call[0].size else b"") for call in zip(runs, sizes)
-            ]
+            return [(BINNED, pack_bins(run, np.array([run.size]))) for run in runs]
         return floats.pack_runs(values, counts, self.values)
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> Unpacked:
-        expect(
-            flag in (floats.FP32, floats.FP16, BINNED), f"the values have the unknown format {flag}"
-        )
+        expect(flag <= BINNED, f"the values have the unknown format {flag}")
         if flag == BINNED:
             return unpack_bins(data, np.array([count]))
         return floats.unpack(data, count, flag)

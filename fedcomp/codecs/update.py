@@ -1,9 +1,10 @@
 """Decoded updates in compact form: nonzeros for sparse updates, bits for signs, and views of the frame for dense updates."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import islice
 
 import numpy as np
 import torch
@@ -23,22 +24,6 @@ def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor)
     (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
-def join(numel: int, parts: "Sequence[tuple[slice, Update]]") -> "Update":
-    """Join the updates of the parts of a vector into one update.
-
-    The slices of the parts cover a vector [numel] in order. The result is Dense if all parts are Dense, Sparse if all parts are Sparse, and
-    otherwise Sections.
-    """
-    dense = [part.values for _, part in parts if isinstance(part, Dense)]
-    if parts and len(dense) == len(parts):
-        return Dense(np.concatenate(dense))
-    sparse = [(span.start, part) for span, part in parts if isinstance(part, Sparse)]
-    if parts and len(sparse) == len(parts):
-        positions = np.concatenate([part.positions + start for start, part in sparse])
-        return Sparse(numel, positions, np.concatenate([part.values for _, part in sparse]))
-    return Sections(numel, tuple(parts))
-
-
 class Update(ABC):
     """A decoded vector with `numel` elements."""
 
@@ -51,9 +36,14 @@ class Update(ABC):
         """Number of coordinates for which the update has a value."""
         return self.numel if self.positions is None else self.positions.size
 
-    @abstractmethod
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         """Multiply the update by `weight` and add it to `into` [numel] in place, in float32."""
+        # Products are rounded to float32 before they are added, as in kernels.add_all_at.
+        factor, total = np.float32(weight), into.detach()
+        for start in range(0, self.numel, BLOCK):
+            with np.errstate(over="ignore", invalid="ignore"):
+                product = factor * self.block(start, min(start + BLOCK, self.numel))
+            total[start : start + BLOCK] += torch.from_numpy(product).to(into.device)
 
     @abstractmethod
     def block(self, start: int, stop: int) -> np.ndarray:
@@ -81,23 +71,11 @@ class Dense(Update):
     """An update with a value for every coordinate."""
 
     values: np.ndarray  # [numel] float32
-    positions: ClassVar[None] = None
+    positions = None
 
     @property
     def numel(self) -> int:
         return self.values.size
-
-    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        # Products are rounded to float32 before they are added, as in kernels.add_all_at.
-        factor = np.float32(weight)
-        if not into.is_cpu or into.dtype != torch.float32:
-            into.add_(torch.from_numpy(factor * self.values).to(into.device))
-            return
-        total = into.numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            for start in range(0, self.numel, BLOCK):
-                block = self.values[start : start + BLOCK]
-                total[start : start + BLOCK] += block if factor == 1 else factor * block
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.values[start:stop]
@@ -138,12 +116,7 @@ class Bits(Update):
     raw: np.ndarray  # bits, uint8 [⌈numel/8⌉] (kernels/bits.py)
     high: np.ndarray  # value of the coordinates with bit 1 in each column, float32 [c], c ≥ 1
     low: np.ndarray  # value of the coordinates with bit 0 in each column, float32 [c]
-    positions: ClassVar[None] = None
-
-    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        high, low = (np.float32(weight) * v for v in (self.high, self.low))
-        values = kernels.bits.values(self.raw, 0, self.numel, high, low)
-        into.detach().add_(torch.from_numpy(values).to(into.device))
+    positions = None
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return kernels.bits.values(self.raw, start, stop, self.high, self.low)
@@ -178,8 +151,10 @@ class Sections(Update):
 
     def block(self, start: int, stop: int) -> np.ndarray:
         cut = [np.empty(0, np.float32)]
-        for span, part in self.parts:
-            if span.start < stop and span.stop > start:
-                first, last = max(start, span.start), min(stop, span.stop)
-                cut.append(part.block(first - span.start, last - span.start))
+        first_part = bisect_right(self.parts, start, key=lambda part: part[0].stop)
+        for span, part in islice(self.parts, first_part, None):
+            if span.start >= stop:
+                break
+            first, last = max(start, span.start), min(stop, span.stop)
+            cut.append(part.block(first - span.start, last - span.start))
         return np.concatenate(cut)

@@ -13,7 +13,6 @@ effect. A coordinate i with G_i = 0 is never sent.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,10 +36,10 @@ class AdaCompOptions:
 class AdaComp(VectorMemory):
     """Error feedback that adapts the number of sent coordinates to each update. `residual` includes a pending update."""
 
-    name: ClassVar[str] = "adacomp"
-    source: ClassVar[str] = "Chen et al. 2018"
-    Options: ClassVar[type] = AdaCompOptions
-    selects_coordinates: ClassVar[bool] = True
+    name = "adacomp"
+    source = "Chen et al. 2018"
+    Options = AdaCompOptions
+    selects_coordinates = True
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:
         g = vectors["residual"] + x

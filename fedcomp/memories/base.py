@@ -296,9 +296,7 @@ class VectorMemory(Memory):
         The new state must be valid even if the receiver accepts no frame. `context.moments`: sums of gradients and squared gradients, or
         None.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must implement _update_vectors or _propose"
-        )
+        raise NotImplementedError("implement _update_vectors or _propose")
 
     def _on_accepted(self, update: Update, dropped: Update | None) -> None:
         add_saturating(self.residual, update, -1.0)

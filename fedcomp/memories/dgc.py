@@ -14,7 +14,6 @@ run option `density_warmup` implements the warm-up of the paper.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -54,11 +53,11 @@ def _keeps_values(codec: Codec) -> bool:
 class DGC(VectorMemory):
     """Error feedback with momentum. `residual` is v, the sum of the velocities that were not sent."""
 
-    name: ClassVar[str] = "dgc"
-    source: ClassVar[str] = "Lin et al. 2018"
-    Options: ClassVar[type] = DGCOptions
-    default_uplink: ClassVar[str] = "topk:density=1/100"
-    vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
+    name = "dgc"
+    source = "Lin et al. 2018"
+    Options = DGCOptions
+    default_uplink = "topk:density=1/100"
+    vectors = ("residual", "velocity")
     velocity: Tensor | None = None  # u
 
     @property

@@ -13,14 +13,12 @@ single client can start again without state. Before the first accepted update of
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from ..codecs import Codec, LayerWise, Update
 from ..codecs.update import Dense
 from ..errors import MismatchError
-from .base import Counterpart
 from .shift import ShiftCounterpart, ShiftMemory
 
 
@@ -47,10 +45,10 @@ class DianaCounterpart(ShiftCounterpart):
 class Diana(ShiftMemory):
     """The client's part of DIANA."""
 
-    name: ClassVar[str] = "diana"
-    source: ClassVar[str] = "Mishchenko et al. 2019"
-    Options: ClassVar[type] = DianaOptions
-    counterpart: ClassVar[type[Counterpart]] = DianaCounterpart
+    name = "diana"
+    source = "Mishchenko et al. 2019"
+    Options = DianaOptions
+    counterpart = DianaCounterpart
 
     def _check_codec(self) -> None:
         bound = self._bound(self.codec)

@@ -17,7 +17,6 @@ codec, and for every unbiased codec with a variance bound ω of at most 1.1.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,9 +36,9 @@ class ECQOptions:
 class ECQ(VectorMemory):
     """Error feedback in which the accumulated error has a weight and a decay. The accumulated error is the attribute `residual`."""
 
-    name: ClassVar[str] = "ecq"
-    source: ClassVar[str] = "Wu et al. 2018"
-    Options: ClassVar[type] = ECQOptions
+    name = "ecq"
+    source = "Wu et al. 2018"
+    Options = ECQOptions
 
     def _check_codec(self) -> None:
         alpha, beta = self.options.alpha, self.options.beta

@@ -10,28 +10,26 @@ Gorbunov, Li and Richtárik, "EF21 with bells & whistles", 2021). In EF21-PP, ev
 client has no estimate, and does not count in the mean, before its first accepted update.
 """
 
-from typing import ClassVar
-
+from ..codecs.product import contraction
 from ..errors import MismatchError
-from .base import Counterpart
-from .shift import ShiftCounterpart, ShiftMemory, contraction
+from .shift import ShiftCounterpart, ShiftMemory
 
 
 class EF21Counterpart(ShiftCounterpart):
     """The server's estimates of the clients' updates. The mean of every round includes all estimates."""
 
-    counts_absent: ClassVar[bool] = True
+    counts_absent = True
 
 
 class EF21(ShiftMemory):
     """The client's part of EF21."""
 
-    name: ClassVar[str] = "ef21"
-    source: ClassVar[str] = "Richtárik et al. 2021"
-    counterpart: ClassVar[type[Counterpart]] = EF21Counterpart
+    name = "ef21"
+    source = "Richtárik et al. 2021"
+    counterpart = EF21Counterpart
 
     def _check_codec(self) -> None:
-        if contraction(self.codec, self.numel) <= 0:
+        if not contraction(self.codec, self.numel):
             raise MismatchError(
                 f"{{memory}} ef21 does not converge with {self.codec}, which is not contractive; use {{uplink}} stc, or {{memory}} none"
             )

@@ -22,7 +22,6 @@ import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,10 +29,11 @@ from torch import Tensor
 
 from .. import spec
 from ..codecs import Context, Update
+from ..codecs.product import contraction
 from ..errors import MismatchError, ProtocolError
 from ..kernels.sums import sum_squares
-from .base import Changes, Counterpart, ReadValue, ReadVector, State
-from .shift import ShiftCounterpart, ShiftMemory, contraction
+from .base import Changes, ReadValue, ReadVector, State
+from .shift import ShiftCounterpart, ShiftMemory
 
 THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping rounds
 NUMBER = struct.Struct("<d")
@@ -58,8 +58,8 @@ class LAQOptions:
 class LAQCounterpart(ShiftCounterpart):
     """The server's part of LAQ: the estimates of all clients' updates, and the norms of the last model steps."""
 
-    counts_absent: ClassVar[bool] = True
-    compares_model_steps: ClassVar[bool] = True
+    counts_absent = True
+    compares_model_steps = True
 
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
@@ -89,10 +89,10 @@ class LAQCounterpart(ShiftCounterpart):
 class LAQ(ShiftMemory):
     """The client's part of LAQ."""
 
-    name: ClassVar[str] = "laq"
-    source: ClassVar[str] = "Sun et al. 2019"
-    Options: ClassVar[type] = LAQOptions
-    counterpart: ClassVar[type[Counterpart]] = LAQCounterpart
+    name = "laq"
+    source = "Sun et al. 2019"
+    Options = LAQOptions
+    counterpart = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
     error: float = (
         0.0  # squared norm of the codec's error in the last accepted proposal, for `rate` = 1
@@ -101,7 +101,7 @@ class LAQ(ShiftMemory):
 
     def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
-        if delta <= 0:
+        if not delta:
             raise MismatchError(
                 f"{{memory}} laq does not converge with {self.codec}, which is not contractive; use {{uplink}} fp16, or {{memory}} none"
             )

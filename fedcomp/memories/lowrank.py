@@ -14,7 +14,7 @@ any other strategy, a client sends one frame of the codec `powersgd`, and uses t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,8 +41,8 @@ class LowRank(VectorMemory):
     The state has a float32 residual [numel] and, for each matrix, the Q of the next power iteration.
     """
 
-    name: ClassVar[str] = "lowrank"
-    source: ClassVar[str] = "Vogels et al. 2019"
+    name = "lowrank"
+    source = "Vogels et al. 2019"
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)

@@ -1,7 +1,6 @@
 """No error feedback: the codec's error is lost."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +15,7 @@ SENT_ALL = b""  # value of `pending` if the pending frame contains all coordinat
 class NoMemory(Memory):
     """A memory without state. If the codec is lossless, the pending frame is not stored, because it is as large as the model."""
 
-    name: ClassVar[str] = "none"
+    name = "none"
 
     @property
     def sent_positions(self) -> np.ndarray | None:

@@ -17,7 +17,6 @@ Lidin, Belilovsky 2025, "Communication efficient LLM pre-training with SparseLoC
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -39,9 +38,9 @@ class ResidualOptions:
 class Residual(VectorMemory):
     """Error feedback with a float32 residual [numel], stored on the device of the last update."""
 
-    name: ClassVar[str] = "residual"
-    source: ClassVar[str] = "Seide et al. 2014, Stich et al. 2018"
-    Options: ClassVar[type] = ResidualOptions
+    name = "residual"
+    source = "Seide et al. 2014, Stich et al. 2018"
+    Options = ResidualOptions
 
     def _check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
@@ -55,12 +54,11 @@ class Residual(VectorMemory):
         cls, memories: Sequence["Residual"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
         decay, lossless = memories[0].options.decay, memories[0]._is_lossless
-        empty = [lossless and memory.residual is None for memory in memories]
-        if all(empty):
-            return cls._encode(memories, x, seeds, context)
-        if any(empty):
+        if lossless and len(memories) > 1:
             calls = zip(memories, x, seeds, strict=True)
             return [cls._propose([m], [row], [seed], context)[0] for m, row, seed in calls]
+        if lossless and memories[0].residual is None:
+            return cls._encode(memories, x, seeds, context)
         like = x[0].to(torch.float32)
         residuals = [memory._vectors_on(like)["residual"] for memory in memories]
         sums = residuals if decay == 1 else [residual * decay for residual in residuals]

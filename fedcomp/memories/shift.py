@@ -15,13 +15,12 @@ import json
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..codecs import Codec, Context, Update
+from ..codecs import Context, Update
 from ..codecs.update import Dense
 from ..errors import NonFiniteError
 from ..kernels import Rows
@@ -29,12 +28,6 @@ from .base import Changes, Counterpart, Memory, ReadValue, ReadVector, State, ad
 
 RATE = struct.Struct("<d")
 CLIENTS = "clients"  # name of the checkpoint entry that lists the clients with a shift
-
-
-def contraction(codec: Codec, numel: int) -> float:
-    """Return max(δ, 1 − ω, 0), where δ is the contraction factor of the codec and ω its variance bound."""
-    omega = codec.variance(numel)
-    return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
 
 
 class ShiftMemory(Memory):
@@ -91,7 +84,7 @@ class Estimate(Update):
     shift: Tensor  # the client's shift [numel], on the CPU
     update: Update | None
     rate: float = 1.0
-    positions: ClassVar[None] = None
+    positions = None
 
     @property
     def numel(self) -> int:
@@ -112,7 +105,7 @@ class ShiftCounterpart(Counterpart):
     """The shifts that the server stores: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
 
     # Whether the mean also includes clients without an accepted update in the round, each with its shift as update
-    counts_absent: ClassVar[bool] = False
+    counts_absent = False
 
     def __init__(self, memory: ShiftMemory):
         self.numel, self.step = memory.numel, memory.step

@@ -9,8 +9,6 @@ The memory keeps u whether or not the server accepts C(u), because u is not an u
 memory is the paper's algorithm. With β = 0, Signum is signSGD.
 """
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from ..codecs import Context, Update
@@ -20,10 +18,10 @@ from .base import MomentumOptions, Updated, VectorMemory, Vectors
 class Signum(VectorMemory):
     """A memory that sends the momentum of the client's updates. The momentum is the attribute `velocity`."""
 
-    name: ClassVar[str] = "signum"
-    source: ClassVar[str] = "Bernstein et al. 2019"
-    Options: ClassVar[type] = MomentumOptions
-    vectors: ClassVar[tuple[str, ...]] = ("velocity",)
+    name = "signum"
+    source = "Bernstein et al. 2019"
+    Options = MomentumOptions
+    vectors = ("velocity",)
     velocity: Tensor | None = None  # u
 
     def _update_vectors(self, vectors: Vectors, x: Tensor, context: Context) -> Updated:

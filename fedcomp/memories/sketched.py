@@ -12,7 +12,6 @@ use, without values, since the client knows the values. With any other strategy,
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,11 +33,11 @@ MARKS = codec("sbc:density=1")  # codec for sets of positions
 class Sketched(VectorMemory):
     """Error feedback with momentum, for sketches. The client sends a sketch of the vector `residual`."""
 
-    name: ClassVar[str] = "sketched"
-    source: ClassVar[str] = "Ivkin et al. 2019"
-    Options: ClassVar[type] = MomentumOptions
-    required_strategy: ClassVar[str] = "sketched-sgd"
-    vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
+    name = "sketched"
+    source = "Ivkin et al. 2019"
+    Options = MomentumOptions
+    required_strategy = "sketched-sgd"
+    vectors = ("residual", "velocity")
     velocity: Tensor | None = None  # u
     candidates: bytes = b""  # the announced candidates of the pending proposal, encoded
 

@@ -12,7 +12,6 @@ effect. The most suitable codec is `topk`, since the magnitudes of the selected 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -38,12 +37,12 @@ class VarianceOptions:
 class Variance(VectorMemory):
     """Error feedback that sends a coordinate once its gradient is large compared to the gradient's variance."""
 
-    name: ClassVar[str] = "variance"
-    source: ClassVar[str] = "Tsuzuku et al. 2018"
-    Options: ClassVar[type] = VarianceOptions
-    selects_coordinates: ClassVar[bool] = True
-    needs_moments: ClassVar[bool] = True
-    vectors: ClassVar[tuple[str, ...]] = ("residual", "gradients", "squares")
+    name = "variance"
+    source = "Tsuzuku et al. 2018"
+    Options = VarianceOptions
+    selects_coordinates = True
+    needs_moments = True
+    vectors = ("residual", "gradients", "squares")
     gradients: Tensor | None = None  # r
     squares: Tensor | None = None  # v
 

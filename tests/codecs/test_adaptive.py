@@ -180,7 +180,7 @@ def test_the_size_of_a_frame_is_near_its_table_and_the_entropy_of_its_codes():
 def test_a_number_of_levels_out_of_range_is_refused(spec, least):
     with pytest.raises(
         SpecError,
-        match=f"levels is [0-9]+; give a number from {least} to 256",
+        match=f"levels is [0-9]+; give {least} to 256",
     ):
         codec(spec)
 
@@ -192,11 +192,8 @@ def test_a_number_of_levels_out_of_range_is_refused(spec, least):
         ([0.5, 0.5], [0, 1, 0]),
         ([0.5, math.inf], [0, 1, 0]),
         ([math.nan], []),
-        ([-0.0, 1.0], [0, 1, 0]),
-        ([0.5, 1.0], [0, 0, 0]),
         ([0.5], [0]),
         ([0.5, 1.0], []),
-        ([-1.0, 0.0, 1.0], [0, 2, 0]),
     ],
 )
 def test_invalid_bodies_are_rejected(levels, codes):

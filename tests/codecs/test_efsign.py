@@ -139,16 +139,16 @@ def test_invalid_positions_and_values_are_rejected():
         b"\x89\0" + value(LEAST),
     ):
         assert refused(body, 1, 10)
-    for wrong in (0.0, -0.0, math.inf, -math.inf, math.nan, 10 * NORMAL, -1.0):
+    for wrong in (0.0, -0.0, math.inf, -math.inf, math.nan):
         assert refused(b"\x09" + value(wrong), 1, 10)
     assert refused(sent, 2, 10) and refused(sent, 9, 10)
 
 
-@for_each("scale", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, LEAST, NORMAL - LEAST])
+@for_each("scale", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0])
 def test_an_invalid_scale_is_rejected(scale):
     frame = EFSIGN.encode(vectors(50)["normal"])
     start = SECTIONS + 1
-    with pytest.raises(FrameError, match="the scale of the signs is"):
+    with pytest.raises(FrameError, match="the magnitude of the values is"):
         EFSIGN.decode(
             reseal(frame[:start] + struct.pack("<f", scale) + frame[start + 4 :], 50), numel=50
         )

@@ -13,9 +13,9 @@ finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def through(values: np.ndarray) -> np.ndarray:
-    data = floats.pack_half(values)
+    data = floats.pack(values, floats.FP16)
     assert len(data) == floats.size(values.size, floats.FP16) == 2 + 2 * values.size
-    return floats.unpack_half(memoryview(data), values.size)
+    return floats.unpack_all(data, values.size, floats.FP16)
 
 
 @given(st.lists(finite, min_size=1, max_size=40))
@@ -51,7 +51,7 @@ def test_signs_of_zeros_and_vectors_of_zeros_are_kept():
     assert np.array_equal(
         np.signbit(through(np.array([0.0, -0.0, 1.0], np.float32))), [False, True, False]
     )
-    assert floats.pack_half(np.zeros(3, np.float32)) == bytes(8)
+    assert floats.pack(np.zeros(3, np.float32), floats.FP16) == bytes(8)
     assert through(np.empty(0, np.float32)).size == 0
 
 
@@ -59,22 +59,22 @@ def test_signs_of_zeros_and_vectors_of_zeros_are_kept():
 def test_nan_and_infinity_in_the_bytes_are_refused(bits):
     data = np.array([0, 15360, bits], "<u2").tobytes()
     with pytest.raises(FrameError, match="NaN or infinity"):
-        floats.unpack_half(memoryview(data), 2)
+        floats.unpack_all(data, 2, floats.FP16)
 
 
 @for_each("exponent", [113, 128, 1000, 32767])
 def test_an_exponent_that_overflows_is_refused(exponent):
     data = np.array([exponent], "<i2").tobytes() + np.array([65504], "<f2").tobytes()
     with pytest.raises(FrameError, match="NaN or infinity"):
-        floats.unpack_half(memoryview(data), 1)
+        floats.unpack_all(data, 1, floats.FP16)
 
 
 def test_an_exponent_that_vanishes_gives_zeros():
     data = np.array([-32768], "<i2").tobytes() + np.array([1.0, -2.0], "<f2").tobytes()
-    assert np.array_equal(floats.unpack_half(memoryview(data), 2), [0, 0])
+    assert np.array_equal(floats.unpack_all(data, 2, floats.FP16), [0, 0])
 
 
 @for_each("length", [0, 1, 5, 7])
 def test_another_length_is_refused(length):
     with pytest.raises(FrameError, match="wrong length"):
-        floats.unpack_half(memoryview(bytes(length)), 2)
+        floats.unpack_all(bytes(length), 2, floats.FP16)

@@ -155,7 +155,7 @@ def test_the_variance_omega_has_the_value_of_the_paper(n, s, omega):
 
 @for_each("levels", [0, -1, 1001])
 def test_a_number_of_levels_out_of_range_is_refused(levels):
-    with pytest.raises(SpecError, match=f"levels is {levels}; give a number from 1 to 1000"):
+    with pytest.raises(SpecError, match=f"levels is {levels}; give 1 to 1000"):
         codec(f"qsgd:levels={levels}")
 
 

@@ -159,8 +159,8 @@ def test_another_first_byte_is_refused(spec):
         refuses(spec, frame[:BODY] + bytes([head]) + frame[BODY + 1 :])
 
 
-@for_each("value", [0.0, 2.0**-100, 1.0, float("nan"), float("inf")])
-def test_unrotated_values_are_refused_if_they_are_not_tiny(value):
+@for_each("value", [float("nan"), float("inf")])
+def test_unrotated_values_that_are_not_finite_are_refused(value):
     for spec in ("srq", "vlc", "drive", "eden"):
         frame = codec(spec).encode(torch.full((401,), 2.0**-120), seed=1)
         codec(spec).decode(frame, numel=401)

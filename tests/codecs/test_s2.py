@@ -236,7 +236,7 @@ def test_the_residual_memory_keeps_values_that_were_not_sent():
         ("randomk+s2", "frames can be added; leave .s2 out"),
         ("s2:rows=2", "give 3 to 7"),
         ("s2:columns=-1", "give a number of cells"),
-        ("s2:union=0.5", "a number from 1 to"),
+        ("s2:union=0.5", "union is 0.5; give at least 1"),
         ("s2:columns=9,union=2", "give one of them"),
         ("topk+fp16+s2", "give at most two"),
     ],

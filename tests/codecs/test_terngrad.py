@@ -102,7 +102,7 @@ def test_the_residual_memory_refuses_terngrad():
 
 
 def test_a_negative_clip_is_refused():
-    with pytest.raises(SpecError, match="clip is -1; give standard deviations"):
+    with pytest.raises(SpecError, match="clip is -1; give at least 0"):
         codec("terngrad:clip=-1")
 
 

@@ -6,15 +6,15 @@ from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import available_codecs, codec, memory
+from fedcomp.codecs.product import contraction
 from fedcomp.errors import ConfigError
-from fedcomp.memories.shift import contraction
 
 NUMEL = 401
 LAYOUT = layout_of(NUMEL)
 CONTRACTING = [
     spec
     for spec in (*available_codecs(), "stc@layer", "natural@layer")
-    if contraction(codec(spec), NUMEL) > 0
+    if contraction(codec(spec), NUMEL)
 ]
 
 
