@@ -2,11 +2,13 @@
 
 import io
 import math
+from dataclasses import replace
 
 from cases import for_each
 from rich.cells import cell_len
 from rich.console import Console
 
+from fedcomp.callbacks import RoundRecord
 from fedcomp.cli.comparison.displays import (
     CURVE_CHARACTERS,
     DONE,
@@ -26,22 +28,22 @@ FACTS = [
 ]
 
 
-def record(number: int, of: int) -> dict:
+def record(number: int, of: int) -> RoundRecord:
     accuracy = 1 - 0.9 * math.exp(-number / (5 + of))
-    return {
-        "round": number,
-        "accuracy": accuracy,
-        "loss": 1 - accuracy,
-        "train_loss": 0.5,
-        "cohort": 20,
-        "accepted": 20,
-        "rejected": 0,
-        "uplink_bytes": 2_000 * (of + 1),
-        "downlink_bytes": 9_000,
-        "dense_uplink_bytes": 768_800,
-        "dense_downlink_bytes": 768_800,
-        "seconds": 0.1,
-    }
+    return RoundRecord(
+        round=number,
+        accuracy=accuracy,
+        loss=1 - accuracy,
+        train_loss=0.5,
+        cohort=20,
+        accepted=20,
+        rejected=0,
+        uplink_bytes=2_000 * (of + 1),
+        downlink_bytes=9_000,
+        dense_uplink_bytes=768_800,
+        dense_downlink_bytes=768_800,
+        seconds=0.1,
+    )
 
 
 def fed(watch, alternatives: int, ended: int = 0):
@@ -147,5 +149,5 @@ def test_a_task_without_accuracy_shows_its_loss():
     progress = AlternativeProgress("a", 10)
     watch = ComparisonLines()
     watch.on_run_start("x", FACTS, [progress])
-    watch.on_answer(0, {"round": record(1, 0) | {"accuracy": None, "loss": 0.25}})
+    watch.on_answer(0, {"round": replace(record(1, 0), accuracy=None, loss=0.25)})
     assert progress.quality == "0.2500"

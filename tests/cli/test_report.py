@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedcomp import RunConfig
 from fedcomp.cli.main import app
 from fedcomp.cli.report import svg
-from fedcomp.cli.report.charts import sent
+from fedcomp.cli.report.charts import BYTES
 from fedcomp.cli.report.page import html
 from fedcomp.runs import groups, load
 from fedcomp.sim import simulate
@@ -252,7 +252,7 @@ def test_the_verdict_prefers_fewer_bytes_at_equal_accuracy(run):
 
 def test_the_byte_axis_has_the_sum_of_bytes_up_and_down_until_each_round(run):
     records = [replace(r, uplink_bytes=100, downlink_bytes=10) for r in run.records]
-    assert sent(replace(run, records=tuple(records))).tolist() == [110, 220, 330]
+    assert BYTES.of(replace(run, records=tuple(records))).tolist() == [110, 220, 330]
 
 
 def test_the_verdict_compares_with_the_dense_line(run):

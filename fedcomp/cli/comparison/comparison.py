@@ -1,6 +1,5 @@
 """Check the options of all compared runs before the first run starts, execute the runs, and compare their results."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -28,6 +27,11 @@ SHOWN_OPTIONS = "task partition clients participation rounds strategy uplink dow
 # Columns that are left out first, in this order, if the terminal is narrow.
 OPTIONAL_COLUMNS = ("time", "ratio", "rounds")
 MIN_NAME_WIDTH = 11  # minimum width of the column of names, in characters; longer names are wrapped
+# Options that comparisons refuse, with the reason.
+REFUSED_OPTIONS = {
+    "log_json": "metrics.jsonl in each run folder contains all rounds",
+    "metrics_port": "the port serves the metrics of one run",
+}
 
 
 class Comparison:
@@ -41,9 +45,7 @@ class Comparison:
         target: float | None = None,
         baseline: bool | None = None,
     ):
-        refused = {"log_json": "metrics.jsonl in each run folder contains all rounds"}
-        refused["metrics_port"] = "the port serves the metrics of one run"
-        for name, advice in refused.items():
+        for name, advice in REFUSED_OPTIONS.items():
             if values.get(name) not in (None, -1):
                 raise ConfigError(
                     f"{flag(name)} applies to single runs only, but the options define several runs; leave {flag(name)} out: {advice}"
@@ -52,10 +54,10 @@ class Comparison:
         self.processes = _processes(side_by_side)
         self.folder = ComparisonFolder(values)
         if baseline is None:
-            baseline = self.folder.stored_baseline(compares_compression(values))
+            baseline = self.folder.stored.get(BASELINE, compares_compression(values))
         self.baseline = baseline
         self.all = alternatives(values, baseline)
-        self.target = target if target is not None else self.folder.stored_target_accuracy()
+        self.target = target or self.folder.stored_target_accuracy()
         self.finished = {each.name for each in self.all if self.folder.is_finished(each)}
 
     def run(self) -> list[Result]:
@@ -96,11 +98,9 @@ class Comparison:
                 raise alternative_error(unfinished[order].name, end["failed"], end["status"])
             checks[order] = end
             self.display.on_checked(len(checks), len(unfinished))
-        names: dict[str, str] = {}  # options of a run as JSON → name of the run
+        names: dict[RunConfig, str] = {}
         for order, each in enumerate(unfinished):
-            settings = checks[order]["settings"]
-            key = json.dumps({**settings, "out": None, "resume": None}, sort_keys=True)
-            if (other := names.setdefault(key, each.name)) != each.name:
+            if (other := names.setdefault(checks[order]["config"], each.name)) != each.name:
                 raise ConfigError(
                     f"alternatives {other} and {each.name} have the same options; leave one of them out"
                 )
@@ -120,22 +120,20 @@ class Comparison:
 
         failed = {str(self.folder.path / p.name): p.error for p in self.display.all if p.error}
         folders = [self.folder.path / each.name for each in self.all]
+        started = [folder for folder in folders if (folder / RUN_FILE).is_file()]
         try:
-            runs = [load(folder) for folder in folders if (folder / RUN_FILE).is_file()]
+            grouped = groups([load(folder) for folder in started])
         except FedcompError as error:
             where = f"the alternatives in {self.folder.path}"
             raise FedcompError(f"{where} cannot be compared: {error}") from error
-        loaded = {run.folder for run in runs}
-        lines = results(groups(runs), self.target, failed) if runs else []
+        lines = results(grouped, self.target, failed)
         for folder in folders:
-            if folder not in loaded:
-                error_text = failed.get(str(folder))
-                note = f"failed: {error_text}" if error_text else "not started"
+            if folder not in started:
+                note = f"failed: {failed[str(folder)]}" if str(folder) in failed else "not started"
                 lines.append(Result(folder.name, (str(folder),), note=note))
-        if runs:
+        if started:
             try:
-                file = self.folder.path / page.REPORT
-                page.write([run.folder for run in runs], file, self.target, failed)
+                page.write(grouped, self.folder.path / page.REPORT, self.target, failed)
             except FedcompError as error:
                 self.display.on_warning(f"{page.REPORT} is not written: {error}")
         written = {"version": __version__, TARGET: self.target, "side_by_side": side_by_side}

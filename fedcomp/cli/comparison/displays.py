@@ -18,11 +18,6 @@ from ...run_display import Totals
 from ..screen import BAR, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
 from ..screen import DONE as GOOD
 
-# Fields of a RoundRecord that worker processes send to the parent process.
-SENT_FIELDS = (
-    *("round", "accuracy", "loss", "train_loss", "cohort", "accepted", "rejected", "seconds"),
-    *("uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes"),
-)
 Facts = Sequence[tuple[str, str]]  # labels and values
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 SYMBOLS = {WAITING: "·", RUNNING: "▸", DONE: "✓", FAILED: "×"}
@@ -57,16 +52,17 @@ class AlternativeProgress:
         """The last accuracy as text, or the last loss if the task has no accuracy."""
         if self.last is None:
             return NOTHING
-        accuracy = self.last.accuracy
-        return decimal(self.last.loss) if accuracy is None else percent(accuracy)
+        accuracy = self.last.measured_accuracy
+        return decimal(self.last.measured_loss) if accuracy is None else percent(accuracy)
 
     def add(self, record: RoundRecord) -> None:
         self.round = record.round
         self.totals.add(record)
-        if record.accuracy is not None or record.loss is not None:
+        accuracy = record.measured_accuracy
+        if accuracy is not None or record.measured_loss is not None:
             self.last = record
-        if record.accuracy is not None:
-            self.accuracies.append((record.round, record.accuracy))
+        if accuracy is not None:
+            self.accuracies.append((record.round, accuracy))
 
 
 @dataclass
@@ -107,6 +103,7 @@ class ComparisonDisplay:
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         """Handle the start of the first run of the comparison."""
         self.out, self.facts, self.all, self.start_s = out, facts, all, self.clock()
+        self.earlier_rounds = sum(progress.round for progress in all)
 
     def on_answer(self, index: int, answer: dict[str, Any]) -> None:
         """Handle a message from a worker process about run number `index` of the comparison."""
@@ -114,13 +111,12 @@ class ComparisonDisplay:
         if "started" in answer:
             progress.state = RUNNING
         elif "earlier" in answer:
-            for values in answer["earlier"]:
-                progress.add(RoundRecord(**values))
+            for record in answer["earlier"]:
+                progress.add(record)
             self.earlier_rounds += progress.round
         elif "round" in answer:
-            record = RoundRecord(**answer["round"])
-            progress.add(record)
-            self.on_round_end(progress, record)
+            progress.add(answer["round"])
+            self.on_round_end(progress, answer["round"])
         elif "warning" in answer:
             self.on_warning(f"{progress.name}: {answer['warning']}")
         else:
@@ -144,8 +140,9 @@ class ComparisonLines(ComparisonDisplay):
             print(f"{label:<14}{value}", flush=True)
 
     def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None:
-        quality = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
-        quality += f", loss {decimal(record.loss)}" if record.loss is not None else ""
+        accuracy, loss = record.measured_accuracy, record.measured_loss
+        quality = f", accuracy {percent(accuracy)}" if accuracy is not None else ""
+        quality += f", loss {decimal(loss)}" if loss is not None else ""
         sent = f"up {human_bytes(record.uplink_bytes)}, down {human_bytes(record.downlink_bytes)}"
         where = f"{progress.name}: round {record.round} of {progress.rounds}"
         print(f"{where}{quality}, {sent}, {duration(record.seconds)}", flush=True)

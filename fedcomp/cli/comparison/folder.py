@@ -24,7 +24,7 @@ from ...config import (
     inherited_options,
     read_toml,
 )
-from ...errors import RunFolderError, UserError
+from ...errors import RunFolderError
 from ...out_folder import OutFolder
 from ..results import parse_accuracy
 from .alternatives import Alternative
@@ -51,7 +51,7 @@ class ComparisonFolder(OutFolder):
         given = {name: value for name, value in values.items() if value is not None}
         self.values = {name: value for name, value in given.items() if name not in NOT_STORED}
         # For a resumed comparison, the table [resolved] in alternatives.toml.
-        self._stored: Mapping[str, Any] | None = None
+        self.stored: Mapping[str, Any] = {}
         file = self.path / ALTERNATIVES_FILE
         if self.resumed:
             if not file.is_file():
@@ -59,7 +59,7 @@ class ComparisonFolder(OutFolder):
                     f"--out {self.path} contains no {ALTERNATIVES_FILE} to continue; leave --resume out to start a new comparison"
                 )
             self._check_same_options(read_toml(file, FIELDS))
-            self._stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
+            self.stored = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved", {})
 
     def _check_same_options(self, stored: Mapping[str, Any]) -> None:
         """Raise RunFolderError if the options stored in the folder differ from the options of this command."""
@@ -88,19 +88,10 @@ class ComparisonFolder(OutFolder):
         out = None if self._is_unnamed else str(folder)
         return defaults | values | {"out": out, "resume": started}
 
-    def stored_baseline(self, default: bool) -> bool:
-        """Return whether the comparison has an uncompressed (dense) baseline. For a new comparison, return `default`."""
-        return default if self._stored is None else self._stored.get(BASELINE) is True
-
     def stored_target_accuracy(self) -> float | None:
-        """Return the target accuracy of the resumed comparison. Raises RunFolderError for an invalid value."""
-        target = (self._stored or {}).get(TARGET)
-        try:
-            return parse_accuracy(None if target is None else str(target))
-        except UserError as error:
-            raise RunFolderError(
-                f"{TARGET} in {self.path / ALTERNATIVES_FILE} is '{target}'; give a --target-accuracy, such as 90%"
-            ) from error
+        """Return the target accuracy of the resumed comparison. Raises UserError for an invalid value."""
+        target = self.stored.get(TARGET)
+        return None if target is None else parse_accuracy(str(target))
 
     def is_finished(self, alternative: Alternative) -> bool:
         """Return whether a compared run has finished all of its rounds.

@@ -1,12 +1,12 @@
 """A pool of worker processes that execute the runs of a comparison, and the program of a worker process.
 
-The parent process sends orders to check or execute a run, and workers send answers. Orders and answers are JSON. A worker exits when the
-parent's end of the connection is closed. In a worker, SIGINT interrupts the run like Ctrl-C in `fedcomp sim`. If a worker crashes, other
-workers continue.
+The parent process sends orders to check or execute a run, and workers send answers. Orders and answers are pickled dicts. A worker
+exits when the parent's end of the connection is closed. In a worker, SIGINT interrupts the run like Ctrl-C in `fedcomp sim`. If a worker
+crashes, other workers continue.
 """
 
 import contextlib
-import json
+import dataclasses
 import os
 import queue
 import signal
@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...callbacks import Callback, Header, RoundRecord
-from ...config import RunConfig, settings
+from ...config import RunConfig
 from ...errors import FedcompError
-from .displays import SENT_FIELDS
 
 PROGRAM = (
     "import sys; channel, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
@@ -56,12 +55,12 @@ class WorkerProcess:
 
     def send(self, order: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # if the process has ended, `answer` returns the reason
-            self.link.send_bytes(json.dumps(order).encode())
+            self.link.send(order)
 
     def answer(self) -> Answer:
         """Wait for the next answer of the worker. If the process has ended, the answer says why it ended."""
         try:
-            return json.loads(self.link.recv_bytes())
+            return self.link.recv()
         except (EOFError, OSError):
             return {"end": {"failed": self._exit_reason(), "status": 1}}
 
@@ -77,8 +76,7 @@ class WorkerProcess:
     def stop(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` seconds for the process to end, then kill the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if timeout_s:
-                self.process.wait(timeout_s)
+            self.process.wait(timeout_s)
         self.link.close()
         self.process.kill()
         self.process.wait()
@@ -150,7 +148,7 @@ def main(channel: int) -> None:
     threading.Thread(target=_listen, args=(link, orders), daemon=True).start()
 
     def send(**answer: Any) -> None:
-        link.send_bytes(json.dumps(answer).encode())
+        link.send(answer)
 
     try:
         from ...sim import run  # noqa: F401 — load torch while the first order arrives
@@ -164,7 +162,7 @@ def main(channel: int) -> None:
 def _listen(link: Connection, orders: queue.SimpleQueue[Any]) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            orders.put(json.loads(link.recv_bytes()))
+            orders.put(link.recv())
     os._exit(0)
 
 
@@ -184,12 +182,12 @@ def _execute(order: dict[str, Any], send: Send) -> None:
 
 
 def check(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the resolved options, engine, device and model size of a run, without training. Raises UserError."""
+    """Return the resolved options (without run folder), engine, device and model size of a run, without training. Raises UserError."""
     from ...sim.run import PreparedRun
 
     prepared = PreparedRun(RunConfig(**values), Callback())
     return {
-        "settings": settings(prepared.config),
+        "config": dataclasses.replace(prepared.config, out=None, resume=False),
         "engine": prepared.machine.engine,
         "device": prepared.device.type,
         "on": prepared.machine.device,
@@ -222,15 +220,10 @@ class ProgressSender(Callback):
         from ...server.run_folder import METRICS, read_records
 
         self.out = header.out
-        self.send(earlier=[_figures(record) for record in read_records(Path(self.out) / METRICS)])
+        self.send(earlier=read_records(Path(self.out) / METRICS))
 
     def on_round_end(self, record: RoundRecord) -> None:
-        self.send(round=_figures(record))
+        self.send(round=record)
 
     def on_warning(self, sentence: str) -> None:
         self.send(warning=sentence)
-
-
-def _figures(record: RoundRecord) -> dict[str, Any]:
-    figures = {name: getattr(record, name) for name in SENT_FIELDS}
-    return figures | {"accuracy": record.measured_accuracy, "loss": record.measured_loss}

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ...callbacks import RoundRecord
 from ...formatting import decimal, duration, human_bytes, percent
 from ...runs import Group, Run
 from ..results import Result
@@ -66,23 +67,24 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with a value for each round of a run, NaN if not measured.
+    """A quantity with a value for each round of a run, or the sum of the values up to each round if `cumulative` is set.
 
     `tick` formats the labels of axis ticks, and `show` formats the value of a data point.
     """
 
     label: str
-    values: Callable[[Run], np.ndarray]
+    value: Callable[[RoundRecord], float | None]  # returns None if not measured
     tick: Callable[[float], str]
     show: Callable[[float], str]
     whole: bool = False
+    cumulative: bool = False
     # The axis is logarithmic if its largest value divided by its smallest value is above this limit.
     log_from: float = math.inf
 
-
-def sent(run: Run) -> np.ndarray:
-    """Return the cumulative uplink plus downlink bytes after each round."""
-    return np.cumsum(run.metrics["uplink_bytes"] + run.metrics["downlink_bytes"])
+    def of(self, run: Run) -> np.ndarray:
+        """Return the values of all rounds. Values that were not measured are NaN."""
+        values = np.array([self.value(record) for record in run.records], np.float64)
+        return values.cumsum() if self.cumulative else values
 
 
 def _bytes_tick(count: float) -> str:
@@ -90,34 +92,31 @@ def _bytes_tick(count: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-def _metric(name: str) -> Callable[[Run], np.ndarray]:
-    return lambda run: run.metrics.get(name, np.full(len(run.records), np.nan))
-
-
-def _measured(name: str) -> Callable[[Run], np.ndarray]:
-    """Return a function that maps a run to its metric in each round: the server's value, or else the mean over the clients."""
-
-    def values(run: Run) -> np.ndarray:
-        of_server = run.metrics[name]
-        return np.where(np.isnan(of_server), _metric(f"client_{name}")(run), of_server)
-
-    return values
-
-
 def _percent_tick(fraction: float) -> str:
     return f"{round(100 * fraction, 6):g} %"
 
 
-ACCURACY = Quantity("accuracy", _measured("accuracy"), _percent_tick, percent)
-WORST_DECILE = _metric("client_accuracy_worst_decile")
-WORST = Quantity("accuracy of the worst decile of clients", WORST_DECILE, _percent_tick, percent)
-LOSS = Quantity("test loss", _measured("loss"), "{:.4g}".format, decimal, log_from=LOG_LOSS)
-ROUNDS = Quantity("round", _metric("round"), "{:,.0f}".format, "round {:,.0f}".format, whole=True)
+def _worst_decile(record: RoundRecord) -> float | None:
+    return getattr(record.client_metrics.get("accuracy"), "worst_decile", None)
+
+
+ACCURACY = Quantity("accuracy", lambda r: r.measured_accuracy, _percent_tick, percent)
+WORST = Quantity("accuracy of the worst decile of clients", _worst_decile, _percent_tick, percent)
+LOSS = Quantity("test loss", lambda r: r.measured_loss, "{:.4g}".format, decimal, log_from=LOG_LOSS)
+ROUNDS = Quantity("round", lambda r: r.round, "{:,.0f}".format, "round {:,.0f}".format, whole=True)
 BYTES = Quantity(
-    "bytes up and down", sent, _bytes_tick, lambda v: human_bytes(round(v)), log_from=LOG_BYTES
+    "bytes up and down",
+    lambda r: r.uplink_bytes + r.downlink_bytes,
+    _bytes_tick,
+    lambda count: human_bytes(round(count)),
+    cumulative=True,
+    log_from=LOG_BYTES,
 )
 HOURS = Quantity(
-    "simulated hours", _metric("simulated_hours"), "{:.6g}".format, lambda v: duration(3600 * v)
+    "simulated hours",
+    lambda r: r.simulated_hours,
+    "{:.6g}".format,
+    lambda hours: duration(3600 * hours),
 )
 
 
@@ -203,8 +202,8 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
     rounds = min(len(run.records) for run in runs)
     if not rounds:
         return None
-    x = np.stack([across.values(run)[:rounds] for run in runs]).mean(0)
-    y = np.stack([up.values(run)[:rounds] for run in runs])
+    x = np.stack([across.of(run)[:rounds] for run in runs]).mean(0)
+    y = np.stack([up.of(run)[:rounds] for run in runs])
     valid = np.isfinite(x) & (np.abs(y) < MAX_VALUE).all(0)
     if across is BYTES:
         valid &= x > 0  # leave out rounds before the first byte was sent

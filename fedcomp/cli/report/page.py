@@ -34,7 +34,7 @@ def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str 
         if runs.setdefault(run.resolve(), run) is not run:
             raise UserError(f"the run folder {run} is given twice; give each run once")
     page = (out or default) / REPORT
-    write([*runs.values()], page, accuracy)
+    write(groups_of([load(run) for run in runs.values()]), page, accuracy)
     print(page.absolute())
 
 
@@ -60,13 +60,13 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def write(
-    folders: Sequence[Path],
+    groups: Sequence[Group],
     page: Path,
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the report on the runs in `folders`. `failed` maps the folder of each failed run to its error message. Raises FedcompError."""
-    text = html(groups_of([load(folder) for folder in folders]), target, failed)
+    """Write the report on groups of runs. `failed` maps the folder of each failed run to its error message. Raises RunFolderError."""
+    text = html(groups, target, failed)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         # The umask further restricts the file mode 0o666.
@@ -80,7 +80,7 @@ def after_run(folder: Path, warn: Callable[[str], None], target: float | None = 
     """Write report.html to the folder of an ended run, if the folder contains a run. On an error, call `warn` with the message."""
     if (folder / RUN_FILE).is_file():
         try:
-            write([folder], folder / REPORT, target)
+            write(groups_of([load(folder)]), folder / REPORT, target)
         except FedcompError as error:
             warn(f"{REPORT} is not written: {error}")
 
@@ -207,29 +207,24 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     deployed = any(_wire_bytes(run) is not None for run in runs)
     own = list(dict.fromkeys(name for run in runs for name in _own_metrics(run)))
     clients = list(dict.fromkeys(name for run in runs for name in _of_clients(run)))
-    head: list[Cell | str] = [
-        *([""] * compared),
-        "run",
-        *_numbers(cells(lines[0], target)),
-        *_numbers([*(["ratio at the port"] * deployed), *own, *clients]),
-        *_numbers(["simulated"] * timed),
-        *([""] * notes),
-    ]
+
+    def numbers(row: ReportLine) -> list[tuple[str, str]]:
+        """Return the titles and texts of the columns of numbers."""
+        columns = [*cells(row.result, target).items()]
+        columns += [("ratio at the port", _ratio_at_port(row.group))] * deployed
+        columns += [(name, decimal(_mean(row.group, _own_metrics, name))) for name in own]
+        for name in clients:
+            columns.append((name, metric(name.split()[-1], _mean(row.group, _of_clients, name))))
+        return columns + [("simulated", _hours(row.group))] * timed
+
     table = _table(
-        head,
+        [*[""] * compared, "run", *_numbers(title for title, _ in numbers(rows[0])), *[""] * notes],
         (
             [
-                *([FRONT if row.result.on_front else ""] * compared),
+                *[FRONT if row.result.on_front else ""] * compared,
                 Cell(row.result.label, "name", svg.swatch(row.style) if compared else ""),
-                *_numbers(cells(row.result, target).values()),
-                *_numbers([_ratio_at_port(row.group)] * deployed),
-                *_numbers(decimal(_mean(row.group, _own_metrics, name)) for name in own),
-                *_numbers(
-                    metric(name.split()[-1], _mean(row.group, _of_clients, name))
-                    for name in clients
-                ),
-                *_numbers([_hours(row.group)] * timed),
-                *([Cell(row.result.note, "note")] * notes),
+                *_numbers(text for _, text in numbers(row)),
+                *[Cell(row.result.note, "note")] * notes,
             ]
             for row in rows
         ),

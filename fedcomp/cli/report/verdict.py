@@ -16,13 +16,21 @@ def verdict(panels: Sequence[Panel], target: float | None) -> list[str]:
     """Return one or two HTML sentences about the results in each chart (panel)."""
     sentences = []
     for panel in panels:
-        if panel.comparable:
-            text = _comparison(panel.entries, target)
-        elif len(panel.entries) > 1:
-            text = _range(panel.entries)
+        entries = panel.entries
+        good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
+        if len(entries) == 1:
+            text = _single(entries[0], target)
+        elif not good:
+            unfinished = all(e.result.note.endswith("not finished") for e in entries)
+            text = "No run is finished yet." if unfinished else "No run succeeded."
+        elif not panel.comparable:
+            text = _range(good)
+        elif target is None:
+            text = _recommendation(good)
         else:
-            text = _single(panel.entries[0], target)
-        sentences.append(f"<b>{escape(panel.title)}:</b> {text}" if panel.title else text)
+            text = _cheapest_to(target, good)
+        title = f"<b>{escape(panel.title)}:</b> " if panel.title else ""
+        sentences.append(title + text + _failures(entries))
     return sentences
 
 
@@ -36,34 +44,39 @@ def _single(entry: ReportLine, target: float | None) -> str:
         text = f"{subject} sends {_cost(entry)} in {line.rounds:g} rounds; nothing was evaluated."
     if target is not None and line.rounds:
         if line.bytes_to_target is None:
-            return f"{text} It does not reach {100 * target:g} %.{_failures([entry])}"
+            return f"{text} It does not reach {100 * target:g} %."
         cost = f"{line.rounds_to_target:g} rounds with {_bytes(line.bytes_to_target)}"
         text += f" It reaches {100 * target:g} % in {cost}."
-    return text + _failures([entry])
+    return text
 
 
-def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
-    good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
-    if not good:
-        unfinished = all(e.result.note.endswith("not finished") for e in entries)
-        return "No run is finished yet." if unfinished else "No run succeeded." + _failures(entries)
+def _best(good: Sequence[ReportLine]) -> tuple[ReportLine, str]:
+    """Return the best result, and the first part of a sentence about it."""
     best = max(good, key=lambda e: (e.result.rank, -e.result.sent_bytes))
     most = "most accurate" if best.result.accuracy is not None else "best"
-    if target is None:
-        cheaper = [e for e in good if e.result.sent_bytes < best.result.sent_bytes]
-        rank = best.result.rank
-        close_rank = rank - CLOSE * (abs(rank) if best.result.accuracy is None else 1)
+    return best, f"{_name(best)} is the {most} at {_quality(best)} with"
+
+
+def _recommendation(good: Sequence[ReportLine]) -> str:
+    """Return a sentence about the best result, and about the cheapest result that is close to the best."""
+    best, best_text = _best(good)
+    cheaper = [e for e in good if e.result.sent_bytes < best.result.sent_bytes]
+    if not cheaper:
+        fewest = ", the fewest bytes of all" if len(good) > 1 else ""
+        return f"{best_text} {_cost(best)}{fewest}."
+    rank = best.result.rank
+    close_rank = rank - CLOSE * (abs(rank) if best.result.accuracy is None else 1)
+    other = max(cheaper, key=lambda e: e.result.rank)
+    if other.result.rank >= close_rank:
         close = [e for e in cheaper if e.result.rank >= close_rank]
-        other: ReportLine | None = max(cheaper, key=lambda e: e.result.rank, default=None)
-        if close:
-            other = min(close, key=lambda e: e.result.sent_bytes)
-        if other is None:
-            text = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
-            text += ", the fewest bytes of all." if len(good) > 1 else "."
-        else:
-            text = f"{_name(other)} reaches {_quality(other)} with {_cost(other)}; "
-            text += f"{_name(best)} is the {most} at {_quality(best)} with {_bytes(best.result.sent_bytes)}."
-        return text + _failures(entries)
+        other = min(close, key=lambda e: e.result.sent_bytes)
+    reaches = f"{_name(other)} reaches {_quality(other)} with {_cost(other)}"
+    return f"{reaches}; {best_text} {_bytes(best.result.sent_bytes)}."
+
+
+def _cheapest_to(target: float, good: Sequence[ReportLine]) -> str:
+    """Return a sentence about the result that reaches the target accuracy with the fewest bytes, and about the best result."""
+    best, best_text = _best(good)
     reached = [(cost, e) for e in good if (cost := e.result.bytes_to_target) is not None]
     text = f"No configuration reaches {100 * target:g} %"
     if reached:
@@ -72,24 +85,20 @@ def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
         text += f" in {first.result.rounds_to_target:g} rounds"
         if missed := len(good) - len(reached):
             text += f", and {missed} of {len(good)} configurations never reached it"
-    result = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
-    return f"{text}; {result}.{_failures(entries)}"
+    return f"{text}; {best_text} {_cost(best)}."
 
 
-def _range(entries: Sequence[ReportLine]) -> str:
+def _range(good: Sequence[ReportLine]) -> str:
     """Return a sentence that names the best and the worst of all results.
 
     The sentence recommends no configuration, because the runs solve different learning problems.
     """
-    good = [e for e in entries if not e.result.note and isfinite(e.result.rank)]
-    if not good:
-        return "No run is finished yet." + _failures(entries)
     worst, best = (pick(good, key=lambda e: e.result.rank) for pick in (min, max))
     if worst is best:
-        return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}." + _failures(entries)
+        return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}."
     return (
         f"The runs learn different problems: {_name(best)} reaches {_quality(best)} with {_cost(best)}, "
-        f"and {_name(worst)} reaches {_quality(worst)} with {_cost(worst)}." + _failures(entries)
+        f"and {_name(worst)} reaches {_quality(worst)} with {_cost(worst)}."
     )
 
 
