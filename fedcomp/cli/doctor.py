@@ -13,7 +13,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
     from ..keys.enrolment import Enrolment
-    from ..keys.registry import RegistryEntry
+    from ..keys.registry import Registry, RegistryEntry
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 SYMBOLS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
@@ -105,7 +104,7 @@ def _checks(
 ) -> Iterator[Check]:
     """Yield the results of all checks. Raises ConfigError before the first check if --server is malformed."""
     from ..keys.connection import address
-    from ..keys.enrolment import Enrolment
+    from ..keys.enrolment import VARIABLE, Enrolment, default_enrolment
 
     where = address(server) if server else None
     yield from packages()
@@ -126,7 +125,9 @@ def _checks(
             remedy = f"on the server: {renew}, then copy the new file"
             yield validity("client certificate", enrolment.leaf, remedy)
     elif not keys:
-        yield no_enrolment()
+        found = f"no enrolment file at {default_enrolment()}, and {VARIABLE} is not set"
+        fix = "only a client in a deployment needs this file; make it on the server: fedcomp keys init --clients N --host HOST"
+        yield Check("client", SKIPPED, found, fix)
     if keys:
         yield from keys_folder(keys, enrolment)
     if not where and enrolment and enrolment.server:
@@ -135,15 +136,6 @@ def _checks(
         yield from reachable(where, enrolment, keys)
     if data:
         yield from data_folder(data)
-
-
-def no_enrolment() -> Check:
-    """Return a skipped check that says where a client's enrolment file is expected and how to make one."""
-    from ..keys.enrolment import VARIABLE, default_enrolment
-
-    found = f"no enrolment file at {default_enrolment()}, and {VARIABLE} is not set"
-    fix = "only a client in a deployment needs this file; make it on the server: fedcomp keys init --clients N --host HOST"
-    return Check("client", SKIPPED, found, fix)
 
 
 def packages() -> Iterator[Check]:
@@ -159,30 +151,24 @@ def packages() -> Iterator[Check]:
         found = "fedcomp runs from its source tree and is not installed"
         yield Check("packages", SKIPPED, found, "install it with: pip install .")
         return
-    required, version = SpecifierSet(about["Requires-Python"] or ""), platform.python_version()
-    if required.contains(version, prereleases=True):
-        yield ok("python", version)
-    else:
-        fix = f"make an environment with Python {required}"
-        yield failed("python", f"{version}, but {required} is required", fix)
-    requirements = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
-    requirements = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+    required = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
+    needed = {r.name: r.specifier for r in required if not r.marker or r.marker.evaluate()}
+    versions = {"python": SpecifierSet(about["Requires-Python"] or ""), "flwr": needed["flwr"]}
     all_fit = True
-    for one in sorted(requirements, key=lambda one: one.name != "flwr"):
-        try:
-            version = metadata.version(one.name)
-            fits = one.specifier.contains(version, prereleases=True)
-        except metadata.PackageNotFoundError:
-            version, fits = "not installed", False
-        if not fits:
+    for name, allowed in (versions | needed).items():
+        version, fix = "not installed", f"pip install '{name}{allowed}'"
+        if name == "python":
+            version, fix = platform.python_version(), f"make an environment with Python {allowed}"
+        else:
+            with suppress(metadata.PackageNotFoundError):
+                version = metadata.version(name)
+        if version == "not installed" or not allowed.contains(version, prereleases=True):
             all_fit = False
-            fix = f"pip install '{one.name}{one.specifier}'"
-            yield failed(one.name, f"{version}, but {one.specifier} is required", fix)
-        elif one.name == "flwr":
-            yield ok("flwr", f"{version}, within {one.specifier}")
+            yield failed(name, f"{version}, but {allowed} is required", fix)
+        elif name in versions:
+            yield ok(name, version)
     if all_fit:
-        names = ", ".join(one.name for one in requirements)
-        yield ok("packages", f"{len(requirements)} have the required versions: {names}")
+        yield ok("packages", f"{len(needed)} have the required versions: {', '.join(needed)}")
 
 
 def torch_and_cuda() -> Iterator[Check]:
@@ -263,15 +249,13 @@ def data_folder(folder: Path) -> Iterator[Check]:
     from ..tasks import available_tasks, load
 
     checks: dict[str, Check] = {}
-    for name in available_tasks():
-        if name != "digits":
-            try:
-                task = load(name, folder)
-                train, test = len(task.train()), len(task.test())
-                found = f"{name}: {train:,} training and {test:,} test examples"
-                checks[name] = ok("data", found)
-            except (UserError, MissingExtraError) as error:
-                checks[name] = refused("data", f"{name}: {error}")
+    for name in [name for name in available_tasks() if name != "digits"]:
+        try:
+            task = load(name, folder)
+            train, test = len(task.train()), len(task.test())
+            checks[name] = ok("data", f"{name}: {train:,} training and {test:,} test examples")
+        except (UserError, MissingExtraError) as error:
+            checks[name] = refused("data", f"{name}: {error}")
     none_loaded = all(check.state == FAILED for check in checks.values())
     for name, check in checks.items():
         if check.state == OK or none_loaded or (folder / name.partition("-")[0]).exists():
@@ -285,8 +269,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     Also check that the registry accepts `enrolment`.
     """
     from ..keys import key_folder as keys
-    from ..keys.certificates import hosts_of, parse_certificate, read_certificate
-    from ..keys.enrolment import utc_now
+    from ..keys.certificates import hosts_of, read_certificate
 
     try:
         registry = keys.read_registry(folder)
@@ -308,53 +291,64 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             "restore the registry from a copy, or make new keys in another folder",
         )
         return
-    now = utc_now()
-    yield keys_of(folder, keys.CLIENTS, registry.entries, now)
-    yield files_of(folder, keys.CLIENTS, registry.entries)
+    yield from holders(folder, keys.CLIENTS, registry.entries)
     if registry.relays:
-        yield keys_of(folder, keys.RELAYS, registry.relays, now)
-        yield files_of(folder, keys.RELAYS, registry.relays)
+        yield from holders(folder, keys.RELAYS, registry.relays)
     if enrolment is not None:
-        problem = registry.reason_of_hash(enrolment.key_hash)
-        id = registry.id_of_hash(enrolment.key_hash)
-        copy = f"copy {keys.CLIENTS}/{id}.toml again"
-        if problem:
-            yield refused("enrolled", problem)
-        elif id != enrolment.id:
-            found = f"the registry assigns this key to client {id}"
-            yield failed("enrolled", f"{found}, but the file has the id {enrolment.id}", copy)
-        elif parse_certificate(enrolment.ca) != ca:
-            found = f"client {enrolment.id} is accepted, but the enrolment file trusts another CA than the folder"
-            yield failed("enrolled", found, copy)
-        else:
-            yield ok("enrolled", f"client {enrolment.id} is accepted")
+        yield enrolled(folder, registry, enrolment)
 
 
-def keys_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]", now: datetime) -> Check:
-    """Check that no client key (`place="clients"`) or relay key (`place="relays"`) in the registry has expired."""
+def enrolled(folder: Path, registry: "Registry", enrolment: "Enrolment") -> Check:
+    """Check that the registry of a folder of keys accepts an enrolment."""
+    from ..keys import key_folder as keys
+    from ..keys.certificates import parse_certificate, read_certificate
+
+    if problem := registry.reason_of_hash(enrolment.key_hash):
+        return refused("enrolled", problem)
+    id, found = registry.id_of_hash(enrolment.key_hash), f"client {enrolment.id} is accepted"
+    copy = f"copy {keys.CLIENTS}/{id}.toml again"
+    if id != enrolment.id:
+        found = f"the registry assigns this key to client {id}"
+        return failed("enrolled", f"{found}, but the file has the id {enrolment.id}", copy)
+    if parse_certificate(enrolment.ca) != read_certificate(folder / keys.CA_CRT):
+        other = "but the enrolment file trusts another CA than the folder"
+        return failed("enrolled", f"{found}, {other}", copy)
+    return ok("enrolled", found)
+
+
+def holders(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Iterator[Check]:
+    """Check that no key of the clients (`place="clients"`) or relays (`place="relays"`) has expired, and check their enrolment files."""
+    from ..keys.enrolment import utc_now
+
+    now = utc_now()
     counts = {"accepted": sum(not entry.refusal(now) for entry in entries)}
     counts["revoked"] = sum(entry.state == "revoked" for entry in entries)
     counts["expired"] = len(entries) - sum(counts.values())
     text = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
     if counts["expired"]:
-        return failed("registry", f"{place}: {text}", keys_command(folder, "renew"))
-    return ok("registry", f"{place}: {text}")
+        yield failed("registry", f"{place}: {text}", keys_command(folder, "renew"))
+    else:
+        yield ok("registry", f"{place}: {text}")
+    yield files(folder, place, entries)
 
 
-def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
+def files(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> Check:
     """Check that the enrolment files in the subfolder `place` match the registry and can be read only by their owner.
 
     A missing file is not an error, because enrolment files are moved to devices.
     """
     from ..keys.enrolment import Enrolment, openssh
 
-    paths = {path.stem: path for path in sorted((folder / place).glob("*.toml"))}
-    n_files = 0
-    for entry in entries:
-        path = paths.pop(str(entry.id), None)
-        if path is None:
-            continue  # the enrolment file was moved to its device
-        n_files += 1
+    by_id = {str(entry.id): entry for entry in entries}
+    paths = sorted((folder / place).glob("*.toml"))
+    for path in paths:
+        entry = by_id.get(path.stem)
+        if entry is None:
+            more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
+            found = f"{path} belongs to none of the {place} in the registry"
+            return failed(
+                "files", found, f"delete this file; to make new enrolment files, run {more}"
+            )
         renew = keys_command(folder, "renew", entry.holder)
         try:
             enrolment = Enrolment.read(path)
@@ -364,11 +358,7 @@ def files_of(folder: Path, place: str, entries: "tuple[RegistryEntry, ...]") -> 
             return failed("files", f"{path} does not match the registry's {entry.name}", renew)
         if (checked := private(path, "files")).state == FAILED:
             return checked
-    for path in paths.values():
-        more = keys_command(folder, "add", *["--relay", "--host", "HOST"] * (place == "relays"))
-        found = f"{path} belongs to none of the {place} in the registry"
-        return failed("files", found, f"delete this file; to make new enrolment files, run {more}")
-    found = f"{n_files} of {len(entries)} enrolment files in {place}"
+    found = f"{len(paths)} of {len(entries)} enrolment files in {place}"
     return ok("files", f"{found} are present and match the registry")
 
 
