@@ -183,7 +183,7 @@ def client(
 
             (one,) = clients
             file, colon, name = task.rpartition(":")
-            key_file = (enrolment or default_enrolment()) if one.enrolled else None
+            key_file = (enrolment or default_enrolment()) if one.target.enrolment else None
             options = dict(
                 task=f"{Path(file).absolute()}{colon}{name}" if colon else task,
                 data=_absolute(folder),
@@ -208,7 +208,7 @@ def client(
             own = replace(common, client_id=one.id, partition_id=one.partition_id)
             state = StateFolder(one.folder)
             stack.callback(state.close)
-            key = one.enrolled.pair[0] if one.enrolled else None
+            key = one.target.enrolment.pair[0] if one.target.enrolment else None
             hosted_clients[one.id] = HostedClient(one.target, DeployedClient(own, state, key))
         ClientProcess(hosted_clients, report, patience_s=patience, stay=stay).run()
 
@@ -256,13 +256,12 @@ def relay(
 
 @dataclass(frozen=True)
 class ClientIdentity:
-    """A client to run: its server, id, partition of the data, state folder, and enrolment (credentials)."""
+    """A client to run: its server and credentials, id, partition of the data, and state folder."""
 
     target: "Target"
     id: int
     partition_id: int | None
     folder: Path
-    enrolled: "Enrolment | None" = None
 
 
 def identities(
@@ -287,20 +286,19 @@ def identities(
             "several clients in one process train on different partitions of the data; give --partition-id K: the first client uses "
             "partition K, the next one partition K+1, and so on"
         )
-    clients: list[tuple[Target, int, Enrolment | None]]
     if insecure:
         target = _target(server)
-        clients = [(target, id, None) for id in _claimed_ids(client_id, partition_id, count or 1)]
+        clients = [(target, id) for id in _claimed_ids(client_id, partition_id, count or 1)]
     else:
         enrolments = _enrolments(enrolment, count)
-        clients = [(_target(server, path, each), each.id, each) for path, each in enrolments]
+        clients = [(_target(server, path, each), each.id) for path, each in enrolments]
     result = []
-    for i, (target, id, enrolled) in enumerate(clients):
+    for i, (target, id) in enumerate(clients):
         folder = Path(f"fedcomp-client-{id}")
         if state_dir:
             folder = state_dir / folder if multiple else state_dir
         partition = None if partition_id is None else partition_id + i
-        result.append(ClientIdentity(target, id, partition, folder, enrolled))
+        result.append(ClientIdentity(target, id, partition, folder))
     return result
 
 

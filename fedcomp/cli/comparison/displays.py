@@ -24,8 +24,8 @@ SYMBOLS = {WAITING: "·", RUNNING: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITING: LABEL, RUNNING: "bold", DONE: GOOD, FAILED: REJECTED}
 CURVE_CHARACTERS = "▁▂▃▄▅▆▇█"
 MIN_WIDTH, MIN_HEIGHT = 40, 8
-# Widths of the columns in characters. NAME and CURVE are minimum widths.
-NAME, ROUND, QUALITY, BYTES, CURVE = 12, 9, 9, 8, 12
+# Widths in characters: minimum widths of names and curves, and the width of all other columns.
+MIN_NAME, MIN_CURVE, OTHER_COLUMNS = 12, 20, 38
 MAX_NOTES = 3  # maximum number of warnings and failures shown below the table
 
 
@@ -228,25 +228,22 @@ class ComparisonView(ComparisonDisplay):
             first = sorted(self.all, key=lambda p: order.index(p.state))[: max(height - 2, 1)]
             shown = [p for p in self.all if p in first]
             hidden = f"  and {len(self.all) - len(shown)} more"
-        longest = max((cell_len(p.name) for p in self.all), default=NAME)
-        rest = width - 2 - ROUND - QUALITY - 2 * BYTES
-        name = min(longest, max(NAME, rest - CURVE))
-        curve = rest - name - 2
         # Scale all curves to the same bounds, so that they can be compared.
         values = [accuracy for p in self.all for _, accuracy in p.accuracies] or [0.0, 1.0]
         bounds = min(values), max(values)
-        head = f"  {'':<{name}}{'round':>{ROUND}}{'accuracy':>{QUALITY}}{'up':>{BYTES}}{'down':>{BYTES}}"
-        title = "accuracy over rounds" if curve >= 20 else "curve"
-        lines = [Text(head + f"  {title}" * (curve >= CURVE), LABEL)]
+        longest = max((cell_len(p.name) for p in self.all), default=0)
+        name = max(MIN_NAME, min(longest, width - OTHER_COLUMNS - MIN_CURVE))
+        curve = width - OTHER_COLUMNS - name
+        titles = f"  {'':<{name}}    round accuracy      up    down"
+        lines = [Text(titles + "  accuracy over rounds" * (curve >= MIN_CURVE), LABEL)]
         for p in shown:
-            label = Text(f"{SYMBOLS[p.state]} {p.name}", COLOURS[p.state])
-            label.truncate(2 + name, overflow="ellipsis", pad=True)
+            line = Text(f"{SYMBOLS[p.state]} {p.name}", COLOURS[p.state])
+            line.truncate(2 + name, overflow="ellipsis", pad=True)
             sent = (p.totals.uplink_bytes, p.totals.downlink_bytes)
             up, down = map(human_bytes, sent) if p.round else (NOTHING, NOTHING)
             rounds = f"{p.round}/{p.rounds}"
-            figures = f"{rounds:>{ROUND}}{p.quality:>{QUALITY}}{up:>{BYTES}}{down:>{BYTES}}"
-            line = Text.assemble(label, figures)
-            if curve >= CURVE:
+            line = Text.assemble(line, f"{rounds:>9}{p.quality:>9}{up:>8}{down:>8}")
+            if curve >= MIN_CURVE:
                 line.append("  ").append(_curve(p, curve, bounds), BAR)
             lines.append(line)
         return [*lines, Text(hidden, LABEL)] if hidden else lines
@@ -255,13 +252,10 @@ class ComparisonView(ComparisonDisplay):
 def _curve(progress: AlternativeProgress, width: int, bounds: tuple[float, float]) -> str:
     """Return the curve of accuracy over rounds as text. Each character shows the last accuracy in a range of consecutive rounds."""
     low, high = bounds
-    shown: dict[int, str] = {}  # by column
+    drawn = ""
     for round, accuracy in progress.accuracies:
         height = (accuracy - low) / (high - low) if high > low else 1.0
         step = min(int(height * len(CURVE_CHARACTERS)), len(CURVE_CHARACTERS) - 1)
-        shown[min((round - 1) * width // progress.rounds, width - 1)] = CURVE_CHARACTERS[step]
-    last, drawn = " ", ""
-    for column in range(max(shown, default=-1) + 1):
-        last = shown.get(column, last)
-        drawn += last
+        columns = min((round - 1) * width // progress.rounds, width - 1)
+        drawn = drawn[:columns].ljust(columns, drawn[-1:] or " ") + CURVE_CHARACTERS[step]
     return drawn
