@@ -4,7 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from statistics import median_low
 from time import monotonic
@@ -139,7 +139,6 @@ class RunDisplay(Callback):
     summary: Summary | None = None  # result, or None until the end of the run
     # Record of the round with the highest accuracy, or with the lowest loss if the task has no accuracy.
     best: RoundRecord | None = None
-    _best_merit: float = -inf
     totals: Totals = field(default_factory=Totals)
     # Clock times at which the most recent rounds ended. The first entry may be the time at which the run started.
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))
@@ -179,8 +178,9 @@ class RunDisplay(Callback):
         self.last = record
         self.totals.add(record)
         self.ends.append(self.clock())
-        if (merit := self.merit(record)) is not None and merit > self._best_merit:
-            self.best, self._best_merit = record, merit
+        best = self.merit(self.best) if self.best else None
+        if (merit := self.merit(record)) is not None and (best is None or merit > best):
+            self.best = record
 
     def on_run_end(self, summary: Summary, out: str) -> None:
         self.summary = summary

@@ -367,11 +367,6 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
             )
     if (path / REGISTRY).is_file():  # a folder of keys
         path = path / CLIENTS
-    if not path.is_dir() and count not in (None, 1):
-        advice = "give --enrolment a folder of enrolment files"
-        raise ConfigError(
-            f"--count {count} needs {count} enrolments, but {path} is not a folder; {advice}"
-        )
     files = path.glob("*.toml") if path.is_dir() else [path]
     enrolments = [(file, Enrolment.read(file)) for file in files]
     enrolments.sort(key=lambda entry: entry[1].id)
@@ -381,8 +376,8 @@ def _enrolments(path: Path | None, count: int | None) -> Sequence[tuple[Path, "E
         )
     if len(enrolments) < (count or 1):
         raise UserError(
-            f"--enrolment {path} contains {len(enrolments)} enrolment files (ID.toml), but {count or 1} are needed; copy the missing files "
-            "there, or give a lower --count"
+            f"--enrolment {path} contains {len(enrolments)} enrolment files (ID.toml), but {count or 1} are needed; give a folder with all "
+            "files, or a lower --count"
         )
     for file, enrolled in enrolments[:count]:
         if enrolled.relay:

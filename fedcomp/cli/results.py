@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from .. import spec
 from ..errors import UserError
@@ -12,8 +12,6 @@ from ..formatting import NOTHING, decimal, duration, human_bytes, percent, ratio
 
 if TYPE_CHECKING:
     from ..runs import Group, Run
-
-T = TypeVar("T")
 
 FRONT = "*"
 FRONT_LEGEND = (
@@ -142,7 +140,7 @@ def _result(
     measured = [run.accuracy for run in runs if run.accuracy is not None]
     spreads = [run.client_metrics.get("accuracy" if measured else "loss") for run in runs]
     ratio, dense_label = _ratio(runs, baseline)
-    costs = None if target is None else all_or_none(run.cost_to(target) for run in runs)
+    costs = [(run.cost_to(target) if target else None) or (None, None) for run in runs]
     return Result(
         problem=runs[0].problem,
         label=group.label + (f" ({len(runs)} seeds)" if len(runs) > 1 else ""),
@@ -157,8 +155,8 @@ def _result(
         ratio=ratio,
         baseline=dense_label,
         seconds=mean(sum(r.seconds for r in run.records) for run in runs),
-        rounds_to_target=mean(rounds for rounds, _ in costs) if costs else None,
-        bytes_to_target=mean(bytes_ for _, bytes_ in costs) if costs else None,
+        rounds_to_target=mean_or_none(rounds for rounds, _ in costs),
+        bytes_to_target=mean_or_none(bytes_ for _, bytes_ in costs),
         note=_note(runs, failed),
     )
 
@@ -168,17 +166,11 @@ def _last_loss(run: "Run") -> float | None:
     return next((loss for loss in losses if loss is not None and math.isfinite(loss)), None)
 
 
-def all_or_none(values: Iterable[T | None]) -> list[T] | None:
-    """Return the values as a list, or None if one of the values is None."""
-    all_values = [*values]
-    known = [value for value in all_values if value is not None]
-    return known if len(known) == len(all_values) else None
-
-
 def mean_or_none(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values, or None if one of the values is None."""
-    known = all_or_none(values)
-    return None if known is None else mean(known)
+    all_values = [*values]
+    known = [value for value in all_values if value is not None]
+    return mean(known) if len(known) == len(all_values) else None
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:

@@ -95,7 +95,7 @@ def test_errors_name_missing_options(monkeypatch, given, error, sentence):
 def test_a_folder_with_too_few_or_duplicate_enrolments_is_refused(keys, tmp_path):
     with pytest.raises(
         UserError,
-        match=r"contains 3 enrolment files \(ID.toml\), but 4 are needed; copy the missing",
+        match=r"contains 3 enrolment files \(ID.toml\), but 4 are needed; give a folder",
     ):
         of(enrolment=keys, partition_id=0, count=4)
     with pytest.raises(UserError, match="contains 0 enrolment files"):
@@ -104,7 +104,7 @@ def test_a_folder_with_too_few_or_duplicate_enrolments_is_refused(keys, tmp_path
         (tmp_path / f"{name}.toml").write_text((keys / "0.toml").read_text())
     with pytest.raises(UserError, match="two enrolments of the same client"):
         of(enrolment=tmp_path, partition_id=0)
-    with pytest.raises(ConfigError, match="give --enrolment a folder"):
+    with pytest.raises(UserError, match="contains 1 enrolment files .*; give a folder"):
         of(enrolment=keys / "0.toml", partition_id=0, count=2)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from ... import __version__, durable_files
 from ...config import ALTERNATIVE_OPTIONS, ALTERNATIVES_FILE, RUN_FILE, flag, read_toml
 from ...errors import FedcompError, RunFolderError, UserError
-from ...formatting import NOTHING, decimal, duration, metric, percent, ratio
+from ...formatting import NOTHING, duration, metric, percent, three_digits
 from ...runs import NEUTRAL_OPTIONS, Group, Run, load
 from ...runs import groups as groups_of
 from ..comparison.alternatives import alternatives
-from ..results import FRONT, all_or_none, cells, legend, mean_or_none, parse_accuracy, results
+from ..results import FRONT, cells, legend, mean_or_none, parse_accuracy, results
 from . import svg
 from .charts import Panel, ReportLine, curves, finals, panels
 from .verdict import verdict
@@ -20,6 +20,7 @@ from .verdict import verdict
 REPORT = "report.html"
 MAX_CLIENTS = 12  # maximum number of client ids in a table cell
 MAX_LEGEND_COLUMN = 8  # maximum number of entries in a column of a chart legend
+AT_PORT, SIMULATED = "ratio at the port", "simulated"  # titles of columns
 
 
 def write_and_print_path(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
@@ -203,27 +204,15 @@ def _table(head: Sequence[Cell | str], rows: Iterable[Sequence[Cell | str]]) -> 
 def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     lines, runs = [row.result for row in rows], [run for row in rows for run in row.group.runs]
     compared, notes = len(rows) > 1, any(line.note for line in lines)
-    timed = any(_simulated(run) is not None for run in runs)
-    deployed = any(_wire_bytes(run) is not None for run in runs)
-    own = list(dict.fromkeys(name for run in runs for name in _own_metrics(run)))
-    clients = list(dict.fromkeys(name for run in runs for name in _of_clients(run)))
-
-    def numbers(row: ReportLine) -> list[tuple[str, str]]:
-        """Return the titles and texts of the columns of numbers."""
-        columns = [*cells(row.result, target).items()]
-        columns += [("ratio at the port", _ratio_at_port(row.group))] * deployed
-        columns += [(name, decimal(_mean(row.group, _own_metrics, name))) for name in own]
-        for name in clients:
-            columns.append((name, metric(name.split()[-1], _mean(row.group, _of_clients, name))))
-        return columns + [("simulated", _hours(row.group))] * timed
-
+    more = [*dict.fromkeys(title for run in runs for title in _more_numbers(run))]
     table = _table(
-        [*[""] * compared, "run", *_numbers(title for title, _ in numbers(rows[0])), *[""] * notes],
+        [*[""] * compared, "run", *_numbers([*cells(lines[0], target), *more]), *[""] * notes],
         (
             [
                 *[FRONT if row.result.on_front else ""] * compared,
                 Cell(row.result.label, "name", svg.swatch(row.style) if compared else ""),
-                *_numbers(text for _, text in numbers(row)),
+                *_numbers(cells(row.result, target).values()),
+                *_numbers(_mean_text(title, row.group) for title in more),
                 *[Cell(row.result.note, "note")] * notes,
             ]
             for row in rows
@@ -232,48 +221,34 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     return table + "".join(f'<p class="quiet">{escape(text)}</p>' for text in legend(lines))
 
 
-def _own_metrics(run: Run) -> Mapping[str, float | None]:
-    """Return the last values of the metrics that the task defines."""
-    return next((record.metrics for record in reversed(run.records) if record.metrics), {})
+def _more_numbers(run: Run) -> dict[str, float | None]:
+    """Return the numbers of the columns that only some reports have, by column title.
 
-
-def _mean(
-    group: Group, metrics: Callable[[Run], Mapping[str, float | None]], name: str
-) -> float | None:
-    """Return the mean of the metric `name` over the runs of a group. `metrics(run)` returns the metrics of a run by name."""
-    return mean_or_none(metrics(run).get(name) for run in group.runs)
-
-
-def _of_clients(run: Run) -> dict[str, float | None]:
-    """Return the last metrics that clients reported, by column title: the mean over the clients and, if known, the worst decile."""
-    shown = {}
+    They are the compression ratio at the server's port (bytes in float32 divided by TCP payload) of a deployment, the last values of the
+    task's own metrics and of the metrics that clients reported, and the simulated seconds of a run with a virtual network.
+    """
+    numbers: dict[str, float | None] = {}
+    wire = [n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out) if n is not None]
+    if len(wire) == 2 * len(run.records) and any(wire):
+        numbers[AT_PORT] = run.dense_bytes / sum(wire)
+    numbers |= next((record.metrics for record in reversed(run.records) if record.metrics), {})
     for name, spread in run.client_metrics.items():
-        shown[f"client {name}"] = spread.mean
+        numbers[f"client {name}"] = spread.mean
         if spread.worst_decile is not None:
-            shown[f"worst decile of client {name}"] = spread.worst_decile
-    return shown
+            numbers[f"worst decile of client {name}"] = spread.worst_decile
+    if run.records and (hours := run.records[-1].simulated_hours) is not None:
+        numbers[SIMULATED] = 3600 * hours
+    return numbers
 
 
-def _wire_bytes(run: Run) -> int | None:
-    """Return the TCP payload that a deployed server received and sent, in bytes, or None if the payload was not counted."""
-    counted = all_or_none(n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out))
-    return sum(counted or ()) or None
-
-
-def _ratio_at_port(group: Group) -> str:
-    """Format the compression ratio at the server's port, such as `×25.1`: bytes in float32 divided by TCP payload."""
-    sent = all_or_none(_wire_bytes(run) for run in group.runs)
-    return ratio(sum(run.dense_bytes for run in group.runs), sum(sent)) if sent else NOTHING
-
-
-def _hours(group: Group) -> str:
-    ends = mean_or_none(_simulated(run) for run in group.runs)
-    return NOTHING if ends is None else duration(3600 * ends)
-
-
-def _simulated(run: Run) -> float | None:
-    """Return the simulated duration of a run in hours, or None without a simulated network."""
-    return next((r.simulated_hours for r in reversed(run.records)), None)
+def _mean_text(title: str, group: Group) -> str:
+    """Format the mean of a number over the runs of a group."""
+    value = mean_or_none(_more_numbers(run).get(title) for run in group.runs)
+    if value is None:
+        return NOTHING
+    if title == AT_PORT:
+        return f"×{three_digits(value)}"
+    return duration(value) if title == SIMULATED else metric(title.split()[-1], value)
 
 
 def _settings(groups: Sequence[Group]) -> str:
