@@ -1,10 +1,11 @@
 """The terminal dashboard of a run: options, progress, a curve of accuracy or loss, the last rounds, and the results at the end."""
 
 import io
+import sys
 import textwrap
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from math import isfinite
 from threading import Lock
@@ -12,6 +13,7 @@ from time import monotonic
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -36,9 +38,9 @@ from ..run_display import (
 from .screen import (
     DONE,
     LABEL,
+    REFRESHES_PER_SECOND,
     REJECTED,
     WARNING,
-    Screen,
     curve,
     facts_panel,
     fitted,
@@ -59,8 +61,8 @@ class Dashboard(RunDisplay):
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
         super().__init__(clock)
-        self._screen = Screen(console, self.picture, "preparing the run")
-        self.console = self._screen.console
+        self.console = console or Console(file=sys.stdout, highlight=False)
+        self._screen = ExitStack()  # what is on the terminal: a spinner, then the dashboard
         self._entered = False
         self._points: list[tuple[int, float]] = []  # (round, accuracy or loss)
         self._records: deque[RoundRecord] = deque(maxlen=100)
@@ -73,7 +75,8 @@ class Dashboard(RunDisplay):
         self._other_output = _LastLines()
 
     def __enter__(self) -> Self:
-        self._screen.open()
+        spinner = self.console.status("preparing the run", spinner="line")
+        self._screen.enter_context(spinner)
         self._entered = True
         return self
 
@@ -94,9 +97,20 @@ class Dashboard(RunDisplay):
 
     def on_run_start(self, header: Header) -> None:
         super().on_run_start(header)
-        if self._entered:
-            other = self._other_output
-            self._screen.draw(redirect_stdout(other), redirect_stderr(other))
+        if not self._entered:
+            return
+        self._screen.close()
+        live = Live(
+            console=self.console,
+            screen=True,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            get_renderable=lambda: self.picture(*self.console.size),
+        )
+        other = self._other_output
+        for context in (redirect_stdout(other), redirect_stderr(other), live):
+            self._screen.enter_context(context)
 
     def on_waiting(self, connected: Sequence[int], wanted: int) -> None:
         self._waiting = waiting_text(connected, wanted) if len(connected) < wanted else ""

@@ -1,12 +1,9 @@
-"""Parts of terminal dashboards: the screen, a panel of labelled values, a progress bar, and a curve of accuracy or loss."""
+"""Parts of terminal displays: a panel of labelled values, a progress bar, and a curve of accuracy or loss."""
 
 import math
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
@@ -24,41 +21,6 @@ MAX_POINTS = 1024  # maximum number of points of a curve; more points would make
 MIN_ROUNDS = 10  # minimum number of rounds on the axis; on a shorter axis, the first points would move with each round
 # Bit of each dot of a Unicode braille character, by the column and row of the dot.
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-
-
-class Screen:
-    """A terminal that shows a spinner until `draw` is called, then the result of `picture(width, height)` until `close` is called."""
-
-    def __init__(
-        self, console: Console | None, picture: Callable[[int, int], RenderableType], spinner: str
-    ):
-        self.console = console or Console(file=sys.stdout, highlight=False)
-        self._picture = picture
-        self._stack = ExitStack()
-        self.status = self.console.status(spinner, spinner="line")
-
-    def open(self) -> None:
-        """Show the spinner."""
-        self._stack.enter_context(self.status)
-
-    def draw(self, *contexts: AbstractContextManager[object]) -> None:
-        """Enter the context managers `contexts`, and show the picture until `close` is called."""
-        self.close()
-        for context in contexts:
-            self._stack.enter_context(context)
-        live = Live(
-            console=self.console,
-            screen=True,
-            refresh_per_second=REFRESHES_PER_SECOND,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            get_renderable=lambda: self._picture(*self.console.size),
-        )
-        self._stack.enter_context(live)
-
-    def close(self) -> None:
-        """Return to the terminal's main screen."""
-        self._stack.close()
 
 
 def fitted(lines: list[Text], width: int) -> list[Text]:

@@ -1,21 +1,20 @@
 """The progress of the compared runs (alternatives), and the displays of a comparison: a dashboard, or lines of text."""
 
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from time import monotonic
 from typing import Any, Self
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from ...callbacks import RoundRecord
 from ...formatting import NOTHING, decimal, duration, human_bytes, one_line, percent
 from ...run_display import Totals
-from ..screen import BAR, LABEL, REJECTED, WARNING, Screen, facts_panel, fitted, progress_bar
+from ..screen import BAR, LABEL, REFRESHES_PER_SECOND, REJECTED, WARNING, fitted, progress_bar
 from ..screen import DONE as GOOD
 
 Facts = Sequence[tuple[str, str]]  # labels and values
@@ -23,10 +22,8 @@ WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 SYMBOLS = {WAITING: "·", RUNNING: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITING: LABEL, RUNNING: "bold", DONE: GOOD, FAILED: REJECTED}
 CURVE_CHARACTERS = "▁▂▃▄▅▆▇█"
-MIN_WIDTH, MIN_HEIGHT = 40, 8
 # Widths in characters: minimum widths of names and curves, and the width of all other columns.
 MIN_NAME, MIN_CURVE, OTHER_COLUMNS = 12, 20, 38
-MAX_NOTES = 3  # maximum number of warnings and failures shown below the table
 
 
 @dataclass
@@ -136,7 +133,7 @@ class ComparisonLines(ComparisonDisplay):
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
         super().on_run_start(out, facts, all)
-        for label, value in facts:
+        for label, value in (*facts, ("folder", out)):
             print(f"{label:<14}{value}", flush=True)
 
     def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None:
@@ -155,63 +152,46 @@ class ComparisonLines(ComparisonDisplay):
         print(f"{progress.name}: {end} ({self.ended} of {len(self.all)})", flush=True)
 
 
-class ComparisonView(ComparisonDisplay):
-    """A dashboard on the terminal's alternate screen. After an error, the last state of the dashboard is printed on the main screen."""
+class ComparisonView(ComparisonLines):
+    """A live table of the compared runs on a terminal, below facts, warnings and failures. After an error, the last table stays visible."""
 
     def __init__(self, console: Console | None = None):
         super().__init__()
-        self._screen = Screen(console, self.picture, "preparing the alternatives")
-        self.console = self._screen.console
-        self._notes: deque[Text] = deque(maxlen=100)  # warnings and failures, without duplicates
-        # Protects the progress, which one thread updates and another thread draws.
-        self._lock = Lock()
+        self.console = console or Console(file=sys.stdout, highlight=False)
+        self._preparing = "preparing the alternatives"
+        self._live = Live(
+            console=self.console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            get_renderable=lambda: self.picture(self.console.width, self.console.height - 1),
+        )
 
     def __enter__(self) -> Self:
-        self._screen.open()
+        self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._screen.close()
+        self._live.stop()
         if self.all and error[0] is not None:
-            height = max(self.console.height - 4, MIN_HEIGHT)
-            self.console.print(self.picture(self.console.width, height))
-        for note in self._notes:
-            self.console.print(note)
+            self.console.print(self.picture(self.console.width, self.console.height - 4))
 
     def on_checked(self, checked: int, total: int) -> None:
-        self._screen.status.update(f"preparing the alternatives: {checked} of {total}")
+        self._preparing = f"preparing the alternatives: {checked} of {total}"
 
-    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
-        super().on_run_start(out, facts, all)
-        self._screen.draw()
-
-    def on_answer(self, index: int, answer: dict[str, Any]) -> None:
-        with self._lock:
-            super().on_answer(index, answer)
+    def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None: ...
 
     def on_warning(self, message: str) -> None:
-        self._note(Text(f"! {one_line(message)}", WARNING))
+        self.console.print(Text(f"! {one_line(message)}", WARNING))
 
     def on_end(self, progress: AlternativeProgress) -> None:
         if progress.error:
-            self._note(Text(f"× {progress.name}: {one_line(progress.error)}", REJECTED))
-
-    def _note(self, note: Text) -> None:
-        if note not in self._notes:
-            self._notes.append(note)
+            self.console.print(Text(f"× {progress.name}: {one_line(progress.error)}", REJECTED))
 
     def picture(self, width: int, height: int) -> RenderableType:
-        """Return the dashboard as at most `height` lines of at most `width` characters."""
-        width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
-        head, notes = [], []
-        with self._lock:
-            if height >= 16:
-                title = f"[bold]fedcomp[/bold] {len(self.all)} alternatives"
-                head = [facts_panel(self.facts, width, 4, title=title, path=self.out)]
-                notes = [note.copy() for note in self._notes][-MAX_NOTES:]
-            rest = height - sum(panel.height or 0 for panel in head) - len(notes) - 1
-            lines = [self._bar(width), *self._table(width, rest), *notes]
-        return Group(*head, *fitted(lines, width))
+        """Return the table as at most `height` lines of at most `width` characters."""
+        if not self.all:
+            return Text(self._preparing, LABEL)
+        return Group(*fitted([self._bar(width), *self._table(width, height - 1)], width))
 
     def _bar(self, width: int) -> Text:
         fraction = sum(p.fraction for p in self.all) / max(len(self.all), 1)
