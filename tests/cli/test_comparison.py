@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedcomp import RunConfig
 from fedcomp.cli.comparison import comparison
 from fedcomp.cli.comparison.alternatives import alternatives
-from fedcomp.cli.comparison.displays import ComparisonDisplay
+from fedcomp.cli.comparison.displays import ComparisonLines
 from fedcomp.cli.comparison.folder import ComparisonFolder
 from fedcomp.cli.comparison.worker_pool import WorkerPool
 from fedcomp.cli.main import app
@@ -132,9 +132,7 @@ def test_resume_keeps_the_lines_with_which_the_comparison_was_started(tmp_path):
 
     def names(**more) -> list[str]:
         resumed = values | {"out": str(tmp_path), "resume": True}
-        return [
-            each.name for each in comparison.Comparison(resumed, ComparisonDisplay(), **more).all
-        ]
+        return [each.name for each in comparison.Comparison(resumed, ComparisonLines(), **more).all]
 
     file = tmp_path / "alternatives.toml"
     file.write_text(tomli_w.dumps(values | {"resolved": {"baseline": False}}))

@@ -18,7 +18,7 @@ from ..doctor import cores
 from ..results import FRONT, Result, cells, legend, results
 from ..tables import aligned
 from .alternatives import Alternative, alternative_error, alternatives, compares_compression
-from .displays import AlternativeProgress, ComparisonDisplay, Facts
+from .displays import AlternativeProgress, ComparisonLines, Facts
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .worker_pool import WorkerPool
 
@@ -40,7 +40,7 @@ class Comparison:
     def __init__(
         self,
         values: Mapping[str, Any],
-        display: ComparisonDisplay,
+        display: ComparisonLines,
         side_by_side: str = "auto",
         target: float | None = None,
         baseline: bool | None = None,

@@ -63,8 +63,8 @@ class AlternativeProgress:
 
 
 @dataclass
-class ComparisonDisplay:
-    """Base class of the displays of a comparison. The base class itself shows nothing.
+class ComparisonLines:
+    """A display of a comparison that prints a line for each round of each compared run. Warnings go to standard error.
 
     A display is a context manager. Enter the context before the compared runs are checked, and exit the context when all runs have ended or
     the command is interrupted.
@@ -73,7 +73,6 @@ class ComparisonDisplay:
     clock: Callable[[], float] = monotonic
     all: list[AlternativeProgress] = field(default_factory=list)
     out: str = ""  # folder of the comparison, or "" until it exists
-    facts: Facts = ()  # labels and values of options that all compared runs share
     start_s: float = 0.0  # value of `clock()` when the first run started
     earlier_rounds: int = 0  # rounds that were finished before the comparison was resumed
 
@@ -98,9 +97,11 @@ class ComparisonDisplay:
         """Handle a successful check of a run's options. So far, `checked` of `total` compared runs have been checked."""
 
     def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
-        """Handle the start of the first run of the comparison."""
-        self.out, self.facts, self.all, self.start_s = out, facts, all, self.clock()
+        """Handle the start of the first run of the comparison. `facts` describe the options that all compared runs share."""
+        self.out, self.all, self.start_s = out, all, self.clock()
         self.earlier_rounds = sum(progress.round for progress in all)
+        for label, value in (*facts, ("folder", out)):
+            print(f"{label:<14}{value}", flush=True)
 
     def on_answer(self, index: int, answer: dict[str, Any]) -> None:
         """Handle a message from a worker process about run number `index` of the comparison."""
@@ -120,21 +121,6 @@ class ComparisonDisplay:
             progress.error = answer["end"].get("failed", "")
             progress.state = FAILED if progress.error else DONE
             self.on_end(progress)
-
-    def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None: ...
-
-    def on_warning(self, message: str) -> None: ...
-
-    def on_end(self, progress: AlternativeProgress) -> None: ...
-
-
-class ComparisonLines(ComparisonDisplay):
-    """A display that prints a line for each round of each compared run, for pipes and logs. Warnings go to standard error."""
-
-    def on_run_start(self, out: str, facts: Facts, all: list[AlternativeProgress]) -> None:
-        super().on_run_start(out, facts, all)
-        for label, value in (*facts, ("folder", out)):
-            print(f"{label:<14}{value}", flush=True)
 
     def on_round_end(self, progress: AlternativeProgress, record: RoundRecord) -> None:
         accuracy, loss = record.measured_accuracy, record.measured_loss
