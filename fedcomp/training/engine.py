@@ -287,6 +287,7 @@ class SerialEngine(ClientEngine):
         super().__init__(task, model, layout, device)
         parameters = dict(self.model.named_parameters())
         self.parameters = [parameters[e.name] for e in layout]
+        self.sizes = [p.numel() for p in self.parameters]
         self.has_low_precision = any(p.dtype != torch.float32 for p in self.parameters)
         self.channels_last = self.device.type == "cpu" and channels_may_be_last(self.model)
         self.fused = fused(self.model) if self.device.type == "cpu" else self.model
@@ -322,7 +323,7 @@ class SerialEngine(ClientEngine):
             set_memory_format(self.model, self.channels_last)
             return self.train_job(start, data, job, sgd, seed, out)
         state = steps.finish()
-        starts, updates = (self.layout.views(vector).values() for vector in (base, out))
+        starts, updates = self._split(base), self._split(out)
         with torch.no_grad():
             for parameter, own_start, update in zip(self.parameters, starts, updates, strict=True):
                 torch.sub(parameter.float(), own_start, out=update)
@@ -363,13 +364,19 @@ class SerialEngine(ClientEngine):
         """Load weights and buffers into the model. Return the loaded weights, which are `start` rounded to the precision of each
         parameter.
         """
-        allocate(self._freed)
+        if self._freed:
+            allocate(self._freed)
+            self._freed = []
         with torch.no_grad():
-            views = self.layout.views(start).values()
-            for parameter, view in zip(self.parameters, views, strict=True):
-                parameter.copy_(view)
+            for parameter, values in zip(self.parameters, self._split(start), strict=True):
+                parameter.copy_(values)
         self.load_buffers(buffers)
         return self.layout.gather(self.model) if self.has_low_precision else start
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        """Return views of a vector [numel], which have the shapes of the parameters."""
+        parts = zip(self.parameters, vector.split(self.sizes), strict=True)
+        return [part.view(parameter.shape) for parameter, part in parts]
 
 
 def _as_float32(outputs: Any) -> Any:
