@@ -120,7 +120,7 @@ def main() -> None:
         run = RunConfig(
             task=f"{__file__}:{task}", uplink=codec, downlink=codec, eval_every=1_000_000, **options
         )
-        found, _ = measure(run, given.rounds, ["lean"])
+        found = measure(run, given.rounds, ["lean"])
         s = {way["name"]: way["seconds"] for way in found["ways"]}
         print(
             f"{name:>15} {found['parameters']:12,} {s[LEAN]:8.3f} s {s[LOCAL]:8.3f} s {s[WHOLE]:8.3f} s  {s[LEAN] / s[WHOLE]:.2f}"

@@ -85,6 +85,28 @@ class SharedTensor:
         return _mapped, (self.path, tuple(self.tensor.shape), self.tensor.dtype)
 
 
+class UpdateMemory:
+    """Shared memory for the updates of a cohort. Not thread-safe.
+
+    The memory is reused for the next cohort if the next updates have the same total size, and no tensor refers to the previous updates. New
+    memory is slow, because the operating system sets it to zero, one page at a time: with uncompressed updates of 1.6 M parameters, a round
+    of 50 clients takes 10 % longer.
+    """
+
+    def __init__(self) -> None:
+        self._unused: SharedTensor | None = None
+
+    def stack(self, vectors: int, numel: int) -> tuple[SharedTensor, Tensor]:
+        """Return shared memory, and an uninitialised tensor [vectors, numel] in this memory."""
+        unused, self._unused = self._unused, None
+        if unused is None or unused.tensor.shape != (vectors, numel):
+            unused = SharedTensor((vectors, numel))
+        # torch refers to this array as long as a tensor uses the stack.
+        array = unused.tensor.numpy()[:]
+        weakref.finalize(array, setattr, self, "_unused", unused).atexit = False
+        return unused, torch.from_numpy(array)
+
+
 def _mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     mapping = np.memmap(path, np.uint8, "r+")
     return torch.from_numpy(mapping[: math.prod(shape) * dtype.itemsize]).view(dtype).view(shape)
@@ -140,7 +162,8 @@ class JobQueue:
     data: Data | None  # the data as SharedTensors; None: workers read the data themselves
     sgd: LocalSGD
     seed: int
-    updates: SharedTensor  # float32 [jobs, numel]
+    memory: SharedTensor  # shared memory of `updates`
+    updates: Tensor  # float32 [jobs, numel]
 
     def __post_init__(self) -> None:
         m = len(self.jobs)
@@ -180,6 +203,7 @@ class WorkerEngine(Engine):
             client_engine(task, model, Layout.of(model), "cpu") if local_training else None
         )
         self.workers: list[Worker] = []
+        self._memory = UpdateMemory()
         self._setup = with_absolute_paths(config), "cpu", torch.get_default_dtype()
         # Maps the id of a data tensor to the tensor and its copy in shared memory.
         self._data: dict[int, tuple[Tensor, SharedTensor]] = {}
@@ -194,8 +218,8 @@ class WorkerEngine(Engine):
         Raises TaskError if workers cannot load the task, and UserError if workers repeatedly die without training a client.
         """
         shared_data = packed_data(data, self._shared_copy)
-        updates = SharedTensor((len(jobs), len(start)))
-        queue = JobQueue(jobs, SharedTensor.copy_of(start), shared_data, sgd, seed, updates)
+        memory, updates = self._memory.stack(len(jobs), len(start))
+        queue = JobQueue(jobs, SharedTensor.copy_of(start), shared_data, sgd, seed, memory, updates)
         try:
             self._train_locally(queue, start, data)
             while None in queue.results:
@@ -208,8 +232,7 @@ class WorkerEngine(Engine):
             raise
         results = [result for result in queue.results if result is not None]
         trained = [i for i, result in enumerate(results) if isinstance(result, JobResult)]
-        stack = updates.tensor
-        return (stack if len(trained) == len(jobs) else stack[trained]), results
+        return (updates if len(trained) == len(jobs) else updates[trained]), results
 
     def resident(self, data: Examples) -> Examples:
         """Copy the data into shared memory, from which this process and the workers read, and return the copy."""
@@ -250,7 +273,7 @@ class WorkerEngine(Engine):
                 queue.traces[i] = job.traces
                 try:
                     worker.connection.send(
-                        (queue.start, queue.data, queue.updates, i, job, queue.sgd, queue.seed)
+                        (queue.start, queue.data, queue.memory, i, job, queue.sgd, queue.seed)
                     )
                     worker.job = i
                 except OSError:  # the worker died while it was idle
@@ -266,7 +289,7 @@ class WorkerEngine(Engine):
         try:
             while self._local_s < LOCAL_TRAINING_S and queue.waiting:
                 began, i = time.perf_counter(), queue.waiting.popleft()
-                job, update = queue.jobs[i], queue.updates.tensor[i]
+                job, update = queue.jobs[i], queue.updates[i]
                 queue.results[i] = self.local_engine.try_job(
                     start, data, job, queue.sgd, queue.seed, update
                 )

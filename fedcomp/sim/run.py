@@ -18,6 +18,7 @@ from ..codecs import codec
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, RunFolderError
 from ..memories import Memory, memory, with_memories
+from ..messages import in_process
 from ..profiling import timed
 from ..server.asynchronous_loop import make_loop
 from ..server.broadcasts import Broadcasts
@@ -273,6 +274,8 @@ class Simulation(PreparedRun):
             )
             for sentence in filter(None, doubts):
                 self.warnings(sentence)
+            if self.config.attack is None:
+                ends.enter_context(in_process())
             self._rounds(recovery, done, ends.enter_context(Interruption()))
             weights, device = self.loop.model, self.machine.device
             return finish_run(
