@@ -35,7 +35,8 @@ class Replica:
         self.weights, self.layout, self.downlink = weights, layout, downlink
         self.version = initial_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        self.past_versions = {self.version: None}  # all versions of this copy, oldest first
+        # All model versions that this copy has had, oldest first.
+        self.past_versions = {self.version: None}
 
     def move(self, assignment: Assignment) -> None:
         """Apply the download in an assignment (a message from the server). Frames (encoded updates) that this copy has already applied are

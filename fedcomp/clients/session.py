@@ -55,7 +55,10 @@ class ClientHook:
         return ""
 
     def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Any, list[Assignment]]]:
-        """Divide assignments into groups that the session handles one after the other. Return a hashable key with each group."""
+        """Divide assignments into groups that the session handles one after the other.
+
+        Return pairs of a hashable key and the assignments of the group.
+        """
         return [(None, list(assignments))] if assignments else []
 
     def training_data(self, group: Any, data: Examples) -> Examples:
@@ -87,9 +90,7 @@ class HostedStates:
         """Load the states of these clients into main memory."""
 
     def mark_changed(self, clients: Sequence[int]) -> None:
-        """Mark the states of these clients as changed, so that the next checkpoint stores them. A process that hosts clients has no
-        checkpoint, and stores the state of each client itself.
-        """
+        """Do nothing. In a simulation, ClientStore marks the states of these clients as changed, for the next checkpoint."""
 
 
 class EncodingSession:
@@ -112,7 +113,7 @@ class EncodingSession:
         if state.memory.pending is not None:
             state.settle(a.accepted, a.returned)
         if state.memory.counterpart is not None and state.after != a.accepted:
-            state.memory.reset()  # the server accepted an update that this memory lacks
+            state.memory.reset()  # the server accepted an update that is not in the client's memory
             state.after = ""
         if state.version != a.version:
             self.replica.check_path(a, state.version)
@@ -131,8 +132,8 @@ class EncodingSession:
     ) -> list[Frame]:
         """Return one frame (encoded update) per client, and store the ticket (hash) of each frame in the client's state.
 
-        The tensor `updates` [m, numel] may be overwritten. If `updates` is None, as in later phases of a round, each client's memory
-        encodes the next frame of the client's update. If a client fails, the result has a FedcompError in place of the client's frame.
+        The tensor `updates` [m, numel] may be overwritten. `updates` is None in later phases of a round, in which each memory encodes a
+        further frame of the client's pending update. If a client fails, the result has a FedcompError in place of the client's frame.
         """
         frames: list[Frame] = [None] * len(assignments)
         by_settings: dict[tuple[Any, ...], list[int]] = {}
@@ -370,7 +371,7 @@ class ClientSession(EncodingSession):
         updates: Tensor | None = None,
         traces: Sequence[Traces] | None = None,
     ) -> dict[int, Report]:
-        """Encode `updates`, or if `updates` is None, the next frame of each client's memory. Return the reports by client."""
+        """Encode `updates`; see `EncodingSession.encode` for None. Return the reports by client."""
         reports: dict[int, Report] = {}
         frames = self.encode(assignments, updates, traces)
         for a, frame in zip(assignments, frames, strict=True):

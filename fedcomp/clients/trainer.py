@@ -57,7 +57,8 @@ class Trainer:
         self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
         self.all_shards = shards if all_shards is None else all_shards
         self._round = 0
-        # Results of the current round, by id(data) and partition. A result is a summary of the update (or an exception), and the mean loss.
+        # Results of the current round, by id(data) and partition. A result has two parts: the summary of the update or an exception, and
+        # the mean loss.
         self._results: dict[tuple[int, DataPartition], tuple[Any, float]] = {}
 
     def examples(self, client: int) -> int:

@@ -99,7 +99,7 @@ class ClientStore(HostedStates):
         self.changed.difference_update(clients)
 
     def _pack(self, clients: Iterable[int]) -> tuple[dict[str, Tensor], dict[str, bytes]]:
-        """Return the vectors and values by which a checkpoint stores the states of these clients, and update `client_bytes`."""
+        """Serialise the states of these clients for a checkpoint, as vectors and as byte strings. Update `client_bytes`."""
         vectors: dict[str, Tensor] = {}
         values: dict[str, bytes] = {}
         for client in clients:

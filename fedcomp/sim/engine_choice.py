@@ -28,10 +28,10 @@ from .multi_device import MultiDevice
 from .processes import WorkerEngine, unbatched_engine
 from .ray_engine import RayEngine
 
-# Memory for the clients that are trained at once. On a CPU, the clients' weights and activations should fit into the CPU's caches.
+# Bytes for the weights and activations of the clients in a batch on a CPU. They should fit into the CPU's caches.
 CPU_BYTES = 8 << 20
 CPU_WEIGHTS_BYTES = 64 << 20  # limit, in bytes, for the weights of all clients in a batch on a CPU
-CUDA_MEMORY_FRACTION = 1 / 4
+CUDA_MEMORY_FRACTION = 1 / 4  # fraction of a GPU's memory for the clients in a batch
 # A model with at least this many parameters is trained in one process. On two cores, a transformer with 101 million parameters trains a
 # quarter faster in one process than in two (benchmarks/large_models.py).
 LARGE_PARAMETERS = 32_000_000
@@ -102,7 +102,7 @@ class EngineChoice:
     def unbatched(cls, model: nn.Module, device: torch.device, config: RunConfig) -> "EngineChoice":
         """Choose the engine for a run that trains each client separately.
 
-        The serial engine trains large models. It also trains tasks that are Python objects, since other processes cannot load these
+        The serial engine is chosen for large models, and for tasks that are Python objects, since other processes cannot load these
         objects.
         """
         is_serial = config.task.startswith(OBJECT) or _is_large(model)
@@ -258,6 +258,6 @@ def clients_at_once(model: nn.Module, device: torch.device, batch_size: int) -> 
     at_once = max(1, int(CPU_BYTES / client_bytes))
     if not _is_dense(model):
         return at_once
-    # A batch of few clients is no faster than the serial engine, so batch up to 16 clients even if their weights exceed the CPU's caches.
-    # CPU_WEIGHTS_BYTES limits this number for large models, for which batches are no faster than the serial engine.
+    # A batch of few clients is no faster than the serial engine, so a batch may have 16 clients even if they need more than CPU_BYTES.
+    # Batches of large models are never faster, so CPU_WEIGHTS_BYTES limits the number of clients.
     return max(at_once, min(16, CPU_WEIGHTS_BYTES // max(1, weights_bytes)))

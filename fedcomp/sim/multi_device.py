@@ -19,7 +19,8 @@ from ..training.local_sgd import LocalSGD
 class MultiDevice(Engine):
     """Engine with one inner engine and one thread for each device. The inputs and the results of `train` are on the first device.
 
-    The inner engines append warnings to the list `warnings`. `train` passes these warnings to `warn` in the thread that called `train`.
+    The inner engines append warnings to the list `warnings`. `train` passes the warnings in this list to `warn`, in the thread that called
+    `train`.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 A second thread hardly speeds up a convolution, but two processes on two cores train two clients in the time of one client. Each worker is a
 separate Python interpreter that trains like the serial engine on one thread, and computes the same updates bit for bit. Weights, data,
-updates and momentum are in anonymous shared memory, which only Linux has. The other parts of a job (the training of a client in a round)
-are sent through a pipe. If a dataset is not in memory, each worker reads the dataset itself.
+updates and momentum are in anonymous shared memory, which only Linux has. Everything else that belongs to a job (the training of a client
+in a round) is sent to the worker through a pipe. If a dataset is not in memory, each worker reads the dataset itself.
 
 A worker that dies is replaced, and its client is trained again. If a second worker dies while it trains the same client, this client fails.
 """
@@ -38,7 +38,7 @@ from .worker import packed_data, packed_job, unpacked_result, with_absolute_path
 
 # Seconds for which this process trains clients itself before it starts workers.
 LOCAL_TRAINING_S = 0.5
-# The run fails after this many consecutive workers died before they were ready.
+# The run fails when this number of workers in a row have died before they were ready.
 MAX_FAILED_STARTS = 3
 # The run fails when MAX_DEATHS_PER_WORKER × max(3, number of workers) workers have died since a worker last trained a client.
 MAX_DEATHS_PER_WORKER = 2

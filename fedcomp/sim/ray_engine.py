@@ -88,7 +88,8 @@ class TrainingActor(TrainingWorker):
     ) -> TrainResult | str:
         """Train the client of `job`. Return the result, or an error message of one line.
 
-        `refs` has references to objects in Ray's store: "data" refers to the data, or to None, and "start" to the weights.
+        `refs` maps names to references to objects in Ray's store. The object "data" is the training data, or None if the actor reads the
+        data itself. The object "start" is the weights before the first step.
         """
         if error := self.load():
             return error
@@ -101,7 +102,10 @@ class TrainingActor(TrainingWorker):
         return TrainResult(PickledTensor(update), result, traces.map(PickledTensor))
 
     def _fetch(self, name: str, ref: Any) -> Any:
-        """Return the data or tensors that `ref` refers to, on this actor's device. The last result for each name is cached."""
+        """Return the data or tensors that `ref` refers to, on this actor's device.
+
+        For each `name` ("data" or "start"), the last result is cached.
+        """
         import ray
 
         if name not in self._fetched or self._fetched[name][0] != ref:
@@ -188,7 +192,8 @@ class RayEngine(Engine):
                 result = ray.get(call)
                 idle.append(actor)
             except RayActorError:
-                # Wait until the actor has restarted. Ray would count a job that is sent earlier as interrupted by the actor's death.
+                # Wait until the actor has restarted. If a job is sent before the restart, Ray treats the job as interrupted by the actor's
+                # death.
                 running[actor.load.remote()] = None, actor
                 result = "the Ray actor that trained this client died twice; the cause may be a lack of memory or the task's own code"
             except RayError as error:

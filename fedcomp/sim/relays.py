@@ -43,7 +43,7 @@ class Relays:
         return reports
 
     def take(self) -> tuple[int, int]:
-        """Return how many bytes the clients have sent since the last call, and how many updates were empty, with nothing to send."""
+        """Return the number of bytes that the clients have sent since the last call, and the number of updates without any bytes."""
         traffic = self._client_bytes, self._empty
         self._client_bytes, self._empty = 0, 0
         return traffic

@@ -198,7 +198,7 @@ class Simulation(PreparedRun):
         if self.placement.name == FILE:
             devices.keep_freed_memory(vector_bytes=4 * self.sent_layout.numel)
         train = self.train.to(self.device)
-        # Delete these attributes to free memory early; the clients and the broadcasts keep the references that they need.
+        # Delete these attributes to free memory early.
         del self.train, self.model, self.weights
         self.engine = self._engine(model, weights, train, max(shards, key=len))
         train = self.engine.resident(train)

@@ -3,9 +3,10 @@
 In an exchange, the server sends assignments (work for a round) to clients and receives their answers. The simulation computes the answers
 immediately, but delivers an answer only when the virtual clock reaches its time of arrival. The method `receive` moves the clock to the
 next arrival, or to the end of the exchange. As in a deployment, a busy client that receives assignments finishes its current work and then
-starts the newest assignment. Unlike in a deployment, the assignments that the client skips change its state, too, since the simulation has
-already computed the answers. If a client goes offline before its answer arrives, the server gives this client up after GRACE_S seconds. If
-a client does not answer, the exchange waits until the deadline or, without a deadline, until all other clients have answered.
+starts the newest assignment. In a deployment, older assignments that the client has not started have no effect. In the simulation, they
+change the client's state, since the simulation has already computed the answers to them. If a client goes offline before its answer
+arrives, the server gives this client up after GRACE_S seconds. If a client does not answer, the exchange waits until the deadline or,
+without a deadline, until all other clients have answered.
 
 Cohorts are drawn from the clients that are online. A client that missed a deadline is not drawn until its late answer arrives, as long as
 enough other clients are online (server/availability.py). While too few clients are online, virtual time advances.
@@ -142,7 +143,8 @@ class TimedTransport(Transport):
     def receive(self, timeout_s: float) -> list[Delivery]:
         """Advance the clock until the expected number of answers has arrived, or to the end of the exchange.
 
-        If a client answers that it needs the dense model, return this answer immediately, so that the client can get a second assignment.
+        If a client answers that it needs all weights of the model, return the answer immediately, so that the server can send the client
+        another assignment.
         """
         if not self._in_transit:
             return []
@@ -208,7 +210,11 @@ class TimedTransport(Transport):
         return replaced
 
     def _start_s(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client starts an assignment that was sent at `asked_s`. Both times are in seconds since the exchange began."""
+        """Return when a client starts an assignment that was sent at `asked_s`.
+
+        The result and `asked_s` are in seconds since the start of the exchange, which began at `began_s` (in seconds since the start of the
+        run).
+        """
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)
@@ -309,7 +315,10 @@ class Timing:
 
 
 def random_work_s(seed: int) -> Callable[[int, int], float]:
-    """Return a function of (round, client) that draws how many virtual seconds a client works in a round, for runs without --network."""
+    """Return a function of (round, client) for runs without --network.
+
+    The function draws the duration of a client's work in a round, in virtual seconds.
+    """
 
     def duration_s(round: int, client: int) -> float:
         mean_s = seeds.generator(seed, "speed", 0, client).uniform(1.0, MAX_SLOWDOWN)

@@ -44,7 +44,7 @@ class JobResult(NamedTuple):
     buffers: dict[str, Tensor] | None = None  # copies of the buffers that training changed
     # State of the optimizer or train_fn, if the client keeps it.
     state: dict[str, Any] | None = None
-    metrics: Mapping[str, float] = {}  # numbers other than the loss that the train_fn returned
+    metrics: Mapping[str, float] = {}  # numbers that the train_fn returned, except the loss
     examples: int | None = None  # value of "examples" that the train_fn returned
 
 
@@ -174,7 +174,10 @@ class SequentialJobs(Engine):
 
 @contextmanager
 def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators of the CPU and of `device` within a `with` block, faster than torch.random.fork_rng."""
+    """Context manager that seeds torch's global generators of the CPU and of `device`, and restores their states at the end.
+
+    It is faster than torch.random.fork_rng.
+    """
     generators = [torch.default_generator]
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -300,7 +303,7 @@ class SerialEngine(ClientEngine):
         """Train by SGD or a torch optimizer on the batches of the job; see `ClientEngine.train_job`.
 
         A parameter on which the loss does not depend has a zero gradient. Parameters that are not float32 are rounded to their precision
-        before the first step. The update is the trained weights minus the start weights after this rounding.
+        before the first step. The update is the trained weights minus the rounded start weights.
         """
         base = self._load(start, job.buffers)
         self.model.train()

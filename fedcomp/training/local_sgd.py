@@ -131,9 +131,12 @@ class LocalSGD:
 
 
 class Traces(NamedTuple):
-    """Vectors other than the weights that local steps read or update: float32 [numel], or [clients, numel] for a stack of clients."""
+    """The vectors that local steps read or update besides the weights.
 
-    # Momentum before the first step. `Descent.finish` stores the momentum after the last step here.
+    Each is float32 [numel], or [clients, numel] for a stack of clients.
+    """
+
+    # Momentum before the first step; `Descent.finish` overwrites it with the momentum after the last step.
     momentum: Tensor | None = None
     sums: Tensor | None = None  # sums of clipped gradients
     squares: Tensor | None = None  # sums of the squares of clipped gradients
@@ -193,8 +196,8 @@ NO_TRACES = Traces()
 class Descent:
     """Steps of SGD that change the weights of one client, or of a stack of clients, in place.
 
-    `weights` has a tensor for each parameter in `layout`, in the model's precision. In a stack, the first axis of each tensor is the
-    client. `base` [numel] are the weights before the first step.
+    `weights` has a tensor for each parameter in `layout`, in the model's precision. In a stack, each tensor has a first axis for the
+    clients. `base` [numel] are the weights before the first step.
     """
 
     def __init__(

@@ -11,8 +11,9 @@ Freed = list[tuple[torch.UntypedStorage, int]]  # pairs of a storage and its siz
 
 
 def free_parameters(model: nn.Module) -> Freed:
-    """Free the large trainable parameters of a model on the CPU. The values of these parameters are lost. Call `allocate` before the model
-    is used again.
+    """Free the memory of the large trainable parameters of a model on the CPU.
+
+    The values of the freed parameters are lost. Call `allocate` before the model is used again.
 
     A storage is not freed if it also holds other values, or if torch has not allocated it.
     """

@@ -5,8 +5,8 @@ clients send no answer (`silence_reason`). The random numbers of an attack depen
 state from round to round. The result of a run with attacks therefore does not depend on whether the run is interrupted and resumed, or
 whether a cohort is trained in several batches.
 
-A round may have several phases, such as the phases of an election (docs/explanation/elections.md). `updates` is called again in a later
-phase if clients compute a new vector in that phase, for example a vote. `reply` is called in every phase of a round.
+A round may have several phases, such as the phases of an election (docs/explanation/elections.md). The method `updates` is called again in
+a later phase if clients compute a new vector in that phase, for example a vote. The method `reply` is called in every phase of a round.
 """
 
 import re
@@ -36,8 +36,8 @@ class UpdateContext:
     cohort_size: int
     n_byzantine: int  # number of clients in the cohort that carry out this attack
     honest_clients: tuple[int, ...]  # ascending ids of the honest clients with finite updates
-    # The honest clients' updates before encoding, one row for each client. If the cohort has no honest client, these are the attackers'
-    # updates.
+    # The honest clients' updates before encoding, one row for each client. If the cohort has no honest client, the updates of the attackers
+    # take their place.
     honest_updates: Tensor
 
 

@@ -272,7 +272,7 @@ def _gather(examples: Tensor, positions: Tensor) -> Tensor:
 
 
 def _clipped(gradients: Tensors, limit: float) -> list[Tensor]:
-    """Clip each client's gradient to the L2 norm `limit`. The norm is computed over all tensors [clients, ...] together."""
+    """Clip each client's gradient to the L2 norm `limit`. A client's norm covers its rows of all tensors [clients, ...]."""
     norms = torch.stack(
         [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
     ).norm(dim=0)
