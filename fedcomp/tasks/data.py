@@ -214,8 +214,9 @@ class LazyData:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of the data, which detects changed data when a run is resumed: the length, and the fingerprint of a Hugging Face
-        Dataset.
+        """A fingerprint of the data, which detects changed data when a run is resumed.
+
+        The fingerprint is the number of examples; for a Hugging Face Dataset, its own fingerprint is appended.
         """
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
 
