@@ -250,7 +250,7 @@ class _Probe:
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
-    Over TLS, this function only reads and sends nothing. Sending bytes to a server that has refused the client's certificate and closed the
+    Over TLS, this function sends nothing. Sending bytes to a server that has refused the client's certificate and closed the
     connection could lose the TLS alert with the reason.
     """
     if not isinstance(connection, ssl.SSLSocket):

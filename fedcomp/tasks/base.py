@@ -191,7 +191,7 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
 
 
 def splits(read: Callable[[str], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return `train` and `test` of a Task: functions that call `read` with "train" and "test"."""
+    """Return two functions, for `train` and `test` of a Task: the first calls `read("train")`, and the second calls `read("test")`."""
     return partial(read, "train"), partial(read, "test")
 
 

@@ -106,7 +106,7 @@ class ImageDataset:
         return images, labels.astype(np.int64)
 
     def _pixels(self, data: bytes, name: str) -> np.ndarray:
-        """Return the pixels of a PNG or JPEG file [*shape]. Raises ValueError for other data and for images of another size."""
+        """Return the pixels of a PNG or JPEG file [*shape]. Raises ValueError if `data` is not a PNG or JPEG file of this shape."""
         from PIL import Image
 
         channels, height, width = self.shape

@@ -70,7 +70,7 @@ def as_task(value: Any, data: Path | None, text: str) -> Task:
 
 
 def _module(path: Path, text: str) -> ModuleType:
-    """Execute a task file and return it as a module. The module is added to `sys.modules`, as dataclasses in the file require."""
+    """Execute a task file and return it as a module. The module is added to `sys.modules`, where dataclasses look it up."""
     name = f"fedcomp_task_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
