@@ -108,8 +108,8 @@ def client_certificate(
 ) -> x509.Certificate:
     """Return a certificate, signed by the CA, for a client. The certificate has no client id: the registry (registry.py) maps keys to ids.
 
-    The certificate is as short as TLS allows, since each joining client sends it to the server, which returns it in two TLS session
-    tickets.
+    The certificate is as short as TLS allows, because each join transfers it three times: the client sends the certificate to the server,
+    and the server sends it back in two TLS session tickets.
     """
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder("fedcomp client", key, now, ends).add_extension(purpose, critical=False)

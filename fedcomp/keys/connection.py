@@ -45,8 +45,8 @@ ERRORS = {  # UnreachableError.cause → message
     "starting": "{where} closes the connection during the TLS handshake; try again and check the server's output, or correct --server",
     "other tls": "{where} does not speak TLS 1.3 ({why}); correct --server, or install the same version of fedcomp on both sides",
     "tls": "{where} requires TLS; leave --insecure out and give the enrolment file",
-    "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, else run on the server: "
-    "fedcomp keys renew {id}",
+    "refused": "{where} refuses the certificate of client {id} ({why}); check the clocks of both machines, and if they are right, "
+    "run on the server: fedcomp keys renew {id}",
     "not fedcomp": "{where} is not a fedcomp server: it does not speak HTTP/2; correct --server",
 }
 
@@ -250,7 +250,7 @@ class _Probe:
 def _speaks_http2(connection: socket.socket) -> bool:
     """Return whether the server's first HTTP/2 frame is SETTINGS, as HTTP/2 requires. Raises OSError.
 
-    Over TLS, this function only reads and sends nothing. Sending bytes to a server that has refused the client's certificate and closed the
+    Over TLS, this function sends nothing. Sending bytes to a server that has refused the client's certificate and closed the
     connection could lose the TLS alert with the reason.
     """
     if not isinstance(connection, ssl.SSLSocket):

@@ -57,7 +57,7 @@ def format_time(time: datetime) -> str:
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
     """Return the start of an error message if a certificate has expired or is not valid yet at the time `now`, else "".
 
-    The caller appends the command that helps if this machine's clock is right.
+    The text ends with "else run", and the caller appends the command that replaces the certificate.
     """
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
@@ -186,7 +186,7 @@ class Enrolment:
 
     @cached_property
     def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
-        """The private and the public key. In an election with sealed ballots, the client signs its ballots with the private key."""
+        """The private and the public key. A client also signs its encrypted votes with the private key; see keyring.py."""
         private = parse_private_key(self.private_key.encode())
         return private, private.public_key()
 

@@ -1,9 +1,9 @@
 """The keys with which clients sign sealed ballots (encrypted votes on the update), and verify each other's signatures.
 
 The server announces the public keys of the clients. A client *pins* the first key that the server announces for another client in a run:
-during this run, it accepts no other key for that client. Pins are stored on the client's disk (signature_log.py). Therefore, a server that
-announced the true keys at the start of a run cannot replace a key later, not even by starting another run in between. A client with
-`--roster`, a list of public keys, accepts only the keys in this list.
+during this run, it accepts no other key for that client. Pins are stored on the client's disk (signature_log.py). A server that
+announced the true keys at the start of a run can therefore not replace a key later in this run, even if the client has joined another run
+in between. A client with `--roster`, a list of public keys, accepts only the keys in this list.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ PIN = "key/"  # prefix of entry names in the signature log; the entry key/CLIENT
 
 
 class UnknownKey(ProtocolError):
-    """The server announced a public key of another client that this client does not accept.
+    """The server announced a public key for another client, but this client does not accept the key.
 
-    The round may continue without the other client.
+    The round may continue without the client whose key is not accepted.
     """
 
 
@@ -111,7 +111,7 @@ class PinnedKeys:
     run: str
     client_id: int
     own: ec.EllipticCurvePrivateKey
-    # By logical id: the clients' public keys (points of an elliptic curve) in --roster. None: trust the keys that the server announces
+    # The clients' public keys (points of an elliptic curve) in --roster, by client id. None: trust the keys that the server announces
     # first.
     roster: Mapping[int, bytes] | None = None
     log: SignatureLog = field(default_factory=SignatureLog)
@@ -126,7 +126,7 @@ class PinnedKeys:
         for client, point in self._pins.items():
             if point == own and client != self.client_id:
                 raise ProtocolError(
-                    f"the server treats this client as client {self.client_id}, but earlier in this run it was client {client}"
+                    f"the server treats this client as client {self.client_id}, but earlier in this run this client was client {client}"
                 )
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
@@ -169,7 +169,7 @@ class PinnedKeys:
 
 
 def read_roster(path: Path) -> dict[int, bytes]:
-    """Return the public keys (compressed points) of all clients in a registry.toml, by logical id.
+    """Return the public keys (compressed points) of all clients in a registry.toml, by client id.
 
     Raises KeysError if the file is malformed.
     """

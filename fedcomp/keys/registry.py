@@ -72,7 +72,7 @@ class RegistryEntry:
     def refusal(self, now: datetime, folder: str | Path = KEYS) -> str:
         """Return why the key is refused at the time `now`, and the command that renews the key, or "" if the key is accepted.
 
-        `folder`: the folder of keys that the command names.
+        `folder` is the folder of keys to which the command applies.
         """
         if self.state == REVOKED:
             return f"{self.name} is revoked; to accept it again: {keys_command(folder, 'renew', self.holder)}"
@@ -124,7 +124,7 @@ class Registry:
         return self._current().problem
 
     def id_of_hash(self, key_hash: bytes) -> int | None:
-        """Return the logical id of the client with this key hash, or None if the key is refused; see `reason_of_hash`."""
+        """Return the id of the client with this key hash, or None if the key is refused; see `reason_of_hash`."""
         entry, why = self._find(key_hash)
         return entry.id if entry and not why and not entry.relay else None
 
@@ -138,19 +138,19 @@ class Registry:
         return self._find(key_hash)[1]
 
     def enrolled(self) -> dict[int, str]:
-        """Return the public keys (one OpenSSH line each) of all clients that are accepted now, by logical id."""
+        """Return the public keys (one OpenSSH line each) of all clients that are accepted now, by client id."""
         now = self.now()
         return {entry.id: entry.public_key for entry in self.entries if not entry.refusal(now)}
 
     def ids_by_hash(self) -> dict[bytes, int]:
-        """Return the logical ids of all clients that are accepted now, by key hash."""
+        """Return the ids of all clients that are accepted now, by key hash."""
         return {_parsed(key)[1]: id for id, key in self.enrolled().items()}
 
     def poll(self, log: Callable[[str], None]) -> bool:
         """Return whether registry.toml has changed since the last call and is valid now.
 
         After a change, the caller must check the keys of connected clients again. Calls `log` once when the file becomes malformed, and
-        once when it is repaired. Keys that expire are not reported, because the file does not change.
+        once when it is repaired. The expiry of a key does not count as a change of the file.
         """
         before, self._polled = self._polled, self._current()
         content = self._polled

@@ -21,7 +21,7 @@ class SignatureLog:
 
     def __init__(self, folder: StateFolder | None = None):
         self.folder = folder
-        self._files: dict[str, dict[str, bytes]] = {}  # the log if there is no state folder
+        self._files: dict[str, dict[str, bytes]] = {}  # used if there is no state folder
 
     def of(self, run: str) -> dict[str, bytes]:
         """Return the log entries of a run. Raises CheckpointError if the file of the run is damaged."""

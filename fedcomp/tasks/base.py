@@ -72,8 +72,9 @@ class Task:
     `optimizer(parameters)` returns the torch optimizer of the clients and replaces --optimizer, --lr, --momentum and --weight-decay.
     `train_fn(model, data, local_round)` replaces the training loop of a client (see `LocalRound`), and `evaluate_fn(model, data)` replaces
     the evaluation. `train_fn` and `evaluate_fn` return a dict of numbers with at least the key "loss". If `train_fn` returns a number
-    "examples", this number is the weight of the client's update in an average weighted by examples. Other numbers that either function
-    returns are metrics: at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on clients.
+    "examples", this number is the weight of the client's update in an average weighted by examples. The other numbers in the dict of
+    `train_fn` or `evaluate_fn` are metrics: at most 64, with names of at most 64 bytes. With --evaluate clients, `evaluate_fn` is called on
+    clients.
 
     Raises TaskError if `name` is not a string, if `metrics` is not a dict, or if `collate`, `optimizer`, `train_fn` or `evaluate_fn` cannot
     be called with the arguments shown here.
@@ -123,8 +124,8 @@ class Task:
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Return the output of `model` for the inputs of a batch: a tensor, or an object with `.logits`.
 
-        If the inputs are a dict, its entries are passed as keyword arguments. If the task has no `loss`, and the model's `forward` has an
-        argument named like the key of the targets, the targets are passed too, so that the model can compute `.loss`.
+        If the inputs are a dict, its entries are passed as keyword arguments. The entry with the targets is passed only if the task has no
+        `loss` and `forward` has an argument of this name. The model can then compute `.loss`.
         """
         inputs = batch.inputs
         if isinstance(inputs, dict):
@@ -190,7 +191,7 @@ def builtin_task(name: str) -> Callable[[TaskFunction], TaskFunction]:
 
 
 def splits(read: Callable[[str], Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return `train` and `test` of a Task: functions that call `read` with "train" and "test"."""
+    """Return two functions, for `train` and `test` of a Task: the first calls `read("train")`, and the second calls `read("test")`."""
     return partial(read, "train"), partial(read, "test")
 
 
@@ -221,10 +222,10 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def find_files(
     folder: Path | None, name: str, missing: str, contents: str, find: Callable[[Path], list[Path]]
 ) -> list[Path]:
-    """Return the files that `find` returns for `folder / name`. If there are none, return the files that `find` returns for `folder`.
+    """Return the files of a data set from the subfolder `name` of `folder`, or, if there are none, from `folder` itself.
 
-    Raises DataError, which names --data, if there are no files or the folder cannot be read. In the error message, `missing` names the
-    missing files, and `contents` describes a complete folder.
+    `find` takes a folder and returns the files of the data set in this folder. Raises DataError, which names --data, if there are no files
+    or the folder cannot be read. In the error message, `missing` names the missing files, and `contents` describes a complete folder.
     """
     if folder is None:
         raise DataError(
@@ -242,9 +243,9 @@ def find_files(
 
 @contextmanager
 def read_errors(path: Path, wanted: str, *malformed: type[Exception]) -> Iterator[None]:
-    """Raise DataError, which names --data, in place of an OSError or an exception of a type in `malformed` within a `with` block.
+    """Convert errors of reading data in a `with` block to DataError, whose message names --data.
 
-    `wanted` says what the file should be, for the error message.
+    OSError and the exception types in `malformed` are converted. `wanted` says what the file should be, for the error message.
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *malformed)
     try:

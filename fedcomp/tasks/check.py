@@ -34,7 +34,7 @@ T = TypeVar("T")
 OTHER_SIZE = "Using a target size"
 RESERVED_NAMES = {f.name for f in dataclasses.fields(RoundRecord)}  # keys of metrics.jsonl
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of trainable parameters
-LABEL_DTYPES = (torch.int64, torch.uint8)  # of class labels that torch's cross-entropy takes
+LABEL_DTYPES = (torch.int64, torch.uint8)  # dtypes of class labels for torch's cross-entropy
 
 
 def check(
@@ -143,7 +143,7 @@ def _model(task: Task) -> nn.Module:
 
 
 def _have_same_constants(model: nn.Module, other: nn.Module, layout: Layout) -> bool:
-    """Return whether two models have equal buffers and frozen parameters, which are never sent."""
+    """Return whether all tensors that are never sent, namely buffers and frozen parameters, are equal in two models."""
     trained = {entry.name for entry in layout}
     first, second = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
     return first.keys() == second.keys() and all(
@@ -318,8 +318,10 @@ def _model_outputs(task: Task, model: nn.Module, batch: Batch, call: str) -> Any
 
 
 def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets: Any) -> None:
-    """Raise TaskError if the cross-entropy would fail, because the targets have a wrong shape or type, or a label is not the index of an
-    output. `targets` are those of the first examples of `data`.
+    """Raise TaskError if the cross-entropy cannot be computed for the targets.
+
+    The targets need the right shape and type, and each label must be the index of an output. `targets` are those of the first examples of
+    `data`.
     """
     if task.criterion is not F.cross_entropy or not isinstance(outputs, Tensor):
         return
@@ -343,7 +345,10 @@ def _check_labels(task: Task, split: str, data: Examples, outputs: Any, targets:
 
 
 def _label_conversion(outputs: Tensor, targets: Tensor) -> str:
-    """Return the code that converts targets to labels for the cross-entropy, or an empty string if they need no conversion."""
+    """Return the Python expression that converts targets to labels for the cross-entropy, such as "targets.long()".
+
+    Return an empty string if the targets need no conversion.
+    """
     integer = "" if targets.dtype in LABEL_DTYPES else ".long()"
     if outputs.ndim == targets.ndim == 2 and outputs.shape[1] > 1:
         if targets.shape[1] == 1:
@@ -362,7 +367,7 @@ def _call(task: Task, call: str, function: Callable[[], T], fix: str = "correct 
 
 
 def _require(task: Task, valid: Any, call: str, got: str, expected: str) -> None:
-    """Raise TaskError, which says what `call` returned and what was expected, unless the result is `valid`."""
+    """Raise TaskError if `valid` is false. The message names the call, the value that was returned (`got`) and the `expected` value."""
     if not valid:
         raise _unexpected(task, call, got, expected)
 

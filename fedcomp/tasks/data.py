@@ -141,7 +141,7 @@ class LazyData:
 
     `dataset` is a torch Dataset with a length or a Hugging Face Dataset. `collate(items) → batch` converts a list of items to a batch, as
     the `collate_fn` of `torch.utils.data.DataLoader` does. By default, `collate` stacks tensors and numbers. A batch is a pair (inputs,
-    targets), a longer tuple (input, …, targets), or a dict, in which `target` is the key of the targets. Batches are moved to `device`.
+    targets), a longer tuple (input, …, targets), or a dict with the targets under the key `target`. Batches are moved to `device`.
     `groups` and `n_clients` have the same meaning as in Data.
     """
 
@@ -214,8 +214,9 @@ class LazyData:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of the data, which detects changed data when a run is resumed: the length, and the fingerprint of a Hugging Face
-        Dataset.
+        """A fingerprint of the data, which detects changed data when a run is resumed.
+
+        The fingerprint is the number of examples; for a Hugging Face Dataset, its own fingerprint is appended.
         """
         return f"{len(self)} {getattr(self.dataset, '_fingerprint', '')}".strip()
 
@@ -376,8 +377,9 @@ def _concatenate(parts: dict[Any, Any]) -> Any:
 
 
 def _slices(count: int, size: int) -> list[slice]:
-    """Divide `count` positions into as few slices of at most `size` positions as possible. Larger slices come first; sizes differ by at
-    most one.
+    """Split the indices 0 to `count` − 1 into as few slices as possible, with at most `size` indices each.
+
+    The sizes of the slices differ by at most one, and larger slices come first.
     """
     parts = np.array_split(np.arange(count), -(-count // size))
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]

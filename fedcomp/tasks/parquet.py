@@ -62,7 +62,7 @@ class ImageDataset:
         return Data(torch.from_numpy(values), torch.from_numpy(labels))
 
     def flat(self, split: str) -> Data:
-        """Return the images of `standardised` as float32 [N, pixels]."""
+        """Return the same data as `standardised`, but with flattened images: float32 [N, pixels]."""
         data = self.standardised(split)
         return replace(data, inputs=data.single_input.flatten(1))
 
@@ -94,7 +94,7 @@ class ImageDataset:
         with self._opened(file) as source:
             table = source.read(columns=[self.column, "label"])
             encoded = [image["bytes"] for image in table[self.column].to_pylist()]
-            labels = table["label"].to_numpy()  # floating-point numbers if there are null values
+            labels = table["label"].to_numpy()  # a null label makes them floats
             if not len(labels):
                 raise ValueError("the file has no rows")
             if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= CLASSES:
@@ -106,7 +106,7 @@ class ImageDataset:
         return images, labels.astype(np.int64)
 
     def _pixels(self, data: bytes, name: str) -> np.ndarray:
-        """Return the pixels of a PNG or JPEG file [*shape]. Raises ValueError for other data and for images of another size."""
+        """Return the pixels of a PNG or JPEG file [*shape]. Raises ValueError if `data` is not a PNG or JPEG file of this shape."""
         from PIL import Image
 
         channels, height, width = self.shape

@@ -65,8 +65,7 @@ class Classes:
         n_classes[: parts.sum() % clients] += 1
         clients_of: list[list[int]] = [[] for _ in sizes]  # by class
         remaining = parts.copy()
-        # By a theorem of Gale 1957 and Ryser 1957, taking the classes with the most remaining parts leaves enough classes for all other
-        # clients.
+        # Each client takes the classes with the most remaining parts, so that later clients find enough classes (Gale 1957, Ryser 1957).
         for client in rng.permutation(clients):
             taken = np.lexsort((rng.random(count), -remaining))[: n_classes[client]]
             remaining[taken] -= 1
@@ -220,8 +219,8 @@ def hold_out(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Split the examples of each client into training and held-out examples, and return both as increasing indices.
 
-    Of a client's n examples, about `fraction` × n are held out for evaluation, at least 1 and at most n − 1. The only example of a client
-    is not held out. The random choice depends only on the seed and the position of the client in `shards`.
+    Of a client's n examples, about `fraction` × n are held out for evaluation, at least 1 and at most n − 1. If a client has only
+    one example, this example is not held out. The random choice depends only on the seed and the position of the client in `shards`.
     """
     training, held_out = [], []
     for client, shard in enumerate(shards):
@@ -277,15 +276,15 @@ def _classes(data: Examples) -> np.ndarray:
 
 
 def _slices(size: int, count: int) -> np.ndarray:
-    """Divide `size` positions into `count` near-equal slices. Return the slice number (0 to count − 1) of each position."""
+    """Divide `size` items, in order, into `count` slices of near-equal size. Return the number of each item's slice (0 to count − 1)."""
     return np.arange(size) * count // size
 
 
 def _parts_by_class(sizes: np.ndarray, total: int, max_parts: int) -> np.ndarray:
-    """Divide `total` parts among the classes in proportion to their sizes, by Webster's method. Return the number of parts of each class.
+    """Return the number of parts into which the examples of each class are split.
 
-    A class gets at least one part, at most `max_parts` parts, and at most one part per example. Because of these limits, the sum of the
-    result may be less than `total`.
+    The classes together have `total` parts, in proportion to their sizes (Webster's method). A class has at least one part, at most
+    `max_parts` parts, and at most one part per example. Because of these limits, the sum of the result may be less than `total`.
     """
     limits = np.minimum(sizes, max_parts)
     quotients = np.concatenate(

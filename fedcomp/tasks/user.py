@@ -70,7 +70,7 @@ def as_task(value: Any, data: Path | None, text: str) -> Task:
 
 
 def _module(path: Path, text: str) -> ModuleType:
-    """Execute a task file and return it as a module. The module is added to `sys.modules`, as dataclasses in the file require."""
+    """Execute a task file and return it as a module. The module is added to `sys.modules`, where dataclasses look it up."""
     name = f"fedcomp_task_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -99,15 +99,18 @@ def _add_to_path(path: Path, text: str) -> None:
             continue
         if Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir():
             raise TaskError(
-                f"--task {text}: another task of this process has imported '{name}' from {loaded}, so that the module of this "
-                "name in the task file's folder cannot be imported; rename one of the modules, or use another process"
+                f"--task {text}: the module '{name}' in the task file's folder cannot be imported, because another task of this "
+                f"process has imported '{name}' from {loaded}; rename one of the modules, or use another process"
             )
     _TASK_FOLDERS.add(folder)
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
 
 
 def _names(module: ModuleType) -> list[str]:
-    """Return the names of the tasks in a module, or of the functions that it defines if it has no task, since they may return a task."""
+    """Return the names of the tasks in a module.
+
+    For a module without a task, return the names of the functions that the module defines, since they may return a task.
+    """
     values = vars(module).items()
     functions = [
         key

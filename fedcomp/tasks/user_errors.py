@@ -56,10 +56,10 @@ def describe(error: BaseException) -> str:
 def task_errors(
     call: str, fix: str = "correct the task", without_folder: str = ""
 ) -> Iterator[None]:
-    """Raise TaskError, which names the call and the fix, in place of an error in a task's code within a `with` block. A FedcompError that
-    the code raises is passed on unchanged.
+    """Convert errors of a task's code in a `with` block to TaskError, whose message names the call and the fix.
 
-    `without_folder` replaces `fix` if the code used None as an object, for example as the data folder.
+    A FedcompError that the code raises is passed on unchanged. An error that mentions "NoneType" was probably caused by a missing data
+    folder: for such an error, the message contains the fix `without_folder`, if given, instead of `fix`.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return an error that names the device and the flags that reduce memory, or None for an error of another kind."""
+    """Return an error that names the device and the flags that reduce memory, or None if the cause of `error` is not a lack of memory."""
     if not is_out_of_memory(error):
         return None
     cuda = isinstance(error, torch.cuda.OutOfMemoryError) or any(

@@ -188,7 +188,7 @@ def test_a_client_has_one_id_in_a_run(server):
     server.invite("A", 0)
     server.cards()
     server.invite("B", 0)
-    with pytest.raises(ProtocolError, match="earlier in this run it was client 0"):
+    with pytest.raises(ProtocolError, match="earlier in this run this client was client 0"):
         server.invite("A", 1)
 
 

@@ -68,7 +68,7 @@ def test_a_grpc_server_that_refuses_the_client(folder):
     assert (error.cause, str(error)) == (
         "refused",
         f"localhost:{port} refuses the certificate of client 3 (it closes the connection); check the clocks of both "
-        "machines, else run on the server: fedcomp keys renew 3",
+        "machines, and if they are right, run on the server: fedcomp keys renew 3",
     )
 
 
