@@ -28,7 +28,7 @@ REPRODUCTION = Reproduction(
     setting="10 clients train 300 local steps in all, with batches of 20 examples and one seed; 4 clients take part in a round. STC"
     " sends 1/25 of the coordinates after each step, in both directions. FedAvg sends the whole model after every 25 steps."
     " signSGD sends one bit per coordinate after each step. The paper has 100 clients, a density of 1/400, 400 local steps "
-    "per round for FedAvg, and far more steps: after 300 steps, the network has only begun to learn.",
+    "per round for FedAvg, and far more steps. Our runs end after 300 steps, when the network has only begun to learn.",
     full_setting="100 clients train 20,000 local steps in all, with batches of 20 examples; 10 % of the clients take part in a round. "
     "STC and FedAvg have the paper's learning rate of 0.016, and signSGD has 0.0002. STC sends 1/400 of the coordinates "
     "after each step, in both directions. FedAvg sends the whole model after every 400 steps. signSGD sends one bit per "

@@ -71,11 +71,12 @@ def _choice(measured: MethodResult) -> str:
 def edges(results: Results) -> str:
     """Return a sentence that lists the best choices at an end of their grid, or "" if there are none."""
     names = [
-        f"{name} {choice_text(m.choice)}"
+        f"{name} ({choice_text(m.choice)})"
         for name, m in results.items()
         if len(tried := list(m.tried)) > 1 and choice_text(m.choice) in (tried[0], tried[-1])
     ]
-    return f"Chosen at an end of the grid: {', '.join(names)}." if names else ""
+    listed = ", ".join(names)
+    return f"The chosen value lies at an end of the grid for {listed}." if names else ""
 
 
 def size(count: float) -> str:
