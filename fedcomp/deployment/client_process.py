@@ -1,8 +1,8 @@
 """The process of `fedcomp client`, which keeps one or more clients connected to a server and answers the server's messages.
 
 The I/O thread (transports/grpc/io_loop.py) serves the connections, so that pings are answered while clients train. Clients join and train
-in the thread that calls `run`. The clients of one process share the data, train together, and share a session (the model and the state of
-its clients) unless they sign sealed ballots (encrypted votes). If one client fails, the failure is logged, and the other clients continue.
+in the thread that calls `run`. The clients of one process share the data. They also share a session (the model and the clients' states) and
+train together, unless they sign sealed ballots (encrypted votes). The failure of a client is logged, and the other clients continue.
 """
 
 import asyncio
@@ -81,8 +81,8 @@ class Retries:
     ) -> tuple[float, LogMessage | None]:
         """Return the pause before the next attempt, and a log message if the reason is new or the pause has just reached its maximum.
 
-        Raises `error` if further attempts cannot help. A client cannot distinguish an unreachable server from a run that has ended, so
-        `error` is also raised when `patience_s` seconds have passed since the first failed attempt, unless `patience_s` is None.
+        Raises `error` if further attempts cannot help, or if `patience_s` seconds (None: no limit) have passed since the first failed
+        attempt. The time limit is needed because a client cannot distinguish an unreachable server from a run that has ended.
         """
         now_s, last = time.monotonic(), len(pauses_s) - 1
         self.lost_at_s = self.lost_at_s or now_s
@@ -162,7 +162,7 @@ class ClientProcess:
             self.numel = sum(parameter.numel() for parameter in setup.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        # Queued log messages by text: the clients that logged the message, the message, and the `time.monotonic()` at which it is printed.
+        # By text of a queued log message: the clients that logged it, the message, and when to print it (`time.monotonic()`).
         self._unlogged: dict[str, tuple[set[int], LogMessage, float]] = {}
         self._log_lock = threading.Lock()
         self._ended = False

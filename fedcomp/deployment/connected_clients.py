@@ -10,7 +10,7 @@ from ..server.availability import Availability, Quota
 from ..server.transport import Transport
 
 PAUSE_S = 0.05  # time between two polls of the connected clients
-MAX_PAUSE_ROUNDS = 64  # longest pause of a client that reconnects after missed deadlines
+MAX_PAUSE_ROUNDS = 64  # longest pause of a client that reconnects, in rounds
 
 
 class ConnectedClients(Availability):
@@ -26,9 +26,10 @@ class ConnectedClients(Availability):
         self.waited_s = 0.0
         self._rounds = 0  # rounds that have begun
         self._misses: Counter[int] = Counter()  # by client: missed deadlines since its last answer
-        # By silent client: the first round in which it may take part if it reconnects.
+        # By client that missed a deadline: the first round in which the client may take part if it reconnects.
         self._readmission: dict[int, int] = {}
-        self._reconnected: set[int] = set()  # silent clients that have reconnected
+        # Clients that have reconnected but must still skip rounds.
+        self._reconnected: set[int] = set()
         self._last_cohort: Sequence[int] = ()  # the clients from which the last cohort was drawn
         self._joined: set[int] = set()  # clients that have joined since the server started
         self._connected: set[int] = set()  # connected clients, as last reported
@@ -71,7 +72,7 @@ class ConnectedClients(Availability):
         super().mark_responsive(client)
 
     def _readmit(self) -> None:
-        """Let each reconnected client take part in the next round, unless `_readmission` has a later round for the client."""
+        """Let reconnected clients take part in the next round if they need not skip more rounds."""
         for client in [*self._reconnected]:
             if self._rounds + 1 >= self._readmission[client]:
                 self._reconnected.discard(client)
@@ -113,6 +114,6 @@ class ConnectedClients(Availability):
         if missing and missing != self._missing:
             self.callback().on_warning(
                 f"rounds continue with {len(cohort)} clients instead of {self.quota.wanted}, without {named_clients(missing)}: "
-                "they are disconnected or missed a deadline, and take part again after an answer, or some rounds after a reconnection"
+                "they are disconnected or missed a deadline; each takes part again after it answers, or some rounds after it reconnects"
             )
         self._missing = missing

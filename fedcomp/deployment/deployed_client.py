@@ -49,7 +49,7 @@ class DeployedClient:
         self._session: ClientSession | None = None  # None before the client joins a run
         # The report on the last assignment, which may be as large as the model, or None if the folder holds the report.
         self._report: Report | None = None
-        # The assignment of the last update that was sent: round, phase, version and `_phase_inputs`.
+        # Round, phase, version and `_phase_inputs` of the assignment that the last update answers.
         self._answered: tuple[int, str, str, str] | None = None
         self._inputs = ""  # hash of the last assignment (`_phase_inputs`)
         self._saved = True  # whether the folder holds the current state
@@ -113,7 +113,7 @@ class DeployedClient:
         self._report = None
 
     def record(self, assignment: Assignment, report: Report) -> None:
-        """Record the report on an assignment in memory. `save` writes the report to disk."""
+        """Keep an assignment's report in memory until `save` writes the report to disk."""
         self._report, self._inputs, self._saved = report, _phase_inputs(assignment), False
         self._answered = self._key_of(report)
 
@@ -181,7 +181,7 @@ class DeployedClient:
         return report
 
     def _key_of(self, report: Report) -> tuple[int, str, str, str] | None:
-        """Return the value of `_answered` after a report."""
+        """Return the values that identify the assignment of a report, or None if the report has no update."""
         if report.kind != UPDATE:
             return None
         return report.round, report.phase, report.version, self._inputs
@@ -195,7 +195,7 @@ class DeployedClient:
 
 
 def handle(assignments: Sequence[tuple[DeployedClient, Assignment]]) -> list[Report | None]:
-    """Return the clients' reports on assignments. Do not send a report before `save` of its client has returned.
+    """Return the clients' reports on assignments. Call `DeployedClient.save` before you send a client's report.
 
     The report is None if the assignment names another client. Clients that share a session train together.
     """

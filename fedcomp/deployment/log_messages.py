@@ -33,8 +33,8 @@ def answered(assignment: Assignment, report: Report, downlink_bytes: int) -> Log
 def unknown(assignment: Assignment, clients: Sequence[int]) -> LogMessage:
     names = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
     sentence = (
-        f"round {assignment.round}: the server announces a key of {names} that differs from the key that this client knows from earlier "
-        "in this run or from --roster; this client encrypts no ballot for the announced key and ignores ballots signed with it"
+        f"round {assignment.round}: the server announces a key of {names}, but this client knows another key from earlier in this run "
+        "or from --roster; this client encrypts no ballot for the announced key and ignores ballots signed with it"
     )
     return LogMessage(sentence, "unknown_key", round=assignment.round, clients=list(clients))
 

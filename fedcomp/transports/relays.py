@@ -2,8 +2,8 @@
 
 A relay sends the server one frame, which is the sum of its clients' frames. If the codec is linear, a relay adds frames without decoding
 them to vectors. The server still receives a report from each client, so that each client can later commit its update or roll it back. The
-first report with an update carries the sum, and the other reports carry no frame. The server divides the sum by the number of updates, so
-every client has the same weight.
+first report with an update carries the sum of the frames, and the other reports carry no frame. The server divides the sum by the number of
+updates, so every client has the same weight.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ def can_add(assignment: Assignment, report: Report) -> bool:
     return (
         r.kind == UPDATE
         and bool(r.frame)
-        and not r.reason  # many reports with reasons could exceed the size limit of a message
+        and not r.reason  # the reasons of many reports in one message could exceed its size limit
         and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
         and (r.version, r.fingerprint) == (a.version, a.fingerprint)
         and 1 <= r.examples <= MAX_EXAMPLES
@@ -45,9 +45,9 @@ def add_frames(
 ) -> list[Report]:
     """Return the reports that a relay sends to the server, in the order of `reports`.
 
-    The first report with an update carries the sum of all frames (encoded updates). If an update cannot be added to the largest sum, a
-    failure report with the stage "relay" replaces the client's report. If `can_add` returns False for a report, the relay forwards the
-    report unchanged.
+    If `can_add` returns False for a report, the relay forwards the report unchanged. The relay adds the frames (encoded updates) of the
+    other reports, or leaves some frames out if not all of them can be added together. The first report whose frame was added carries the
+    sum. A failure report with the stage "relay" replaces each report whose frame was left out.
     """
     summed = [*reports]
     adding = [i for i, report in enumerate(reports) if can_add(assignments[i], report)]
@@ -72,7 +72,10 @@ def add_frames(
 def _largest_sum(
     codec: Codec, layout: Layout, frames: Sequence[bytes]
 ) -> tuple[bytes, dict[int, str]]:
-    """Return the sum of as many frames (encoded updates) as possible, and why each other frame is left out, by index of the frame."""
+    """Add frames (encoded updates) in groups, and return the sum of the largest group.
+
+    Also return a mapping from the index of each frame outside this group to the reason why the frame is not in the sum.
+    """
     sums: list[tuple[bytes, list[int]]] = []  # each sum with the indices of its frames
     refused: dict[int, str] = {}
     for i, frame in enumerate(frames):
@@ -101,7 +104,7 @@ def check(config: RunConfig, strategy: RoundStrategy) -> None:
         return
     uplink, memory = strategy.uplink, strategy.memory
     clients = cohort_size(config.participation, config.clients)
-    per_relay = -(-config.clients // config.relays)  # a round may use all clients of one relay
+    per_relay = -(-config.clients // config.relays)  # largest number of clients of a relay
     advice = f"use --uplink topk:density=1%+s2:union={min(clients, per_relay)}"
     only_sum = "a relay sends only the sum of its clients' encoded updates"
     inner = uplink.unscoped

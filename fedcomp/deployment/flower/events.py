@@ -28,7 +28,7 @@ class EventWriter(ForwardingCallback):
         self.forward(FAILED, str(error), error.exit_status)
 
     def on_port_open(self, port: Callable[[], PortFigures]) -> None:
-        """Do nothing, because the process that reads the events cannot call the function `port`."""
+        """Do nothing, because a function such as `port` cannot be written to a file."""
 
 
 class EventReader:

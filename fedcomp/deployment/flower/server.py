@@ -92,7 +92,10 @@ def serve(
 
 
 def _settings(config: RunConfig, endpoint: Endpoint, enrolled: list[Any] | None) -> dict[str, Any]:
-    """Return the settings of the ServerApp. They turn off the JSON log and other outputs, which `serve` itself writes."""
+    """Return the settings of the ServerApp.
+
+    The settings turn off the JSON log, the metrics page and TensorBoard, because `serve` itself provides these outputs.
+    """
     replaced = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     unset = type(None), StrategyDefault
     options = {k: value for k, value in vars(replaced).items() if not isinstance(value, unset)}

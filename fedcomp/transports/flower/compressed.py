@@ -86,7 +86,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Call the wrapped strategy's `start`. Until it returns, methods of this wrapper replace the strategy's methods in HOOKS.
+        """Call the wrapped strategy's `start`. During the call, methods of this wrapper replace the strategy's methods that HOOKS names.
 
         Raises FedcompError at the end of a run in which training messages were sent but no update was accepted.
         """
@@ -199,7 +199,7 @@ class Compressed(Strategy):
     def _pack(
         self, round: int, phase: str, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the wrapped strategy's messages of a phase. In these, the broadcasts that the receiver has missed replace the model."""
+        """Return the wrapped strategy's messages of a phase, with the broadcasts that each receiver has missed in place of the model."""
         model = self._model_of(arrays)
         exchange = self._exchanges[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = exchange.traffic, []
@@ -260,7 +260,10 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """Return the name of the metric that a strategy, or the strategy inside a wrapper, uses to weight replies, or "" if it uses none."""
+    """Return the name of the metric by which a strategy weights replies, or "" if there is none.
+
+    If the strategy is a wrapper without such a metric, return the metric of the wrapped strategy.
+    """
     wrapped: object = strategy
     while wrapped is not None:
         if isinstance(key := getattr(wrapped, "weighted_by_key", None), str):

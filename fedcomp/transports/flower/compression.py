@@ -43,9 +43,10 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
 RUNS = 4  # a client keeps the states of its RUNS newest runs
 TICKET_BYTES = 16
-# The server's messages identify their run by the values with these names. A client ignores a stored state with other values.
+# The server's messages identify their run by the values with these names. A client ignores a stored state
+# whose values differ from those in the message.
 ANNOUNCED = ("training", "uplink", "downlink", "layout")
-HEAD = "head"  # entry name in a stored state: the values that identify the run, and the layout, as JSON
+HEAD = "head"  # name of the entry in a stored state that holds the values that identify the run, and the layout, as JSON
 CONTEXT_KEY = "fedcomp"  # name of the client's state in a Context
 
 
@@ -56,7 +57,7 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
     states. On a SuperNode, the default of `state_dir` is ~/.local/state/fedcomp. In Flower's simulation engine, the default is to keep a
     client's state in its Context until the run ends. Each client has a folder in `state_dir`, named after the `partition-id` in its node
     config, or after its node id if there is no `partition-id`. Without a key of its own, a SuperNode gets a new node id, and therefore a
-    new folder, when it restarts. Raises ConfigError for a memory that a mod cannot support.
+    new folder, when it restarts. Raises ConfigError for an error-feedback memory that a mod cannot support.
     """
     check_memory(memory)
 

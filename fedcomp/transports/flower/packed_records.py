@@ -134,7 +134,7 @@ class ArrayLayout:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def as_received(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """Return the values that the receiver of `record` gets. They differ from `vector` only by the rounding of float16 arrays."""
+        """Return `vector` as the receiver of `record` gets it: the values of float16 arrays are rounded, all other values are exact."""
         rounded = any(dtype == "float16" for _, _, dtype in self.arrays)
         return self.vector(record) if rounded else vector
 

@@ -38,6 +38,6 @@ def from_records(records: RecordDict, kind: type[M]) -> M:
     data = value.data if isinstance(value, Array) and value.stype == STYPE else value
     if not isinstance(data, bytes):
         raise ProtocolError(
-            f"the message has no record '{MESSAGE}' of bytes; use fedcomp in both the ServerApp and the ClientApp"
+            f"the message has no record '{MESSAGE}' with a fedcomp message; use fedcomp in both the ServerApp and the ClientApp"
         )
     return kind.unpack(data)

@@ -52,7 +52,7 @@ class Model:
     uplink: Codec
     broadcasts: Broadcasts
     seed: int
-    # Each message identifies the run by these values; "training" is unique to the run. Clients ignore the stored states of other runs.
+    # The values in each message that identify the run. "training" is unique to the run. Clients ignore the stored states of other runs.
     announced: dict[str, str]
     tickets: dict[int, str]  # by client: ticket (hash) of the client's last accepted update
     # By client: the last model version that the client reported.

@@ -31,7 +31,7 @@ class Admission:
         # By identity of a client or relay: the token bucket that limits how often it may join. A bucket is the number of tokens and the
         # `time.monotonic()` at which they were counted.
         self._tokens: dict[object, tuple[float, float]] = {}
-        # Client ids that are not in the run, and about which the operator was warned.
+        # Client ids outside the run about which the operator was warned.
         self._warned: set[int] = set()
         # Hosts that caused a warning by flooding the port over a connection on which no client joined.
         self._flooding: set[str] = set()
@@ -51,7 +51,7 @@ class Admission:
         if stream.relay_id is not None:
             return
         client = keys.id_of_hash(stream.key.hash)
-        if client is None:  # `reason` is "" if the registry was repaired after `id_of_hash`
+        if client is None:  # `reason` is "" if the key has been accepted since `id_of_hash`
             reason, problem = keys.reason_of_hash(stream.key.hash), bool(keys.problem)
             raise self.refusal("key", reason or EXPELLED, retry=problem or not reason)
         self._identify(stream, client)
@@ -129,7 +129,10 @@ class Admission:
         return "" if accepted else keys.reason_of_hash(key.hash) or EXPELLED
 
     def refuse_flood(self, host: str, stream: Stream | None, received_bytes: int) -> None:
-        """Count and report a connection from `host` that sends too many bytes. Refuse its client or relay for FLOOD_PAUSE_S seconds."""
+        """Count and report a connection from `host` that sends too many bytes.
+
+        Refuse the client or relay that has joined on the connection for FLOOD_PAUSE_S seconds.
+        """
         self.refused["flood"] += 1
         name = f"a connection from {host} on which no client has joined"
         if stream is not None and (stream.relay or stream.identity is not None):

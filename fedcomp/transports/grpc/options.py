@@ -57,9 +57,9 @@ def client_options() -> list[tuple[str, int]]:
 
 
 def _allow_connections(wanted: int) -> int:
-    """Increase the limit of open files to fit `wanted` connections, or as far as the system allows. Return how many connections fit.
+    """Increase the limit of open files to fit `wanted` connections, or as far as the system allows.
 
-    Raises ConfigError if the limit is too low for any client.
+    Return how many of these connections the limit then allows. Raises ConfigError if the limit is too low for any client.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = wanted + SPARE_FILES

@@ -39,7 +39,8 @@ FAREWELL_S = 10.0  # time limit for clients to disconnect after the server's far
 # A client's silence is counted in timer ticks, not in seconds, so that clients do not count as lost if this process itself is suspended.
 PING_TICKS = 8  # ticks without a message after which a client is pinged
 SILENT_TICKS = 16  # ticks without a message after which a client counts as lost
-# Size limits of a report without its frame: from a client, and for each client of a relay, which sends several reports in one message.
+# Size limit of a report without its frame. The limit of a relay is higher by MAX_RELAYED_HEAD_BYTES for each client of the relay, because a
+# relay sends several reports in one message.
 MAX_REPORT_HEAD_BYTES = 4096 + MAX_METRICS_BYTES
 MAX_RELAYED_HEAD_BYTES = 1024 + MAX_METRICS_BYTES
 MESSAGE_BYTES = 256  # upper bound for the TLS and HTTP/2 overhead of a small message
@@ -457,7 +458,10 @@ class Port:
         return self.traffic.report(self._streams)
 
     async def counts(self) -> dict[str, int]:
-        """Return the numbers of clients, streams, relays and refused streams by cause. Add connections if the platform counts them."""
+        """Return the numbers of clients, streams, relays and refused streams (by cause).
+
+        If the platform lists connections, also return the number of connections.
+        """
         counts = {
             "clients": self.clients,
             "streams": len(self._streams),

@@ -287,7 +287,10 @@ class Relay:
 
 
 def _encode_sum(codec: Codec, layout: Layout, answers: list[Answer]) -> list[bytes]:
-    """Encode a message with reports. The first report that had an update has the sum of all updates, the others have no update."""
+    """Encode a message with reports. The first report that had an update carries the sum of all updates.
+
+    The other reports carry no update.
+    """
     sequences, reports, assignments = zip(*answers, strict=True)
     summed = add_frames(codec, layout, assignments, reports)
     return relay_wire.encode_reports([*zip(sequences, summed, assignments, strict=True)])

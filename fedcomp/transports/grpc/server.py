@@ -124,13 +124,13 @@ class GrpcTransport:
                 self.on_late_answer(delivery.client)
 
     def _lose_sums(self, withdrawn: set[int], first: int = 0) -> None:
-        """Mark updates as lost if a relay may have added them to the update of a withdrawn client. Clients send lost updates again.
+        """Mark updates as lost if a relay may have added them to the update of a client in `withdrawn`. Clients send lost updates again.
 
         `withdrawn`: clients whose assignments are no longer open. Only `_deliveries[first:]` are checked.
         """
         for i, delivery in enumerate(self._deliveries[first:], first):
             if summed := withdrawn.intersection(delivery.summed):
-                reason = f"a relay has added this client's update to the update of client {min(summed)}, which was withdrawn"
+                reason = f"a relay has added this client's update to the update of client {min(summed)}, whose assignment is no longer open"
                 self._deliveries[i] = replace(delivery, answer=Lost(reason, RELAY), summed=())
 
     # Methods that the Transport protocol does not have.

@@ -52,7 +52,8 @@ class Stream:
         self.assembly = wire.Assembly(0)
         # Sequence numbers of the last assignment sent and the last report received.
         self.last_sent = self.last_answered = 0
-        self.n_assignments = 0  # number of assignments sent, which is the limit of large reports
+        # Number of assignments sent. The client or relay may send at most this number of multi-part messages.
+        self.n_assignments = 0
         self.silent_ticks = 0
         self.pinged = False
         self.closing = False
@@ -114,7 +115,8 @@ class Stream:
             while message := self._next():
                 await self.context.write(message)
                 if len(message) >= wire.PART_BYTES:
-                    self.silent_ticks = 0  # gRPC accepts large messages only if the client reads
+                    # The client reads, else gRPC would not have accepted a large message.
+                    self.silent_ticks = 0
         except Exception:  # the stream has ended; the task that reads it handles the end
             self.queue.clear()
             self.withdraw()
@@ -201,7 +203,8 @@ class ConnectedRelay:
         All reports are decoded before any report is delivered, because one report may carry the sum of all updates.
         """
         reports: dict[int, Report] = {}
-        closed: dict[int, None] = {}  # clients whose answers are too late, in order
+        # Clients whose answers are too late, in the order of the message.
+        closed: dict[int, None] = {}
         for client, _, report in relay_wire.decode_reports(reader, self._sent_assignment):
             if report is None:
                 closed[client] = None
@@ -259,7 +262,7 @@ class RelayedClient:
         return self.key.hash if self.key else self.client
 
     def close(self, refused: Refused) -> None:
-        """Tell the relay to send `refused`, which contains the reason, to this client and to disconnect this client."""
+        """Make the relay disconnect this client. The relay first sends the client the reason, which is in `refused`."""
         if not self.closing:
             self.closing = True
             entry = self.client, self.connection, refused

@@ -73,7 +73,7 @@ def _normalized(host: str) -> str:
 
 
 class PortTraffic:
-    """Counts, by client, of the bytes of all open and ended TCP connections to a listening port of this process.
+    """The numbers of bytes that TCP connections to a listening port of this process have carried, in total and by client.
 
     For an ended connection, the last reading of its kernel counters is used. `port`, the number of the port, is None until the port is
     open, and always None on a platform that does not count bytes. Not thread-safe.
@@ -87,7 +87,8 @@ class PortTraffic:
         self._clients: dict[Peer, int] = {}  # clients of open connections
         # Sums of the bytes of ended connections, in total and by client.
         self._ended, self._ended_by_client = WireBytes(), dict[int, WireBytes]()
-        self._cut: set[Peer] = set()  # open connections that `cut` has shut down
+        # Connections that `cut` has shut down but that are still in `_live`.
+        self._cut: set[Peer] = set()
         # The number of connections on which no client had joined when `floods` was last called.
         self.new_connections = 0
 
@@ -103,7 +104,7 @@ class PortTraffic:
         """Look for a new connection."""
         if self.port is not None:
             self._find()
-            # `_find` overlooks a connection that reuses the file descriptor of an ended connection.
+            # `_find` overlooks a new connection with the file descriptor of an ended connection; `read_all` finds the new connection.
             if peer not in self._live:
                 self.read_all()
 
@@ -229,7 +230,7 @@ class PortTraffic:
     def _connection(self, descriptor: int) -> Iterator[tuple[socket.socket, Peer | None]]:
         """Yield (socket, peer) for a file descriptor. `peer` is None if the socket is not a connection of the port.
 
-        Raises OSError for files that are not sockets.
+        Raises OSError if the file descriptor does not belong to a socket.
         """
         borrowed = socket.socket(fileno=descriptor)
         try:

@@ -142,7 +142,10 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(reader: Reader) -> Hello:
-    """Decode a HELLO message. For another protocol version, decode only the sender's version of fedcomp, which the refusal names."""
+    """Decode a HELLO message.
+
+    If the sender uses another version of the protocol, decode only the protocol version and the fedcomp version.
+    """
     protocol, version = reader.varint(), reader.text()
     if protocol != PROTOCOL:
         return Hello(-1, version, protocol)
@@ -161,7 +164,7 @@ def decode_refused(reader: Reader) -> Refused:
 
 
 NO_INVITATION = Invitation("", -1, "", "", "")
-# By kind of message: a function from the stream's invitation to the base message. Only fields that differ from the base are sent.
+# By kind of message: a function that makes the base message, given the stream's invitation. Only fields that differ from the base are sent.
 BASES: dict[Kind, Callable[[Invitation], Any]] = {
     Kind.INVITATION: lambda invitation: NO_INVITATION,
     Kind.PRESENCE: lambda i: Presence(i.run, i.client, i.version, ""),
