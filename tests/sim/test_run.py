@@ -31,6 +31,7 @@ from fedcomp import RunConfig, UserError
 from fedcomp.callbacks import Callback, RoundRecord
 from fedcomp.config import inherited_options, read_run
 from fedcomp.errors import CheckpointError
+from fedcomp.messages import skips_checksums
 from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
@@ -39,6 +40,20 @@ from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import Data
 from fedcomp.tasks.partition import partition
 from fedcomp.training.engine import SerialEngine
+
+
+@pytest.mark.parametrize("attack, expected", [(None, True), ("inverted", False)])
+def test_messages_inside_a_process_have_no_checksums_unless_clients_attack(
+    tmp_path, attack, expected
+):
+    skips: list[bool] = []
+
+    class Recorded(Callback):
+        def on_round_end(self, record: RoundRecord) -> None:
+            skips.append(skips_checksums())
+
+    simulate(replace(TINY, rounds=2, attack=attack, out=str(tmp_path / "run")), Recorded())
+    assert skips == [expected] * 2 and not skips_checksums()
 
 
 def test_a_run_writes_the_documented_files(tmp_path):
