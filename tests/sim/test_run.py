@@ -42,7 +42,7 @@ from fedcomp.tasks.partition import partition
 from fedcomp.training.engine import SerialEngine
 
 
-@pytest.mark.parametrize("attack, expected", [(None, True), ("inverted", False)])
+@pytest.mark.parametrize("attack, expected", [(None, True), ("inverted:1", False)])
 def test_messages_inside_a_process_have_no_checksums_unless_clients_attack(
     tmp_path, attack, expected
 ):
