@@ -64,7 +64,7 @@ class CodecMeasurement:
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
-    """Return `numel` standard normal values, laid out as a square matrix and a vector of the remaining values."""
+    """Return a vector of `numel` standard normal values. Its layout is a square matrix, and a second tensor with the remaining values."""
     side = math.isqrt(numel)
     shapes: dict[str, tuple[int, ...]] = {"weight": (side, side)}
     if rest := numel - side * side:

@@ -37,7 +37,7 @@ PARTS = (
 MESSAGES = {"round": "messages", "clients": "messages"}
 OTHER = "rest"  # time outside of all profiler spans, such as writing metrics to disk
 HEADER_FIELDS = "task clients cohort parameters strategy uplink memory device engine".split()
-LARGEST_COSTS = 3  # number of most expensive parts of a round that are named below the tables
+LARGEST_COSTS = 3  # how many of the most expensive parts of a round are named below the tables
 MAX_WARM_UP = 200  # rounds
 WHOLE, LOCAL = "whole rounds", "only local SGD"
 LEAN, MATRIX_PRODUCT = "lean loop", "matrix product"
@@ -50,8 +50,8 @@ LEGENDS = {
     BIG_BATCH: "one big batch: one model trained on the merged batches of all clients; its speed is an upper bound for the other loops",
 }
 PEAK_LEGEND = (
-    "of peak: FLOP/s of the forward and backward passes, divided by the FLOP/s of a large matrix product on this device; "
-    "the PyTorch loops only train; they neither compress nor aggregate updates"
+    "of peak: FLOP/s of the forward and backward passes, divided by the FLOP/s of a large matrix product on this device\n"
+    "the PyTorch loops only train, and neither compress nor aggregate updates"
 )
 RATES = ("", "client updates/s", "per cohort", f"vs {LEAN}", "GFLOP/s", "of peak")
 TIMES = ("part of a round", "ms", "share")
@@ -187,7 +187,7 @@ def _cohort_loops(
 ) -> tuple[dict[str, Callable[[], object]], float]:
     """Return PyTorch loops that train a cohort (clients of a round), and the number of floating-point operations of one client update.
 
-    The number is 0 for a task with its own training function (`train_fn`).
+    The number of operations is 0 for a task with its own training function (`train_fn`).
     """
     config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     if task.train_fn is not None and BIG_BATCH in loops:

@@ -47,7 +47,7 @@ from .screen import (
     progress_bar,
 )
 
-SLOW_ROUND_S = 2.0  # if rounds take longer, the dashboard also shows how many clients have answered
+SLOW_ROUND_S = 2.0  # above this duration of a round, the number of answered clients is shown
 MIN_WIDTH, MIN_HEIGHT = 30, 10  # characters; on a smaller terminal, the dashboard is cut off
 MAX_CURVE_HEIGHT = 24  # lines; a taller terminal shows more rounds in the table below the curve
 
@@ -62,7 +62,7 @@ class Dashboard(RunDisplay):
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = monotonic):
         super().__init__(clock)
         self.console = console or Console(file=sys.stdout, highlight=False)
-        self._screen = ExitStack()  # what is on the terminal: a spinner, then the dashboard
+        self._screen = ExitStack()  # the context of a spinner, and later of the live dashboard
         self._entered = False
         self._points: list[tuple[int, float]] = []  # (round, accuracy or loss)
         self._records: deque[RoundRecord] = deque(maxlen=100)
@@ -171,7 +171,10 @@ class Dashboard(RunDisplay):
         return progress_bar(before, fraction, after, width)
 
     def _sums(self, width: int) -> list[Text]:
-        """Return lines with the bytes sent since the run was started or resumed, or the connected clients while the run waits."""
+        """Return lines with the bytes sent since the run was started or resumed.
+
+        While the run waits for clients, return a line that says so instead.
+        """
         if self._waiting:
             return [Text(f"waiting: {self._waiting}", WARNING)]
         t, pace = self.totals, self.seconds_a_round

@@ -132,7 +132,8 @@ def client(
     count: int | None = option(
         "N",
         "Run N clients in this process, with the first N enrolment files in the folder --enrolment. The first client uses the partition "
-        "--partition-id, the second client the next partition, and so on; with --insecure, ids are counted from --client-id likewise.",
+        "--partition-id, the second client the next partition, and so on. With --insecure, the ids of the clients are --client-id, "
+        "--client-id + 1, and so on.",
         min=1,
     ),
     roster: Path | None = option(

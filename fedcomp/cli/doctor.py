@@ -198,7 +198,7 @@ def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     by_affinity = hasattr(os, "sched_getaffinity")
     bound = len(os.sched_getaffinity(0)) if by_affinity else os.cpu_count() or 1
     with suppress(OSError, ValueError):
-        # Without a quota, the file contains "max", for which `int` raises ValueError.
+        # Without a quota, cpu.max contains "max", for which `int` raises ValueError.
         quota, period = map(int, limit.read_text().split())
         bound = min(bound, max(1, -(-quota // period)))
     return bound
@@ -244,7 +244,7 @@ def listening(port: int) -> Check:
 def data_folder(folder: Path) -> Iterator[Check]:
     """Check that each built-in task can be loaded with its data in a folder.
 
-    The check of a task is skipped if its data is not in the folder. If no task can be loaded, the checks of all tasks fail.
+    A task without data in the folder is skipped. However, if no task at all can be loaded, each task is reported as failed.
     """
     from ..tasks import available_tasks, load
 

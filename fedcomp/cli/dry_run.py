@@ -1,8 +1,8 @@
 """`fedcomp sim --dry-run`: estimate the bytes that a run would send, without training and without a run folder.
 
-Some rounds (dry rounds) run with the strategy, codecs and error-feedback memories of the run, but with random updates. A random update is a
-real update of the initial model, whose coordinates are multiplied by standard normal values. Byte counts are exact if all rounds are dry
-rounds and the length of an encoded update does not depend on its values; otherwise, they are estimates.
+Some rounds (dry rounds) run with the strategy, codecs and error-feedback memories of the run, but with random updates. To make a random
+update, each coordinate of a real update of the initial model is multiplied by a standard normal value. Byte counts are exact if all rounds
+are dry rounds and the length of an encoded update does not depend on its values; otherwise, they are estimates.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum total number of coordinates in all random updates. The bytes of the remaining rounds are extrapolated.
+# Maximum number of coordinates of all random updates together. Except for the first MIN_DRY_ROUNDS rounds, rounds beyond this limit are not
+# simulated, and their bytes are extrapolated.
 MAX_COORDINATES = 100_000_000
 MIN_DRY_ROUNDS = 3
 COLUMNS = (
@@ -70,7 +71,7 @@ class Forecast:
 
     @property
     def exact(self) -> bool:
-        """Whether the run will send exactly the estimated bytes, provided that every client answers."""
+        """Whether the estimate is exact if every client answers in every round."""
         return (
             set(self.frame_up) == {self.longest_up}
             and set(self.frame_down) == {self.longest_down}
@@ -155,7 +156,10 @@ def _bounds(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _extrapolated(bytes_: Sequence[int], rounds: int) -> int:
-    """Return the bytes of `rounds` rounds. Each round without simulation counts as the mean of the second half of the simulated rounds."""
+    """Return the estimated bytes of `rounds` rounds, from the bytes of the simulated rounds.
+
+    Each further round is assumed to send the mean of the second half of the simulated rounds.
+    """
     return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
@@ -188,7 +192,7 @@ def print_forecasts(alternatives: Sequence[Alternative]) -> None:
 def _baseline(
     alternative: Alternative, alternatives: Sequence[Alternative], forecasts: Sequence[Forecast]
 ) -> Forecast | None:
-    """Return the forecast of the uncompressed (dense) run whose other options are equal, or None if there is no such run."""
+    """Return the forecast of the uncompressed (dense) run with otherwise equal options, or None if there is no such run."""
     wanted = dense(alternative.values)
     for other, forecast in zip(alternatives, forecasts, strict=True):
         if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:

@@ -34,9 +34,10 @@ def print_error(message: str) -> None:
 
 
 def output_lost(error: BaseException | None = None) -> str | None:
-    """Return why standard output cannot be written, or None if it can be written. The reason is `error`, or the error when flushing.
+    """Return why standard output cannot be written, or None if it can be written.
 
-    If standard output cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
+    Standard output is flushed first. If flushing fails, the reason is this failure; otherwise, the reason is `error`. If standard output
+    cannot be written, discard the buffered output, because the interpreter would try to write this output again at exit.
     """
     try:
         sys.stdout.flush()
@@ -149,9 +150,10 @@ class Signals:
 def stoppable(
     stop_message: Callable[[str], str], screen: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Run a block inside the context `screen`.
+    """Run a block of code inside the context `screen`.
 
-    If a signal or an unwritable output ends the block, print `stop_message(cause)` and exit with the signal's status or OUTPUT_LOST.
+    A signal ends the block and the command, and so does a failed write to standard output. Then `stop_message(cause)` is printed on
+    standard error. The exit status is 128 plus the number of the signal, or OUTPUT_LOST if standard output cannot be written.
     """
     with Signals() as signals:
         try:

@@ -53,7 +53,7 @@ def init(
     days: int = DAYS,
     port: int = option(
         "N",
-        "Port of the server, which is written to the enrolment files.",
+        "Port of the server, to be written to the enrolment files.",
         default=8080,
         min=1,
         max=65_535,
@@ -243,7 +243,7 @@ def days_left(ends: datetime, now: datetime) -> int:
 def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
     """Return a client id as an int, or `text` itself if it is in `others`.
 
-    The name "relay-0" in `others` allows the names of all relays. Raises UserError.
+    If `others` contains "relay-0", `text` may be the name of any relay. Raises UserError.
     """
     if text.isascii() and text.isdigit():
         return int(text[:12])

@@ -122,7 +122,8 @@ def _run(
     """Execute a run with `run(display)` and write its HTML report. Exit with status 1 if no client's update was accepted in any round.
 
     If `target` is an accuracy, the report states how many rounds and bytes the run needed to reach that accuracy. If the run is
-    interrupted, print the command that continues the run: `command` with flags made from `run_flags`.
+    interrupted, print a shell command that continues the run. This shell command consists of `command`, the flags in `run_flags`, --out
+    and --resume.
     """
     display = _display(config)
 
@@ -263,7 +264,7 @@ app.add_typer(server, name="server")
 def bench_codecs(
     numel: str | None = option(
         "N",
-        "Length of the vector to compress, which is drawn from a normal distribution. Default: 1M.",
+        "Compress a random vector of N normally distributed values. Default: 1M.",
     ),
     task: str | None = option(
         None, "Compress a model update of this task instead of a random vector."
@@ -379,7 +380,7 @@ def main() -> None:
     # Let idle OpenMP threads sleep early. On shared cores, spinning threads make a round take ten times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the parent process closed this stream
+        if getattr(sys, name) is None:  # None if the parent process closed the stream
             setattr(sys, name, open(os.devnull, "w"))
         # Print ? for characters that the terminal's encoding lacks.
         getattr(sys, name).reconfigure(errors="replace")

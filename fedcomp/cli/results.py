@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 FRONT = "*"
 FRONT_LEGEND = (
-    "* on the Pareto front: no other line with the same task, partition, clients and attack is better in accuracy or bytes "
-    "(up plus down) without being worse in the other"
+    "* on the Pareto front: no other line with the same task, partition, clients and attack is as accurate with fewer bytes "
+    "(up plus down), or more accurate with as many bytes"
 )
 SPREAD_LEGEND = "±: half of the difference in accuracy between the best and the worst seed"
 RATIO_TO_DENSE = "ratio: uplink plus downlink bytes of the line named dense, divided by the bytes of this line, over the same rounds"

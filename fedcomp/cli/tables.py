@@ -18,9 +18,10 @@ def print_table(
 ) -> None:
     """Print a table that fits the terminal, or tab-separated lines if standard output is not a terminal.
 
-    Columns in `left` are aligned to the left, others to the right. On a terminal, `title` is printed above the table and `legend` below;
-    `styles` has a style for each row; columns in `below` become text below the first cell of each row. If standard output is not a
-    terminal, `title` and `legend` go to standard error, so that standard output has only the table.
+    Columns in `left` are aligned to the left, others to the right. On a terminal, `title` is printed above the table and `legend` below.
+    `styles` are the rich styles of the rows. The cells of the columns in `below` are printed as text below the first cell of their row.
+
+    If standard output is not a terminal, `title` and `legend` go to standard error, so that standard output has only the table.
     """
     if not sys.stdout.isatty():
         if title:

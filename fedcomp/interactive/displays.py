@@ -31,7 +31,7 @@ MAX_WARNINGS = 5
 
 
 class ProgressDisplay(RunDisplay):
-    """Base class of the displays. It records the progress of a run but shows nothing."""
+    """Base class of the displays, which records the progress of a run but shows nothing."""
 
     _has_rejections = False
 
@@ -135,8 +135,8 @@ class TerminalDisplay(ProgressDisplay):
 class NotebookDisplay(ProgressDisplay):
     """A display that shows progress and a curve of accuracy or loss in a notebook.
 
-    `display(bundle, raw=True, display_id=True)`, such as `IPython.display.display`, shows a dict of texts by MIME type, and returns a
-    handle to update this output. The dict contains HTML, and a line of plain text for front ends without HTML.
+    `display` is a function such as `IPython.display.display`. It is called as `display(bundle, raw=True, display_id=True)`, and must return
+    a handle to update the output. `bundle` maps MIME types to texts: HTML, and a line of plain text for front ends without HTML.
     """
 
     def __init__(self, display: Callable[..., Any], clock: Callable[[], float] = monotonic):

@@ -80,7 +80,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
 
 
 def alternative_error(name: str, message: str, exit_status: int) -> FedcompError:
-    """Return an error about an alternative (compared run) that cannot run. The caller must raise it before any training starts."""
+    """Return an error about an alternative (compared run) that cannot run. The caller must raise this error before any training starts."""
     error = FedcompError(f"alternative {name}: {message}" if name else message)
     error.exit_status = exit_status
     return error

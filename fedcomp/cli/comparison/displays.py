@@ -139,7 +139,10 @@ class ComparisonLines:
 
 
 class ComparisonView(ComparisonLines):
-    """A live table of the compared runs on a terminal, below facts, warnings and failures. After an error, the last table stays visible."""
+    """A live table of the compared runs on a terminal. Shared options, warnings and failures are printed above the table.
+
+    After an error, the last table stays visible.
+    """
 
     def __init__(self, console: Console | None = None):
         super().__init__()

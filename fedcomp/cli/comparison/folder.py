@@ -42,7 +42,7 @@ class ComparisonFolder(OutFolder):
     """The folder of one comparison.
 
     Raises RunFolderError if another process uses the folder, the folder to resume is missing, or the folder contains runs with other
-    options. In these cases, nothing is written.
+    options. Nothing is written before this error is raised.
     """
 
     def __init__(self, values: Mapping[str, Any]):

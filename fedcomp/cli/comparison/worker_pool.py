@@ -54,7 +54,8 @@ class WorkerProcess:
         self.order = -1  # index of the order that is being executed
 
     def send(self, order: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # if the process has ended, `answer` returns the reason
+        # Ignore that the process has ended, because the method `answer` reports the reason.
+        with contextlib.suppress(OSError):
             self.link.send(order)
 
     def answer(self) -> Answer:

@@ -47,7 +47,7 @@ class Panel:
 
     @property
     def by_loss(self) -> bool:
-        """Whether results are compared by loss, because none has an accuracy."""
+        """Whether the chart shows losses. A chart shows losses if none of its results has an accuracy."""
         return all(entry.result.accuracy is None for entry in self.entries)
 
 
@@ -67,7 +67,7 @@ def panels(groups: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A quantity with a value for each round of a run, or the sum of the values up to each round if `cumulative` is set.
+    """A quantity with a value for each round of a run. If `cumulative` is set, the value is the sum over the round and all earlier rounds.
 
     `tick` formats the labels of axis ticks, and `show` formats the value of a data point.
     """
@@ -228,7 +228,7 @@ def _line(entry: ReportLine, across: Quantity, up: Quantity, lines: int) -> svg.
 
 
 def _every(count: int, max_count: int) -> list[int]:
-    """Return at most `max_count` + 1 evenly spaced indices below `count`, including the last index."""
+    """Return evenly spaced indices from 0 to `count` − 1, including both ends: at most `max_count` + 1 indices."""
     step = -(-count // max_count)
     return [*range(0, count - 1, step), count - 1]
 
@@ -236,8 +236,8 @@ def _every(count: int, max_count: int) -> list[int]:
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
     """Return an axis that covers all data series in `drawn`.
 
-    The axis is logarithmic if the ratio of the largest to the smallest value is above `quantity.log_from`. For a horizontal axis, the ratio
-    is computed from the last value of each series only.
+    The axis is logarithmic if the largest value divided by the smallest value is above `quantity.log_from`. For a horizontal axis, only the
+    largest x of each series counts for this rule.
     """
     points = [(p.x, p.y) for one in drawn for p in one.points]
     points += [end for one in drawn for end in one.line]

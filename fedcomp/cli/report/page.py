@@ -222,10 +222,11 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
 
 
 def _more_numbers(run: Run) -> dict[str, float | None]:
-    """Return the numbers of the columns that only some reports have, by column title.
+    """Return a run's values for the optional columns of a report, by column title.
 
-    They are the compression ratio at the server's port (bytes in float32 divided by TCP payload) of a deployment, the last values of the
-    task's own metrics and of the metrics that clients reported, and the simulated seconds of a run with a virtual network.
+    - For a deployment: the compression ratio at the server's port, which is bytes in float32 divided by bytes of TCP payload.
+    - The last values of the task's own metrics, and of the metrics that clients reported.
+    - For a run with a virtual network: the simulated seconds.
     """
     numbers: dict[str, float | None] = {}
     wire = [n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out) if n is not None]

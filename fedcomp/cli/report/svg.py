@@ -106,8 +106,8 @@ class Point:
 class Series:
     """A data series of a chart: points and a line of the same style.
 
-    `band` contains the range of values as (x, lowest, highest), drawn as a vertical line if there is only one x. If `ring` is set, circles
-    are drawn around the points.
+    `band` contains (x, lowest value, highest value) for each x, drawn as an area, or as a vertical line if there is only one x. If `ring`
+    is set, circles are drawn around the points.
     """
 
     name: str
