@@ -158,10 +158,10 @@ class RejectionSummary:
     """The rejections of a run that have the same reason."""
 
     stage: str
-    # Reason of the first rejection. The reasons of the other rejections differ at most in numbers.
+    # Reason of the first rejection. The reasons of the other rejections are the same, except for the numbers in the text.
     reason: str
     updates: int  # number of rejected updates
-    # Ids of the rejected clients, ascending. If there are too many, the list contains only the lowest ids.
+    # Ids of the rejected clients, ascending. If too many clients were rejected, only the lowest ids are listed.
     clients: Sequence[int]
     more_clients: int = 0  # number of clients that are not listed
 

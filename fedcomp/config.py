@@ -171,7 +171,8 @@ class RunConfig:
     memory: str = option(
         StrategyDefault("auto"),
         "Error-feedback memory, in which each client keeps the part of its update that the uplink codec did not send; auto = the memory "
-        "that the strategy requires, else residual if the codec loses values and contracts (see fedcomp codecs), else none.",
+        "that the strategy requires, else residual if the codec is lossy and has a number in the column 'contracts' of fedcomp codecs, "
+        "else none.",
     )
     downlink_memory: str = option(
         StrategyDefault("auto"),
@@ -304,8 +305,8 @@ class RunConfig:
     )
     checkpoint_every: str = option(
         AUTO,
-        "Number of rounds between checkpoints; auto = every round on a real server; in a simulation, so rarely that checkpoints take at "
-        "most 5 % of the time.",
+        "Number of rounds between checkpoints; auto = 1 on a real server, and in a simulation enough for checkpoints to take at most "
+        "5 % of the time.",
         local=True,
     )
     out: str | None = option(

@@ -22,7 +22,7 @@ SGD_LR = 0.05
 SGD_OPTIONS = ("momentum", "weight_decay")  # options of sgd that are also command-line flags
 # Argument of torch optimizers that makes the optimizer step differentiable. fedcomp does not support this argument.
 DIFFERENTIABLE = "differentiable"
-FLAGS = "foreach", "fused"  # boolean arguments of torch optimizers with the default None
+FLAGS = "foreach", "fused"  # boolean arguments of torch optimizers whose default is None
 UNSUPPORTED = {
     "lbfgs": "evaluates the loss several times a step",
     "sparseadam": "takes sparse gradients only",
@@ -92,7 +92,7 @@ def read(text: str) -> LocalOptimizer:
 
 @cache
 def _option_classes() -> dict[str, type]:
-    """Return a dataclass for each optimizer. Its fields are the options, with None as their default."""
+    """Return a dataclass for each optimizer, by name. The fields are the options of the optimizer, with None as default."""
     classes = {}
     for name in _classes():
         kinds: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The folder that the option --out names. A run and a comparison write their files to such a folder."""
+"""The folder that the option --out names, to which a run or a comparison writes its files."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from .errors import RunFolderError
 
 
 class OutFolder:
-    """The folder `out`, or without `out` a new folder runs/LABEL-YYYYMMDD-HHMMSS, whose name `open` makes unique.
+    """The folder `out`, or a new folder runs/LABEL-YYYYMMDD-HHMMSS if `out` is not given. `open` adds a number if this name is taken.
 
     `content` is "run" or "comparison", for error messages. Raises RunFolderError if a new folder `out` exists already, or if a folder is
     resumed without `out`. The error is raised before anything is written.

@@ -31,13 +31,16 @@ class Recorder:
         self._synchronise = synchronise
         self._clock = clock
         self._thread = threading.get_ident()
-        # By name: total duration of the finished spans without nested spans, in seconds.
+        # By name: total duration of the finished spans in seconds, less the time in nested spans.
         self._seconds: dict[str, float] = defaultdict(float)
         # For each active span, the total duration of the spans nested in it, in seconds.
         self._nested_s: list[float] = []
 
     def take(self) -> dict[str, float]:
-        """Return the durations of the spans that finished since the last call, without nested spans: the sum in seconds, by name."""
+        """Return, for each name, the total duration of the spans that finished since the last call, in seconds.
+
+        The time in nested spans is not included.
+        """
         taken, self._seconds = self._seconds, defaultdict(float)
         return taken
 

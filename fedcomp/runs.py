@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Options that a comparison ignores: the seed, and options without effect on the result.
 NEUTRAL_OPTIONS = {"seed", "data", "checkpoint_every"} | NOT_INHERITED
-# A run's label shows only the value of these options: `stc` instead of `uplink stc`.
+# A run's label shows the values of these options without the option names: `stc` instead of `uplink stc`.
 LABEL_OPTIONS = {"uplink", "strategy", "memory", "task", "partition", "attack"}
 # Options whose values fedcomp chooses if the user does not give them. The choice may depend on options that come later in the tuple.
 CHOSEN_OPTIONS = ("downlink_memory", "memory", "downlink", "uplink")
@@ -95,7 +95,7 @@ class Run:
         return "\n".join(lines)
 
     def _failure(self) -> Iterator[str]:
-        """Yield one line if no update was accepted in a finished run."""
+        """Yield a line about the rejections if the run is finished and no update was accepted."""
         if self.summary and not self.summary.client_updates:
             reasons = [f", for example: {r.reason}" for r in self.summary.rejections[:1]]
             yield f"rejected  all updates{''.join(reasons)}"
@@ -278,7 +278,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     dense = [runs for runs in members if runs not in compressed] if compressed else []
 
     def different(among: Sequence[Sequence[Run]]) -> list[str]:
-        """Return the options that differ between groups. Options that a baseline overrides are compared only within the groups `among`."""
+        """Return the options that differ between groups. For options that a baseline overrides, compare only the groups in `among`."""
         overridden = baseline.COMPRESSION_OPTIONS | {"strategy"}
         names = []
         for name in (f.name for f in dataclasses.fields(RunConfig)):
@@ -348,7 +348,7 @@ def _is_chosen(run: Run, name: str) -> bool:
 
 
 def _words(run: Run, names: Sequence[str]) -> list[str]:
-    """Return the values of the options `names` for a label. Unset options are left out, unless `names` is a single option."""
+    """Return the values of the options `names` for a label. Unset options are left out, unless `names` contains only one option."""
     words = []
     for name in names:
         value = run.options.get(name)

@@ -6,7 +6,7 @@
 `1,8@21` is 1 in rounds 1 to 20 and 8 from round 21 on. `8@21` is the value of the scheduled option, such as --local-steps, in rounds 1 to
 20, and 8 from round 21 on. A curve starts at the value v of the scheduled option in the first round after the warm-up (such as
 --lr-warmup), and ends in a round called horizon. Let R be the number of rounds from the end of the warm-up to the horizon, and
-p = min(1, (r − 1)/R) the progress in round r after the warm-up. The value in this round is:
+p = min(1, (r − 1)/R) the progress in the r-th round after the warm-up. The value in this round is:
 
     cosine:      e + (v − e)(1 + cos πp)/2      (Loshchilov, Hutter, "SGDR", ICLR 2017, without restarts)
     linear:      e + (v − e)(1 − p)
@@ -29,7 +29,7 @@ from .errors import ConfigError, SpecError
 
 MAX_COUNT = 1_000_000  # maximum number of local steps, and maximum number of examples in a batch
 MAX_ROUND = 2**63 - 1
-MAX_FLOAT = 3e38  # maximum of numbers that are stored as float32
+MAX_FLOAT = 3e38  # upper limit of values that are stored as float32
 
 
 class Curve(ABC):
@@ -57,7 +57,10 @@ class Linear(Curve):
         return self.to + (default - self.to) * self.remaining(_progress(round, rounds))
 
     def remaining(self, progress: float) -> float:
-        """Return which fraction of the change from the start value to `to` is left when the fraction `progress` of the rounds is over."""
+        """Return the remaining distance to the end value `to`, as a fraction of the distance at the start.
+
+        `progress` is the fraction of the rounds that are over.
+        """
         return 1.0 - progress
 
 
@@ -220,9 +223,7 @@ class OptionSchedule:
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
-        """Return the smallest and the largest value, and others: the values in the first round after the warm-up, in each round in which a
-        constant value starts, and in round `rounds`.
-        """
+        """Return values that the schedule takes between the warm-up and round `rounds`, among them the smallest and the largest."""
         starts = self.curve.rounds if isinstance(self.curve, PiecewiseConstant) else ()
         first = self.warmup + 1
         return {self.at(r) for r in (first, *starts, rounds) if r <= max(rounds, first)}

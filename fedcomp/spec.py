@@ -26,7 +26,8 @@ SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 COUNTS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 RENAMED = {"liars": "f"}  # names of options in version 0.1 → new names
-UNBOUNDED = 1e30  # an upper limit of this value or more is left out of error messages about too small values
+# If the upper limit of an option is this value or more, error messages about values that are too small name only the lower limit.
+UNBOUNDED = 1e30
 TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Errors that the parse_* functions raise for malformed text.
 MALFORMED = (ValueError, KeyError, ZeroDivisionError, OverflowError)
@@ -237,7 +238,10 @@ def parse_duration(raw: str) -> float:
 
 
 def parse_budget(raw: str) -> tuple[int, float]:
-    """Parse bytes or a duration: `200kB` is (200000, 0.0), and `30s` is (0, 30.0). Raises ValueError for malformed text and zero."""
+    """Parse a number of bytes or a duration, and return (bytes, seconds): (200000, 0.0) for `200kB`, and (0, 30.0) for `30s`.
+
+    Raises ValueError for malformed text and zero.
+    """
     if not raw.strip().endswith(tuple(unit for unit in TIMES if unit)):
         return parse_bytes(raw), 0.0
     if not (seconds := parse_duration(raw)):

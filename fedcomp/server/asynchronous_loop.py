@@ -66,7 +66,7 @@ class AsynchronousLoop(RoundLoop):
         self.answers: dict[int, Answer] = {}  # answers of busy clients, not aggregated yet
         # Clients whose answers have arrived or were aggregated since the last checkpoint.
         self.changed: set[int] = set()
-        # By round: the exchange of messages with the clients that started in the round.
+        # By round: the exchange of messages with the clients that started to train in the round.
         self._exchanges: dict[int, Exchange] = {}
         self._reports: dict[int, Report] = {}  # by client: report that is not in `answers` yet
         # By client: seconds from the assignment to an answer that is not aggregated yet.
@@ -118,7 +118,7 @@ class AsynchronousLoop(RoundLoop):
         self._exchanges[round] = exchange
         self.started_in |= dict.fromkeys(starting, round)
         for earlier in self._exchanges.values():
-            # If a client of an earlier round asks for the whole model now, the bytes count as traffic of this round.
+            # Clients of an earlier round may still ask for the whole model. Count these bytes as traffic of this round.
             earlier.traffic = traffic
         if self.work_s is None:
             exchange.send(assignments)

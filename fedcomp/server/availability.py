@@ -5,8 +5,9 @@ arrives, however late. A round does not wait for silent clients, and silent clie
 are connected. A client that crashes or loses its network therefore delays a run by one deadline, not by one deadline per round. A client
 that answered after the deadline can be drawn again.
 
-In a run with a deadline, a round needs at least two clients. With --quorum below 1, a round also needs this fraction of the cohort. If
-fewer clients are connected than a round needs, the round waits. After a wait as long as the deadline, silent clients may be drawn, too.
+In a run with a deadline, a round needs at least two clients. If --quorum is below 1, a round also needs at least the fraction --quorum of
+the cohort. If fewer clients are connected than a round needs, the round waits. When a round has waited for as long as the deadline, silent
+clients may be drawn, too.
 
 A client that loses its connection during a round has GRACE_S seconds to reconnect. If a run needs all clients in every round, it waits for
 a disconnected client without a time limit.
@@ -49,15 +50,15 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """Return the quota for later rounds. With a deadline, a round waits for a whole cohort, and after the deadline for fewer clients.
-        Without a deadline, a round waits for the quorum.
+        """Return the quota for later rounds. With a deadline, a round first waits until `cohort` clients are connected. After the
+        deadline, fewer clients suffice. Without a deadline, a round waits until as many clients are connected as the quorum requires.
         """
         if config.deadline:
             return cls(cohort, _min_after_deadline(config, cohort), config.deadline)
         return cls(enough := quorum_size(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
-        """Return a copy of this quota in which both numbers of clients are at least `clients`, the number that a strategy needs."""
+        """Return a copy in which `wanted` and `min_clients` are at least `clients`, the number of clients that a strategy needs."""
         return Quota(max(self.wanted, clients), max(self.min_clients, clients), self.patience_s)
 
     def grace_s(self, clients: int) -> float:
@@ -69,7 +70,10 @@ class Quota:
 
 
 def _min_after_deadline(config: RunConfig, cohort: int) -> int:
-    """Return how many clients a round needs after the deadline: two, or the quorum if this is more and `config.quorum` is below 1."""
+    """Return how many clients a round needs after the deadline, at most `cohort`.
+
+    A round needs at least two clients and, if `config.quorum` is below 1, at least the quorum.
+    """
     return min(cohort, max(2, quorum_size(config.quorum, cohort) if config.quorum < 1 else 0))
 
 

@@ -7,7 +7,7 @@ smallest of three kinds of download, measured in encoded bytes:
     overwrite:   the current values of the coordinates that the missed broadcasts changed;
     dense:       the whole model.
 
-The cache never needs more bytes than the dense model. A client gets the whole model if the cache lacks a broadcast that the client missed.
+The option --cache limits the size of the cache. A client gets the whole model if the cache lacks a broadcast that the client missed.
 """
 
 import sys
@@ -35,7 +35,7 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-# Number of latest model versions that `Broadcasts` knows. If the cache contains more versions, `Broadcasts` knows all of them.
+# `Broadcasts` knows this many of the newest model versions, or all versions in the cache if these are more.
 MAX_NUMBERED_VERSIONS = 10_000
 
 
@@ -74,10 +74,10 @@ class Broadcasts:
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
-        # For each position (index of a weight), the newest decoded broadcast that changes it: 1 is the latest broadcast, 0 means none.
-        # Each broadcast is decoded only once, however many clients missed it. None until needed.
+        # For each weight, the newest of the decoded broadcasts that change the weight: 1 is the latest broadcast, and 0 means none. Each
+        # broadcast is decoded only once, however many clients missed it. None until needed.
         self._first_touch: np.ndarray | None = None
-        # Element i is the number of positions that the newest i broadcasts changed. sys.maxsize means all positions.
+        # Element i is the number of weights that the newest i broadcasts changed, or sys.maxsize for all weights.
         self._touched = [0]
         self._numbers = {self.version: 0}  # model version → number of broadcasts before it
 
@@ -92,7 +92,7 @@ class Broadcasts:
         """Return the downlink of a run that starts from the model weights `weights` (float32 [numel], on the CPU). The weights are not
         copied.
 
-        Raises ConfigError if the memory of the option --downlink-memory does not work on the downlink.
+        Raises ConfigError if the memory that --downlink-memory names cannot be used on the downlink.
         """
         config, layout = strategy.config, strategy.layout
         name, codec, numel = config.downlink_memory, strategy.downlink, layout.numel
@@ -199,7 +199,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def release_downloads(self) -> None:
-        """Free the cached downloads. A download is encoded again when a client needs it."""
+        """Free the cached downloads. A download that is needed later is encoded again."""
         self._downloads.clear()
 
     def dense(self) -> Download:

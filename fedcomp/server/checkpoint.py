@@ -3,8 +3,8 @@
     state.sqlite:           vectors, values and cached broadcasts by name; for a large entry, only the number of its file;
     files/7.safetensors:    file number 7, which contains one entry of 256 KiB or more and is never overwritten.
 
-All entries that change between two checkpoints are written in one SQLite transaction, which `save` commits. The files of these entries are
-flushed to disk before. If the process is killed or the power fails, the folder therefore contains either the previous checkpoint or the new
+All entries that change between two checkpoints are written in one SQLite transaction, which `save` commits after it has flushed the
+entries' files to disk. If the process is killed or the power fails, the folder therefore contains either the previous checkpoint or the new
 one. Between two checkpoints, `stage` writes entries to disk in a thread, so that their memory can be freed. Staged entries can be read back
 immediately. Nothing is pickled.
 """
@@ -66,9 +66,8 @@ class Checkpoint:
             )
             numbers = [int(path.stem) for path in (folder / FILES).glob(f"*{SUFFIX}")]
             self._next = max(numbers, default=-1) + 1
-            self._first_new = (
-                self._next
-            )  # first number of a file that was written since the last `save`
+            # Files with this number or a higher one were written after the last `save`.
+            self._first_new = self._next
             self._remove_unused()
 
     def _refuse_other_versions(self) -> None:

@@ -189,7 +189,7 @@ class Exchange:
                 self._reject_sum(delivery)
 
     def _reject_sum(self, delivery: Delivery) -> None:
-        """If a relay added several clients' updates to the rejected update of `delivery`, also reject these clients."""
+        """Reject also the other clients whose updates a relay has added to the rejected update in `delivery`."""
         reason = self.rejected[delivery.client].reason
         for client in delivery.summed:
             if self.accepted.pop(client, None) is not None:

@@ -79,7 +79,10 @@ class Recovery:
         return self.saved_round
 
     def _check(self, run: dict[str, Any]) -> None:
-        """Raise RunFolderError if the run cannot be resumed with this model, this data and these options. `run` is the entry RUN."""
+        """Raise RunFolderError if the run cannot be resumed with this model, this data and these options.
+
+        `run` is the parsed entry "run" of the checkpoint.
+        """
         where = f"the run in {self.folder.path}"
         for difference, value in self.identity.items():
             if run[difference] != value:

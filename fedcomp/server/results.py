@@ -146,8 +146,8 @@ def bandwidths_of(
 ) -> dict[int, float]:
     """Return the uplink bandwidth of each client in bytes per second, or an empty dict if the run has no --budget.
 
-    The bandwidths of --bandwidths or of the virtual network (`uplinks`, or None without a network) are assigned to clients cyclically.
-    Raises ConfigError if the budget is too small.
+    The bandwidths are those in --bandwidths or else `uplinks`, the bandwidths of the virtual network (None without a network). They are
+    assigned to clients cyclically. Raises ConfigError if the budget is too small.
     """
     c = config
     if c.bandwidths and not c.budget:
@@ -229,8 +229,8 @@ def round_record(
         seconds=time.perf_counter() - began,
         catch_up_bytes=traffic.catch_up,
         first_download_bytes=traffic.first_download,
-        # A client without an update has skipped the round, except if a relay has added its update to another client's update; the client
-        # then has a ticket (hash).
+        # A client that skipped the round has neither an update nor a ticket (hash). If a relay has added a client's update to that of
+        # another client, the first client has no update, but a ticket.
         skipped=sum(a.update is None and not a.ticket for a in result.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in result.accepted if a.update is not None),
         rejections=tuple(result.rejections),

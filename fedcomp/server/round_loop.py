@@ -62,7 +62,7 @@ class RoundResult:
 
 
 class RoundLoop:
-    """The round loop of a strategy over a transport. The loop also records the state of each client.
+    """A loop that runs the rounds of a strategy and sends its messages over a transport. The loop also records the state of each client.
 
     `gather` returns the ids of the clients from which a cohort may be drawn, in ascending order, and may wait for clients. By default,
     `gather` returns all connected clients. `on_answer(round, answered, asked)` is called after each answer, with the numbers of clients
@@ -93,7 +93,8 @@ class RoundLoop:
         self.tickets: dict[int, str] = {}  # by client: ticket (hash) of its last accepted update
         # Number of examples in each client's last accepted report.
         self.examples: dict[int, int] = {}
-        # By client: the encoded entries of its last accepted update that the server did not use, until the client has received them.
+        # By client: a frame with the coordinates of its last accepted update that the server did not use. The frame is deleted when the
+        # client has received it.
         self.dropped: dict[int, bytes] = {}
         # Clients that took part in rounds since the last checkpoint.
         self.changed_clients: set[int] = set()
@@ -110,7 +111,7 @@ class RoundLoop:
         for round in rounds:
             with timed("round"):
                 results = [self.run_round(round)]
-            yield results.pop()  # keeps no reference, so that the caller can free the result
+            yield results.pop()  # this generator keeps no reference, so the caller can free the result
 
     def run_round(self, round: int) -> RoundResult:
         strategy = self.strategy
@@ -122,7 +123,7 @@ class RoundLoop:
         completion = RoundCompletion(self.config.quorum, self.config.timeout_s)
         for phase in strategy.phases(round):
             exchange, assignments = self.start_phase(round, phase, configs, phases, traffic)
-            self.broadcasts.release_downloads()  # now only `assignments` refers to the downloads
+            self.broadcasts.release_downloads()  # the downloads are freed together with `assignments`
             ends = phase.completion or completion
             exchange.run(assignments, ends, partial(self.on_answer, round))
             phases[phase.name] = exchange.close()
@@ -232,7 +233,7 @@ class RoundLoop:
         return result
 
     def _on_report(self, report: Report) -> None:
-        """Record the client's model version. Delete the client's entry in `dropped`, which the client has now received."""
+        """Record the client's model version. Delete the client's frame in `dropped`, because the client has received the frame."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
@@ -265,9 +266,10 @@ class RoundLoop:
         return broadcast
 
     def _estimated(self, phases: AcceptedByPhase) -> AcceptedByPhase:
-        """Replace the last phase's updates by the estimates of the counterpart (the server's part of the clients' memories).
+        """Return `phases` with the updates of the last phase replaced by the estimates of the counterpart, if there is one.
 
-        The counterpart may add estimates for clients that sent no update.
+        A counterpart is the part of an error-feedback memory that runs on the server. The counterpart may add estimates for clients that
+        sent no update.
         """
         counterpart = self.strategy.counterpart
         if counterpart is None:

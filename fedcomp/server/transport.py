@@ -51,7 +51,7 @@ class Clock:
         return time.monotonic()
 
     def move_to(self, time_s: float) -> None:
-        """Set the virtual time of the run to `time_s` seconds. A clock of real time ignores the call."""
+        """Set the virtual time of the run to `time_s` seconds. A clock that measures real time ignores the call."""
 
     def take(self) -> float | None:
         """Return the virtual seconds that have passed since the last call, or None if the clock measures real time."""
