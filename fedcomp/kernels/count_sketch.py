@@ -8,8 +8,8 @@ In each row r of the table S, every coordinate i has a random cell h_r(i), calle
     estimate of x_i = median over r of s_r(i)·S[r, h_r(i)].
 
 Word i of the random stream STREAM + r (kernels/philox.py) determines the bucket, ⌊word·columns/2³²⌋, and the sign, which is the lowest bit
-of the word. The number of rows is odd, so the median is the value of one row. The sums in the cells are computed in float32 for dense
-vectors, on the CPU and in the order of the coordinates, and in float64 for sparse vectors.
+of the word. The number of rows is odd, so the median is the value of one row. The cells of a dense vector are summed in
+float32, on the CPU and in the order of the coordinates; the cells of a sparse vector are summed in float64.
 """
 
 import numpy as np

@@ -107,7 +107,8 @@ class RotatedBlocks:
         return product / PRODUCTS, squared / PRODUCTS
 
     def rounded(self, low: np.ndarray, step: np.ndarray, top: int, dtype: type) -> np.ndarray:
-        """Round (u − low)/step stochastically for the rotated coordinates u. Return integers [N], at most `top`, and 0 if step = 0.
+        """Round (u − low)/step stochastically for the rotated coordinates u. Return integers [N] of at most `top`. The integers of a block
+        with step 0 are 0.
 
         `low` and `step` are float64 [blocks]; `dtype` is int16 or uint8.
         """

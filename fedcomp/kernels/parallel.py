@@ -46,7 +46,8 @@ def split_runs(values: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 
 
 def map_ranges(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> list[Result]:
-    """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses. Return a list of results in this order.
+    """Call work(start, stop) for ranges that cover 0..numel-1, on as many threads as torch uses. Return the results in the order
+    of the ranges.
 
     Ranges begin at multiples of `unit`. There are up to four ranges per thread, so that a thread on a busy core processes fewer ranges than
     the other threads.
@@ -84,7 +85,7 @@ def starmap(work: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> li
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """Return the thread pool. It is shared by all calls, because starting a thread takes as long as processing millions of coordinates."""
+    """Return the thread pool. All calls share one pool, because starting a thread takes as long as processing millions of coordinates."""
     return ThreadPoolExecutor(os.cpu_count(), "fedcomp-kernels")
 
 

@@ -27,9 +27,9 @@ import numpy as np
 from . import count_sketch, philox
 
 BLOCK = 1 << 14  # number of keys whose cells are computed at a time
-MAX_STEPS = 200  # largest number of steps of conjugate gradients
-MAX_WORK = 1 << 21  # largest product of the number of steps and the number of keys
-ROUNDS = 4  # number of least-squares solutions, each of which is subtracted from the table before the next
+MAX_STEPS = 200  # maximum number of steps of conjugate gradients
+MAX_WORK = 1 << 21  # maximum of (number of steps) · (number of keys)
+ROUNDS = 4  # number of least-squares solutions that are subtracted from the table, one by one
 STREAM = 1 << 18  # index of the random stream that gives the known random integers
 
 
@@ -122,7 +122,7 @@ def _solve(where: KeyCells, table: np.ndarray) -> np.ndarray:
 def _least_squares(where: KeyCells, signs: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Solve the equations of a table, float64 [size], by least squares, with conjugate gradients (CGLS).
 
-    Return the solution [k] with the smallest norm, or an approximation after the largest number of steps.
+    Return the solution [k] with the smallest norm, or an approximation of this solution if the maximum number of steps is reached.
     """
     x = np.zeros(len(signs))
     slope = _gather(where, signs, table)

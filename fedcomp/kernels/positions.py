@@ -28,9 +28,9 @@ from . import rice
 from .parallel import split_runs
 from .rice import WIDEST
 
-# BLOCKS: the form of a Rice code in blocks. COMPLEMENT: the first of the forms that encode the complement.
+# BLOCKS: the form of a Rice code in blocks. COMPLEMENT: the first form that encodes the complement (all other coordinates).
 BLOCKS, COMPLEMENT = WIDEST + 1, WIDEST + 2
-COMPLEMENT_BLOCKED = 63  # the form that encodes the complement in blocks
+COMPLEMENT_BLOCKED = 63  # the form of a Rice code of the complement in blocks
 MIN_BLOCKED_COUNT = 32  # blocks are tried if there are at least this many positions
 LARGE_COUNT = 4096  # blocks are larger (UNITS) if there are at least this many positions
 # The number u of positions in the smallest possible block: the first value if there are fewer than LARGE_COUNT positions, else the second.
@@ -65,7 +65,7 @@ def pack_rows(
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows = split_runs(positions, counts)
-    # Rows that contain all positions have this form and code. The entries of all other rows are replaced below.
+    # The form and code of a row that contains all coordinates. All other rows get their own form and code below.
     packed = [(COMPLEMENT, b"")] * len(counts)
     partial = [i for i, row in enumerate(rows) if row.size < numel]
     codes = _pack_list([rows[i] for i in partial], numel, WIDEST)
@@ -159,7 +159,7 @@ def _pack(
 def _is_possible(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> np.ndarray:
-    """Return whether each code, by its length and first byte, can have its form and number of positions, as bool [m]."""
+    """Return whether the length and the first byte of each code are possible for its form and number of positions, as bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     max_bits = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
     possible = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS)

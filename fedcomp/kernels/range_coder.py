@@ -4,8 +4,8 @@ Duda, "Asymmetric numeral systems: entropy coding combining speed of Huffman cod
 (arXiv:1311.2540). Giesen, "Interleaved entropy coders", 2014 (arXiv:1402.3392).
 
 Let f_s be the frequency of symbol s, scaled so that all frequencies add up to 2^B, and at least 1 for every symbol that occurs. Let F_s be
-the sum of the frequencies of all smaller symbols. Each chunk of symbols has one or several coder states, called lanes. Symbol i uses the
-lane i mod (number of lanes). Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two
+the sum of the frequencies of all symbols smaller than s. Each chunk of symbols has one or several coder states, called lanes. Symbol i uses
+the lane i mod (number of lanes). Encoding goes from the last symbol to the first, and starts with all states at 2²¹. Each symbol takes two
 steps:
 
     If state ≥ f_s·2^(53−B), append the low 32 bits of the state to the code as a word, and shift the state right by 32.
@@ -203,7 +203,10 @@ def _read_list(data: memoryview, at: int, count: int, limit: int) -> tuple[np.nd
 
 
 def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """List all bits of numbers except the leading bits. Return the index of the number and the position in the number of each bit."""
+    """List all bits of numbers, except the leading bit of each number.
+
+    Return two arrays with one entry per bit: the index of the bit's number, and the position of the bit in this number.
+    """
     widths = np.maximum(lengths - 1, 0)
     owner = np.arange(lengths.size).repeat(widths)
     return owner, widths.cumsum()[owner] - 1 - np.arange(owner.size)
@@ -212,8 +215,7 @@ def _low_bits(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _bits(total: int, present: int) -> int:
     """Return the exponent B of the sum of frequencies, 2^B.
 
-    For a table of up to a million different symbols, B is so large that the scaled frequency of each symbol is at least 1. Tables of 2^B
-    entries fit in the cache.
+    B is so large that each symbol that occurs can have a frequency of at least 1, and so small that tables of 2^B entries fit in the cache.
     """
     return min(MAX_BITS, max(total.bit_length(), present.bit_length() + 1))
 

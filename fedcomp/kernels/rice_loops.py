@@ -108,8 +108,8 @@ def _put(out, at, width, value):
 def pack(rest, each, counts, starts, fields, widths, values, out):
     """Write the Rice codes of all rows to `out`, which must contain zeros.
 
-    Row r starts at bit starts[r]. The next fields[r] numbers of `values` precede the code of row r. `widths`: number of bits of each
-    number.
+    Row r starts at bit starts[r], with fields[r] numbers that precede its code. `values` and `widths`: these numbers, row after row, and
+    the number of bits of each number.
     """
     i, f = 0, 0
     for r in range(starts.size):

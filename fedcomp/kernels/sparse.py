@@ -30,7 +30,7 @@ def add_all_at(
     for at, size in zip(positions, sizes):
         if size and not 0 <= at.item(0) <= at.item(-1) < numel:
             raise IndexError(
-                f"positions {at[0]}..{at[-1]} are out of range for a vector of {numel}"
+                f"positions {at[0]}..{at[-1]} are out of range for a vector of {numel} elements"
             )
     if not any(sizes):
         return

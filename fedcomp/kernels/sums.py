@@ -51,7 +51,8 @@ def norm1_rows(X: Tensor) -> np.ndarray:
 def _root(total: int) -> int:
     """Return √total · 2^ROOT_BITS, truncated.
 
-    If the truncated root is not exact, its last bit is set. The result then rounds to the same float64 as the exact root.
+    If √total is irrational, the last bit of the returned integer is set to 1, so that rounding the integer to float64 gives the same result
+    as rounding the exact root.
     """
     scaled = total << 2 * ROOT_BITS
     root = math.isqrt(scaled)

@@ -7,10 +7,10 @@ docs/explanation/elections.md specifies the protocol, and strategies/sealed_elec
              E is a one-time X25519 public key of the sender, with the private key e.
              The content c is salt ‖ bits, encrypted by ChaCha20-Poly1305 with K, a new key that is used once.
              The commitment h of the sender is SHA-256(slot, salt, bits).
-             The wrap for voter v is K, encrypted by ChaCha20-Poly1305 with HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)). The wrap
-             also contains the key R on the card of voter v.
-             The sender's signature σ covers (slot, h, SHA-256 of E, the wraps and c).
-    Slot     (run, attempt, round, sender, terms): the identity of a ballot. Every key derivation and every signed text includes it.
+             The wrap for voter v contains v, the key R on the voter's card, and K, encrypted by ChaCha20-Poly1305 with the key
+             HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v)).
+             The sender's signature σ covers (slot, h, d), where d is SHA-256(slot, E, wraps, c).
+    Slot     (run, attempt, round, sender, terms): the identity of a ballot. Every key derivation and every signed text includes the slot.
 
 A voter that cannot open (decrypt) a ballot reveals the private key of its card as a proof. This key cannot open any other ballot.
 """
@@ -39,7 +39,7 @@ KEY, TAG, SALT, HASH = 32, 16, 32, 32  # bytes
 HALF = 48  # size in bytes of each of the two numbers in a P-384 signature
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
-HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # fields of a ballot: E, h, σ, number of wraps
+HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # start of a ballot: E, h, σ, number of wraps
 WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # fields of a wrap: voter, key R, encrypted K
 NONCE = bytes(12)  # a constant nonce is safe, since every key is used once
 
@@ -60,7 +60,7 @@ class Slot:
     terms: str = ""  # digest of the options, and of the model before the round
 
     def bytes(self, *parts: bytes | int | str) -> bytes:
-        """Concatenate the fields of the slot and `parts`, each preceded by its length. Different lists therefore give different bytes."""
+        """Concatenate the fields of the slot and `parts`, each preceded by its length, so that different values give different bytes."""
         whole = (self.run, self.attempt, self.round, self.sender, self.terms, *parts)
         raw = [part if isinstance(part, bytes) else str(part).encode() for part in whole]
         return b"".join(struct.pack("<I", len(part)) + part for part in raw)

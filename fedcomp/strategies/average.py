@@ -70,9 +70,9 @@ class Average(RoundStrategy):
         weights: Sequence[float],
         into: Tensor,
     ) -> None:
-        """Correct the mean `into` for absent clients: add the correction that the server's part of the clients' memories computes."""
+        """Correct the mean `into` for absent clients: add the correction that `counterpart`, the server's part of a memory, computes."""
         accepted = updates.accepted
-        # By client, first those in the cohort.
+        # For each client, its number of examples: first the accepted clients, then the absent clients.
         examples = {a.client: a.examples for a in accepted}
         examples |= {c: n for c, n in updates.examples.items() if c not in examples}
         fresh = {a.client for a in accepted if a.fresh}

@@ -290,7 +290,7 @@ class RoundCompletion:
 
 
 def quorum_size(quorum: float, clients: int) -> int:
-    """Return the size of a quorum: ⌈quorum · clients⌉, at least 1. Floating-point errors do not matter: 0.7 · 10 is 7, not 8."""
+    """Return the size of a quorum: ⌈quorum · clients⌉, at least 1. Rounding errors do not matter: 0.55 · 100 gives 55, not 56."""
     return max(1, math.ceil(quorum * clients - 1e-9))
 
 
@@ -307,7 +307,7 @@ class AcceptedUpdate:
     """A client's report (update and metrics) that passed every check."""
 
     client: int
-    # None if the client sent no update, or if a relay has added it to another client's update
+    # None if the client sent no update, or if a relay has added this update to another client's update
     update: Update | None
     examples: int
     loss: float
@@ -393,7 +393,7 @@ class RoundStrategy(ABC):
     replaces_server_optimizer: ClassVar[bool] = False
     # Whether the server applies weight decay in its step, instead of clients in local SGD.
     decays_in_server_step: ClassVar[bool] = False
-    # Whether the strategy computes with the clients' learning rate (--lr).
+    # Whether the strategy's own formulas use the learning rate of local SGD (--lr).
     uses_lr: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False  # whether a round ends when the first updates have arrived
     # 0/1 array [clients in the round, data partitions]: 1 if the client needs the partition. None if there are no partitions.
@@ -414,7 +414,7 @@ class RoundStrategy(ABC):
         self._check_settings()
         # A memory of the same class as the clients' memories, from which the server only reads properties.
         self.memory = memory(config.memory, self.uplink, self.layout.numel, self.layout)
-        # The server's part of the clients' memories, or None if there is none.
+        # The part of the clients' memory that runs on the server, or None if the memory has no such part.
         self.counterpart = self._counterpart()
         self.schedule = self._schedule()
 
@@ -547,8 +547,8 @@ class RoundStrategy(ABC):
             )
 
     def _counterpart(self) -> Counterpart | None:
-        """Return the server's part of the clients' memories, or None if there is none. Raises ConfigError for a memory that does not suit
-        the run.
+        """Return the part of the clients' memory that runs on the server, or None if the memory has no such part. Raises ConfigError for a
+        memory that does not suit the run.
         """
         name, momentum = self.memory.name, self.config.momentum
         if momentum and (applied := getattr(self.memory.options, "momentum", 0)):

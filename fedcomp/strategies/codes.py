@@ -12,11 +12,10 @@ The code `deterministic` needs an odd n and tolerates b < n/2 Byzantine seats. W
     the other 2b+1 rows    all partitions.
 
 A vote is correct if it is the majority over all partitions. If all voters are honest, the correct votes outnumber the wrong votes by at
-least 2b+1. The last 2b+1 seats have all partitions, so they always vote correctly. For i < s, at least one of the seats i and s+i votes
-correctly: seat s+i can be wrong only if partition i agrees with the majority, and then seat i, which has only partition i, is correct. A
-Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So if 2f + a ≤ 2b, the result stays correct with f
-Byzantine votes and `a` absent seats. Every seat has an odd number of partitions, so its vote has no ties. The redundancy of `deterministic`
-(mean number of partitions per seat) is (n+2b+1)/2 − s/n.
+least 2b+1: the last 2b+1 seats have all partitions, so they always vote correctly, and at most one of the seats i and s+i is wrong for each
+i < s. A Byzantine vote reduces the lead of the correct votes by two, and an absent seat by one. So if 2f + a ≤ 2b, the result stays correct
+with f Byzantine votes and `a` absent seats. Every seat has an odd number of partitions, so its vote has no ties. The redundancy of
+`deterministic` (mean number of partitions per seat) is (n+2b+1)/2 − s/n.
 
 The code `bernoulli` draws each G_ij from Bernoulli(redundancy/n), and draws G again while it has an empty row or column. After REDRAWS
 failed draws, the code sets one random entry to 1 in each empty row and column. Repeated draws raise the mean redundancy, for example from 2
@@ -120,9 +119,9 @@ def assign_seats(
     """Assign a cohort of m ≥ n clients to the n seats of an election, and data sets (by default the clients' own) to its n partitions.
 
     Each seat first gets g = ⌊m/n⌋ clients. Each client votes on the partitions of its seat, and all m votes count. The remaining m mod n
-    clients join the seats with all partitions, one per seat, from the last seat backwards. If more clients remain, pairs of clients join
-    the seats i and s+i of the deterministic code, and a client without a partner joins a seat with all partitions. So the lead of the
-    correct votes over the wrong votes is at least
+    clients join the 2b+1 seats with all partitions, one per seat, from the last seat backwards. If m mod n > 2b+1, the clients that are
+    then left join the seats i and s+i in pairs, and a client without a partner joins a seat with all partitions. So the lead of the correct
+    votes over the wrong votes is at least
 
         margin = g·(2b+1) + the number of remaining clients in seats with all partitions.
 

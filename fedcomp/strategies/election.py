@@ -131,7 +131,10 @@ class DataElectionClient(ClientAlgorithm):
     def summarize(
         self, partition: DataPartition, update: Tensor, seed: int, round: int
     ) -> tuple[bytes, NonFiniteError | None]:
-        """Return the ballot (packed signs) of a partition's update, and a NonFiniteError if the update holds NaN or infinity, or None."""
+        """Return the ballot (packed signs) of a partition's update, and an error.
+
+        The error is a NonFiniteError if the update holds NaN or infinity, else None.
+        """
         (error,) = nonfinite_errors(
             update[None], None, f"the update of partition {partition.number}"
         )
@@ -262,9 +265,9 @@ class Election(Vote):
             o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS
         ):
             raise ConfigError(
-                f"--strategy election with sealed=true: every voter must count every ballot, since votes on few ballots reveal these "
-                f"ballots, but with code={o.code}, {n} seats and byzantine={o.byzantine} some voters do not; give code=deterministic, an "
-                f"odd number of 'seats', at least {MIN_PARTITIONS}, and byzantine=(seats - 1)/2"
+                f"--strategy election with sealed=true does not work with code={o.code}, {n} seats and byzantine={o.byzantine}: votes on "
+                f"few ballots would reveal these ballots; give code=deterministic, an odd number of 'seats', at least {MIN_PARTITIONS}, "
+                "and byzantine=(seats - 1)/2, so that every voter counts every ballot"
             )
         if not codes.can_close(clients, n, o.byzantine, f):
             tolerated = (codes.assign_seats(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
@@ -334,7 +337,7 @@ class Election(Vote):
         # Fill each empty seat with a placeholder: a negative client id, which counts as an absent client.
         empty = range(-max(0, n - len(cohort)), 0)
         data_sets = [*cohort, *empty]
-        if self.options.form == "data":  # the data of absent clients replace placeholders
+        if self.options.form == "data":  # use the data of absent clients instead of placeholders
             data_sets = [*cohort, *sorted(self.known_clients - set(cohort))[: len(empty)]]
         if not codes.can_close(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = NO_SEATS

@@ -25,7 +25,7 @@ class GeometricMedianOptions(RobustOptions):
     iterations: int = 1000  # maximum number of iterations
     # Iterations end when the gradient of the mean distance has at most this norm (0..1)
     tolerance: float = 1e-6
-    smoothing: float = 1e-6  # ν: distances between vectors that are below ν are replaced by ν
+    smoothing: float = 1e-6  # ν: smallest distance to divide by; smaller distances count as ν
 
     def __post_init__(self) -> None:
         super().__post_init__()

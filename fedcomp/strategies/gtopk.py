@@ -1,14 +1,15 @@
 """Global top-k: the server keeps the k largest coordinates of the mean of sparse updates that have k coordinates each.
 
 Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
-networks. ICDCS 2019. The server computes the update y from the decoded updates C(a_i) and the weights w_i of the clients i (as in the
-strategy `average`):
+networks. ICDCS 2019. The server computes the mean from the decoded updates C(a_i) and the weights w_i of the clients i (as in the strategy
+`average`):
 
-    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, and 0 elsewhere;  the server returns the other values of C(a_i) to client i.
+    mean = Σ w_i C(a_i) / Σ w_i.
 
-The density of the uplink codec determines k. If a schedule sets a density above the codec's, k is the number of coordinates of the densest
-update in the round. In the paper, workers combine their updates in pairs, in a tree, and each pair selects k coordinates; in fedcomp, the
-server selects once, from the whole sum. The frame with the returned values counts as traffic.
+The update of the model equals the mean at the k largest coordinates of the mean, and is 0 elsewhere. The server returns the values of
+C(a_i) at all other coordinates to client i. The density of the uplink codec determines k. If a schedule sets a density above the codec's, k
+is the number of coordinates of the densest update in the round. In the paper, workers combine their updates in pairs, in a tree, and each
+pair selects k coordinates; in fedcomp, the server selects once, from the whole sum. The frame with the returned values counts as traffic.
 
 The default downlink codec, `topk:density=1`, sends the k coordinates without loss, as float32.
 """

@@ -155,7 +155,7 @@ class ByCoordinate(Robust):
 
 
 class ByDistance(Robust):
-    """A rule that reads the vectors twice, and computes a weighted sum with weights that depend on the vectors' distances."""
+    """A rule that reads the vectors twice, and computes a weighted sum with weights that depend on the distances between the vectors."""
 
     @abstractmethod
     def vector_weights(self, products: np.ndarray) -> np.ndarray:

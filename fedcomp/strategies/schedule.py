@@ -122,7 +122,9 @@ class Schedule:
     def _byte_budgets_in_time(
         self, cohort: Sequence[int], bandwidths: Mapping[int, float]
     ) -> dict[int, int]:
-        """Return how many bytes each client can send in `budget_s`. Raises ConfigError if a client cannot send the smallest frame."""
+        """Return how many bytes each client can send in `budget_s`. Raises ConfigError if a client cannot send the smallest frame in this
+        time.
+        """
         smallest = self._min_frame_bytes()
         budgets = {client: int(self.config.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(budgets, key=bandwidths.__getitem__, default=None)

@@ -126,7 +126,8 @@ class Proof:
     ) -> bool:
         """Return whether the proof is valid: whether the ballot does not open (decrypt) with the private key of the card.
 
-        `voter` and `sender`: their public keys. Raises ProtocolError if the voter did not sign the card, or the sender the ballot.
+        `voter` and `sender`: their public keys. Raises ProtocolError if the voter did not sign the card, or if the sender did not sign the
+        ballot.
         """
         public = card_key(self.card, slot, self.voter, voter)
         return SealedBallot.read(self.ballot, slot, sender).proven_bad(
@@ -203,7 +204,7 @@ class SealedElectionClient(ClientAlgorithm):
     """Client half: send cards (one-time keys), an encrypted ballot, a vote, and a second vote if the server excludes a sender."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
-    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 — for simulated clients; devices use PinnedKeys
+    ring: Keyring = DerivedKeys(0)  # noqa: RUF009 (DerivedKeys for simulated clients, PinnedKeys on devices)
     options: str = ""  # options of the run that the server announced to the client
 
     one_by_one: ClassVar[bool] = True
@@ -287,9 +288,10 @@ class SealedElectionClient(ClientAlgorithm):
         return Slot(self.ring.run, attempt, context.round, sender, terms)
 
     def _start_phase(self, values: Values, context: Context) -> None:
-        """Record that the client answers this phase (`ballots`, `tally` or `recount`). Raises ProtocolError if it may not answer the phase.
+        """Record that the client answers this phase (`ballots`, `tally` or `recount`).
 
-        If the server repeats an assignment, the client sends its stored report without calling this method.
+        Raises ProtocolError if the client may not answer the phase. If the server repeats an assignment, the client sends its stored report
+        without calling this method.
         """
         if not _value(values, ATTEMPTS, context).endswith(attempt_of(context.announced)):
             raise ProtocolError(
@@ -502,8 +504,9 @@ class SealedRound:
         for voter in sorted(set(present) - unknown):
             if others := (self.unknown_keys.get(voter, set()) & set(present)) - unknown:
                 excluded[voter] = (
-                    f"this client lacks the key of client {min(others)}, or has another key than the other voters (from earlier in this "
-                    "run or from its --roster); give this client the newest --roster, or let it take part in the next run"
+                    f"this client lacks the key of client {min(others)} that other voters know: it has no key for that client, or another "
+                    "one from earlier in this run or from its --roster; give this client the newest --roster, or let it take part in the "
+                    "next run"
                 )
         return excluded
 

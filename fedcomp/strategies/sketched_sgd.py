@@ -49,7 +49,7 @@ from .fetchsgd import check_sketch_density
 @dataclass(frozen=True)
 class SketchedSGDOptions:
     density: float = 1 / 100  # fraction of the coordinates that a round changes
-    # P: number of candidates per coordinate of the update; more candidates = more bytes, fewer missed coordinates
+    # P: the server announces P candidates per nonzero coordinate of the update; larger = more bytes, fewer missed coordinates
     candidates: int = 4
 
     def __post_init__(self) -> None:
