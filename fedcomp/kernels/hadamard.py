@@ -12,9 +12,9 @@ lowest bit of the first 32-bit word. W has entries ±1, and W·W = d·I. The fac
 Therefore no sum overflows, and subnormal numbers lose no bits. The matrix W·D/√d is a rotation; the codecs include the factor 1/√d in their
 scales.
 
-W is applied by a butterfly: in stages with strides d/2, …, 2, 1, each of which replaces pairs a, b by a + b and a − b. Every machine
-computes the float32 sums of a butterfly in the same order, so the results have the same bits. Squared norms and inner products of a block
-are computed in integers.
+W is applied by a butterfly: in stages with strides d/2, …, 2, 1. Each stage replaces pairs of coordinates a, b by a + b and a − b. Every
+machine computes the float32 sums of a butterfly in the same order, so the results have the same bits. Squared norms and inner products of a
+block are computed in integers.
 
 A vector is divided into blocks of 2¹⁴ coordinates. The remaining coordinates are divided into smaller blocks of decreasing size. Each size
 is a power of two and at least 8. The last block is padded with at most 32 zeros. An error bound for a rotation of d coordinates holds for

@@ -14,13 +14,13 @@ from .parallel import starmap
 # Number of examples that a thread processes at a time. Because this number is fixed, the order in which gradients are added does not depend
 # on the number of threads.
 EXAMPLES = 8
-# Dense gradients are faster if one row of a convolution kernel has fewer than MIN_ROW weights (columns · channels), or if the convolution
-# has fewer than MIN_WORK multiplications.
+# The ordinary gradients of torch are faster if one row of a convolution kernel has fewer than MIN_ROW weights (columns · channels), or if
+# the convolution has fewer than MIN_WORK multiplications.
 MIN_ROW, MIN_WORK = 32, 1 << 22
 
 
 def is_faster(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
-    """Return whether `gradients` supports these inputs x [b, c, h, w] and weights [k, c, i, j], and is faster than dense gradients."""
+    """Return whether `gradients` supports these inputs x [b, c, h, w] and weights [k, c, i, j], and is faster than torch."""
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (

@@ -216,10 +216,10 @@ def _unit(counts: np.ndarray) -> np.ndarray:
 
 
 def _begin(b: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """Return the Rice parameter of a block with offset 0.
+    """Return the smallest Rice parameter that an offset of `width` bits can select: the parameter for offset 0.
 
-    `b`: the parameter for uniformly distributed positions. Most offsets of `width` bits select a parameter below `b`, because most gaps are
-    smaller than the mean gap.
+    `b`: the parameter for uniformly distributed positions (b* in rice.py). Most of the parameters that an offset can select are below `b`,
+    because most gaps are smaller than the mean gap.
     """
     return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
 
@@ -268,11 +268,10 @@ def _plan_rows(
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the block size exponents s, offset widths w and Rice parameters of rows that all have the same `b` (b* in rice.py) and `unit`
-    (u).
+    """Return the block size exponent s and the offset width w of each row, and the Rice parameter of each position.
 
-    If blocks save too little in a row, s and w are 0, and the parameters are copied from `each`. `limit` [m]: size in bytes of the code of
-    each row without blocks.
+    All rows have the same `b` (b* in rice.py) and `unit` (u). If blocks save too little in a row, s and w are 0, and the row keeps its
+    parameters in `each`. `limit` [m]: size in bytes of the code of each row without blocks.
     """
     cut, first = _divide(counts, np.full(counts.size, unit)), int(_begin(b, WIDTHS[-1]))
     row, number = cut.row, cut.number
@@ -305,6 +304,6 @@ def _blocks(
 
 
 def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
-    """Return the rows of a table [COLUMNS, blocks] for the Rice parameters that an offset of `width` bits can select."""
+    """Return the part of a table [COLUMNS, blocks] for the 2^width Rice parameters that an offset of `width` bits can select."""
     first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
     return table[first : first + (1 << width)]

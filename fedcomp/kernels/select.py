@@ -202,16 +202,17 @@ def _largest(bits: np.ndarray, k: int, side: Side) -> np.ndarray:
 
 
 def _candidates(bits: np.ndarray, k: int, side: Side) -> np.ndarray | None:
-    """Return the positions, ascending, of all keys that reach a threshold determined from a sample: the k largest and a few more.
+    """Return the positions, ascending, of all keys that reach a threshold. The threshold is determined from a sample so that slightly
+    more than k keys reach it.
 
-    Return None if fewer than k keys, or far more than k, reach the threshold.
+    Return None if fewer than k keys, or far more than k keys, reach the threshold.
     """
     from . import select_loops
 
     sample = bits[:: min(bits.size // SAMPLE, STEP)].copy()
     share = sample.size / bits.size
-    # The threshold is the key with this rank in the sample. The rank is 4 standard deviations above the expected rank of the k-th largest
-    # key, so almost certainly at least k keys reach the threshold.
+    # The threshold `floor` is the key with this rank in the sample. The rank is the expected number of the k largest keys in the sample
+    # plus 4 standard deviations, so almost certainly at least k keys reach the threshold.
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)
     floor, _ = select_loops.kth_largest(sample, *side, rank)
     room = int(2 * rank / share)

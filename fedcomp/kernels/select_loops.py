@@ -11,7 +11,7 @@ from numpy import int32, uint64
 from .loops import compiled
 
 BLOCK = 64
-# Each pass over the keys determines this number of bits of the k-th largest key.
+# `kth_largest` makes three passes over the keys. Each pass determines this number of bits of the k-th largest key.
 DIGITS = (11, 10, 10)
 
 

@@ -81,7 +81,8 @@ def _sums(X: Tensor, power: int) -> list[int]:
 def _exact_sums(v: Array) -> Iterator[Array]:
     """Yield float64 arrays [m] that add up to the row sums of v [m, n], n ≥ 1. No array has rounding errors. The argument v is overwritten.
 
-    Every step splits off the leading bits of all elements: as many bits as float64 can add without rounding, in any order.
+    Every step splits off the leading bits of all elements: so many bits that their float64 sum has no rounding errors in any order of
+    addition.
     """
     library = torch if isinstance(v, Tensor) else np
     room = 2.0 ** v.shape[1].bit_length()
@@ -101,9 +102,10 @@ def _exact_sums(v: Array) -> Iterator[Array]:
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums (float64) and the counts (int64), both [2, columns], of the entries ≥ 0 and of the negative entries in each column.
 
-    x [rows · columns] must be finite, nonempty and row-major. The sums are not exact, but are computed in the same order on every machine:
-    on the CPU, in float64, row after row within a block, and then block after block. A block has about BLOCK elements, but at least
-    MIN_BLOCK_ROWS rows. A single column is divided into LANES columns and a remainder, and the sums of these parts are added in order.
+    x [rows · columns] must be finite, nonempty and row-major. The sums are not exact, but every machine computes them in the same order.
+    The CPU adds the rows of a block one after the other in float64, and then the sums of the blocks one after the other. A block has about
+    BLOCK elements, but at least MIN_BLOCK_ROWS rows. A single column is divided into LANES columns and a remainder, and the sums of these
+    parts are added in order.
     """
     if columns > 1:
         return _column_sides(x, columns)

@@ -6,12 +6,12 @@ changed the model. In "Asynchronous federated optimization" (Xie, Koyejo, Gupta,
 with a constant a. In "Federated learning with buffered asynchronous aggregation" (Nguyen et al., AISTATS 2022), the server updates the
 model when K client updates have arrived. This strategy combines the ideas of these three papers:
 
-    θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)),  with the sum over the first K updates to arrive; then K other clients start from θ.
+    θ ← θ + C'(η/K · Σ_i (1 + s_i)^−a C(x_i)).
 
-Here θ is the model, η the server's learning rate, and x_i the update of client i. The staleness s_i is the number of rounds since client i
-started to train. C is the uplink codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike AsyLPG, this
-strategy has no variance reduction. The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py
-runs the rounds.
+Here θ is the model, η the server's learning rate, and x_i the update of client i. The sum is over the first K updates that arrive. Then K
+other clients start to train from the new θ. The staleness s_i is the number of rounds since client i started to train. C is the uplink
+codec with the clients' memory, and C' the downlink codec with the server's memory. Unlike AsyLPG, this strategy has no variance reduction.
+The server rejects clients whose staleness exceeds the option `staleness`. server/asynchronous_loop.py runs the rounds.
 """
 
 from dataclasses import dataclass

@@ -8,12 +8,11 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
 The file codes.py defines the allocation matrix G. Each row of G is a seat, with one or more clients as voters. The option `form` selects
 what votes are based on, data or ballots:
 
-`data`      Voters train on every data partition assigned to their seat, and send one vote. Batches, dropout and random signs depend only on
-the seed,
-            the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up to f Byzantine
-            clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its partitions.
-            BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value near zero to
-            different signs; an honest vote at this coordinate can then be as wrong as a Byzantine vote.
+`data`      Voters train on every data partition assigned to their seat, and send one vote. Batches, dropout and random signs depend
+            only on the seed, the round and the partition, so honest voters of a seat send identical votes. With the deterministic code, up
+            to f Byzantine clients do not change the model at all. Every voter needs the data of all clients, and trains once on each of its
+            partitions. BatchNorm statistics are reset for each partition and then discarded. Devices of different types may round a value
+            near zero to different signs; an honest vote at this coordinate can then be as wrong as a Byzantine vote.
 `ballots`   Clients train on their own data and send the signs of their updates as ballots. The server forwards the ballots to the voters
             that count them, and the voters send their votes in a second phase. The form `ballots` protects the *tally* (the counting), not
             the ballots: the ballot of a Byzantine client counts like any other ballot.
@@ -21,12 +20,12 @@ the seed,
 If a partition has several clients, its signs are those of an update computed on all of its data (form=data), or the majority of its
 clients' ballots (form=ballots). With the option `sealed`, the server cannot read the ballots (sealed_election.py).
 
-A round updates the model only if its result is certainly correct: if 2·max(0, f − m) + m + a is below the lead of the correct votes
-(`Seats.margin`). Here f (an option) is the largest number of Byzantine clients in a round, m the number of clients that are proven
-Byzantine, and a the number of absent voters. An invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the
-server excludes the sender. A Byzantine vote reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by
-1. If m > f, the result is correct only if no other client is Byzantine, and the run warns once that the option `f` is too small. If the
-result could be wrong, the round ends early: the server rejects all votes of the round, and the next round draws a new cohort.
+Let f (an option) be the largest number of Byzantine clients in a round, m the number of clients that are proven Byzantine, and `a` the
+number of absent voters. A round updates the model only if its result is certainly correct: if 2·max(0, f − m) + m + a is below the lead of
+the correct votes (`Seats.margin`). An invalid frame, or a ballot that cannot be opened, proves that its sender is Byzantine; the server
+excludes the sender. A Byzantine vote reduces the lead of the correct votes by 2, and an absent or excluded voter reduces the lead by 1. If
+m > f, the result is correct only if no other client is Byzantine, and the run warns once that the option `f` is too small. If the result
+could be wrong, the round ends early: the server rejects all votes of the round, and the next round draws a new cohort.
 
 The options `--keep-momentum` and `--weights examples` are an error with this strategy.
 """

@@ -1,14 +1,16 @@
 """The geometric median: the point with the smallest sum of distances to all updates.
 
 Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning. arXiv:1912.13445, 2019; IEEE TSP 2022, algorithm 2 (smoothed
-Weiszfeld). A round has n updates x_i, at most f < n/2 of them Byzantine. The geometric median z of the updates is computed by iterating
+Weiszfeld). A round has n updates x_i, at most f < n/2 of them Byzantine. To compute the geometric median z of the updates, the server
+starts from z = 0, and repeats the step
 
-    z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   starting from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n.
+    z ← Σ β_i x_i / Σ β_i   with β_i = 1 / max(ν, ‖x_i − z‖)
 
-Since z is a weighted mean of the updates, an iteration needs only their inner products and takes n² operations. The paper starts from a
-point in the convex hull of the updates; in fedcomp, z is in this hull after the first iteration. The paper stops when the relative change
-of the sum of distances is small. With distant Byzantine updates, this change is small already in the first iteration, so fedcomp stops when
-the norm of the gradient is small. Each update contributes at most 1 to the norm of the gradient.
+until the norm of the gradient, ‖Σ β_i (x_i − z)‖, is at most tolerance · n. Since z is a weighted mean of the updates, an iteration needs
+only their inner products and takes n² operations. The paper starts from a point in the convex hull of the updates; in fedcomp, z is in this
+hull after the first iteration. The paper stops when the relative change of the sum of distances is small. With distant Byzantine updates,
+this change is small already in the first iteration, so fedcomp stops when the norm of the gradient is small. Each update contributes at
+most 1 to the norm of the gradient.
 """
 
 from dataclasses import dataclass
