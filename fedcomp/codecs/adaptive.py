@@ -6,13 +6,13 @@ quantization for data-parallel SGD", NeurIPS 2020.
 
 With rounding=nearest, every value is rounded to the nearest level. Each level is the mean of the values that are rounded to it.
 
-With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, without bias. The levels
-include the smallest value, the largest value, and 0 if the vector has values of both signs. The other levels are placed to minimize the
-variance of the rounding error. Let v_1 ≤ v_2 ≤ … be the values v with a < v ≤ c between two levels a and c: the best level between a and c
-is v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉.
+With rounding=stochastic, a value between two adjacent levels is rounded to one of these two levels at random, without bias. The smallest
+value and the largest value are levels, and so is 0 if the vector has values of both signs. All remaining levels are placed to minimize the
+variance of the rounding error. Between two levels a and c, the best level is the value v_j with j = ⌈Σ_i (c − v_i)/(c − a)⌉, where v_1 ≤
+v_2 ≤ … are the values above a and up to c.
 
 With placement=quantiles, the levels are quantiles of a distribution whose density is proportional to the cube root of the density of the
-values. If there are many levels, this placement minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
+values. If there are many levels, placement=quantiles minimizes the squared error (Panter and Dite, "Quantization distortion in pulse-count
 modulation with nonuniform spacing of levels", Proceedings of the IRE 1951). The code raises the density to the power 5/16 instead of 1/3,
 because square roots, unlike cube roots, are computed with the same bits on every machine. With placement=lloyd, Lloyd's algorithm starts at
 the levels of placement=quantiles and improves these levels iteratively.

@@ -51,7 +51,7 @@ class Context:
     def at(self, index: int | None) -> "Context":
         """Select the moments of the update at `index` in a batch. Return a copy of the context with these moments.
 
-        If `index` is None, the copy has the moments of this context as a batch of one update.
+        If `index` is None, the copy has the moments of one update [n] as a batch [1, n].
         """
         if self.moments is None:
             return self
@@ -87,7 +87,7 @@ class Codec(ABC):
     # The factor δ and the bound ω, if they are the same for all vectors and options (see `contraction` and `variance`).
     delta: ClassVar[float | None] = None
     omega: ClassVar[float | None] = None
-    # The size of the longest body, if it depends only on the number of coordinates: bytes at its start, and bits per coordinate.
+    # Largest size of a body: number of bytes at its start, and bits per coordinate. None = the size is not of this form.
     body_size: ClassVar[tuple[int, int] | None] = None
 
     def __str__(self) -> str:

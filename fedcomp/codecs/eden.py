@@ -19,9 +19,9 @@ than all others, the rotated coordinates are far from normal and the codec is bi
 example, DRIVE always decodes (1, ½, 0, …, 0) as (1¼, 0, …, 0).
 
 With the option `damped`, the scale S minimizes the squared error. The codec is then contractive for every x, as error feedback requires.
-Averaged over the random signs of the rotation, the contraction factor δ is 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. The
-proof (see tests/codecs/test_eden.py) uses E|z| ≥ 1/√2 for one bit (Szarek 1976), and E z⁴ ≤ 3 for two to four bits, where z is a rotated
-coordinate with mean square 1.
+Averaged over the random signs of the rotation, the contraction factor δ is 0.5, 0.67, 0.89 and 0.96 for one, two, three and four bits. For
+one bit, the proof uses E|z| ≥ 1/√2 (Szarek 1976), where z is a rotated coordinate with mean square 1. The proof for two to four bits is in
+tests/codecs/test_eden.py.
 
 Format of the body (see codecs/rotated.py):
 

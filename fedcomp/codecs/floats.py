@@ -76,7 +76,7 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
 
 
 def unpack_all(data: bytes | memoryview, count: int, flag: int) -> np.ndarray:
-    """Decode `data` into `count` finite float32 values. Raises FrameError, also if `data` has the wrong length."""
+    """Decode `data` into `count` finite float32 values. Raises FrameError for a wrong length, NaN or infinity."""
     expect(len(data) == size(count, flag), "the values have the wrong length")
     values, _ = unpack(memoryview(data), count, flag)
     return values

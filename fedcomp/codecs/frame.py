@@ -47,7 +47,7 @@ NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}
 
 
 class ProductId(int):
-    """The codec id of a product: equal to PRODUCT, with the ids of the product's two codecs in the attribute `halves`."""
+    """The codec id of a product, which equals PRODUCT. The attribute `halves` contains the ids of the product's two codecs."""
 
     halves: bytes
 
@@ -111,8 +111,8 @@ def unseal(
     """Parse a frame and return its seed and its sections. Each section is paired with the layout entry of its tensor.
 
     The returned seed is 0 unless `seeded` is true. With scope 0 (whole vector) or 2 (chunks), there is one section, paired with the
-    placeholder WHOLE. For a codec with @chunk=N, the argument `chunk` is N, and the section has the coordinate count N. Raises FrameError
-    unless `data` is exactly one frame of `codec` for a vector [numel], and its sections match `layout`.
+    placeholder WHOLE. For a codec with @chunk=N, the argument `chunk` is N, and the attribute `count` of the section is N, not a coordinate
+    count. Raises FrameError unless `data` is exactly one frame of `codec` for a vector [numel], and its sections match `layout`.
     """
     view = memoryview(data)
     scope = _check_head(view, codec, numel)

@@ -9,7 +9,8 @@ which size^w is at most 256.
 If the levels are integer multiples of a unit, the body of a section contains:
 
     m, the largest magnitude of these integers (LEB128);
-    if m > 0: the unit, as float32, and each integer plus m, as a symbol from 0 to 2m.
+    if m > 0: the unit, as float32;
+    if m > 0: for each integer v, the symbol v + m, from 0 to 2m.
 """
 
 import struct
@@ -56,7 +57,7 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
 
 
 def packed_bytes(count: int, size: int) -> int:
-    """Return the size in bytes of symbols that are packed as digits. The result of `pack` is never larger."""
+    """Return the size in bytes of symbols that are packed as digits. `pack` never returns more bytes than this size."""
     whole, rest = divmod(count, _digits(size))
     return whole * WORD.itemsize + ((size**rest - 1).bit_length() + 7) // 8
 

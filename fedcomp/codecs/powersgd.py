@@ -13,8 +13,7 @@ The initial Q consists of independent normal numbers, or is the matrix's last Q,
 Tensors that are not matrices are sent uncompressed. Matrices are also sent uncompressed if they are not larger than their factors.
 
 The error M − C(M) is a projection of M, so its norm is at most ‖M‖. If the initial Q is random, the contraction factor is at least
-rank·(rank + 1)/numel, for two reasons: the mean of ‖P̂ᵀM‖² is at least rank/columns · ‖M‖², and a matrix that is sent as factors has at
-most numel/(rank + 1) columns.
+rank·(rank + 1)/numel.
 
 In the paper, P and then Q are averaged over the workers. Here, a frame holds both factors of one client's matrix. The strategy in
 strategies/powersgd.py implements the paper's algorithm with two exchanges per round.

@@ -10,8 +10,7 @@ The codec is unbiased, with the variance bound ω = min(n/s², √n/s) (lemma 3.
 `damped` is set. With `damped`, the decoded vector is C(x)/(1 + ω), and the contraction factor is δ = 1/(1 + ω).
 
 With rounding=nearest, the codec is a deterministic uniform quantizer with about log₂(2s + 1) bits per coordinate, like that of LAQ (Sun,
-Chen, Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1), since the
-error of a coordinate is at most |x_i| and at most u/2, and the largest |x_i| is at least s·u.
+Chen, Giannakis and Yang, NeurIPS 2019, eq. 5–6). The contraction factor with rounding=nearest is δ = (4s² − 1)/(4s² + n − 1).
 
 The paper sends the norm ‖x‖₂. Here the unit u is sent, so that the decoder need not know the number of levels s. The unit is rounded down,
 so that every level is within the range of float32. The body contains the levels as multiples of the unit (see codecs/levels.py). Chunks

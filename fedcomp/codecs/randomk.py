@@ -34,7 +34,7 @@ from .frame import EMPTY, Section, varint
 from .levels import LARGEST, round_down
 from .selection import Unpacked
 
-# Index of the random stream that draws positions, different from stream 0, which the second codec of a product may use to round values.
+# Index of the random stream that draws positions. Stream 0 is not used, because the second codec of a product may round values with it.
 STREAM = 7
 # `drop_small` changes its seed by XOR with DROP_MASK, because the second codec of a product may round values with the seed itself.
 DROP_MASK = 1 << 63

@@ -13,11 +13,11 @@ cells per position. The values at 10³ positions need 1.6 cells per position. In
 to the same cell in every row. The values of these two coordinates are estimated by least squares and counted in `RecoveredUpdate.missed`.
 
 The codec is useful if many frames with overlapping supports pass through nodes that can only add numbers, such as network switches,
-all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: a nonzero takes 5.4 bytes in `s2` (5.1
-with int24, 3.8 with int16) and 5.0 bytes in `topk` (3.0 with fp16). A relay that can decode frames does not need `s2` either: it can
-forward the sum of the decoded values. On updates of the task `digits`, the sum of N frames of `s2` is smaller than N frames of
-`topk:density=1%` by 86 % for N = 128, 61 % for N = 32, and 12 % for N = 8 (benchmarks/s2.py). For random supports and N = 8, the sum is at
-most 1 % smaller than N frames of `topk`.
+all-reduce, or secure aggregation. Between nodes that can decode frames, `topk` needs fewer bytes: 5.0 bytes for each nonzero, compared with
+5.4 bytes for `s2`. With values of 16 bits, `topk` needs 3.0 bytes and `s2` needs 3.8 bytes. A relay that can decode frames does not need
+`s2` either: it can forward the sum of the decoded values. benchmarks/s2.py compares the size of the sum of N frames of `s2` with the total
+size of N frames of `topk:density=1%`. For updates of the task `digits`, the sum is 86 % smaller if N is 128, and 12 % smaller if N is 8.
+For random supports, the sum is at most 1 % smaller if N is 8.
 
 With the spec `topk:density=1%+s2`, `topk` selects coordinates and `s2` encodes these coordinates. Frames can be added only if their tables
 have the same shape. The option `columns` sets the number of columns. Without `columns`, the table has room for union·k values, where
@@ -26,11 +26,10 @@ nonzeros in the vector. If `union` is too small, some values of the sum are esti
 recover its own values from the table, it doubles the number of columns; the frame can then not be added to other frames.
 
 Unlike in the paper, supports are entropy-coded instead of sent as bitmaps. Cells are integers in units of a power of two 2^e, so that
-subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. If the largest value would need
-more than 48 bits in this unit (35 bits for a vector with 10⁸ nonzeros), the unit is larger and values are rounded. With values=int24 or
-int16, values are rounded to 24 or 16 bits, relative to the largest value. A float32 cell would take 32 bits, and a cell with values=int24
-takes about 27 bits. Peeling float32 cells would also accumulate rounding errors: up to 3e-6 of the largest value for 10⁴ coordinates,
-compared with 1e-7 for int24.
+subtraction is exact. With values=fp32, the unit 2^e is the largest power of two that divides all values. A value may have at most 48 bits,
+or 35 bits in a vector with 10⁸ nonzeros. If the largest value would have more bits in this unit, a larger unit is used, and values are
+rounded. With values=int24 or int16, values are rounded to 24 or 16 bits, relative to the largest value. A float32 cell would take 32 bits,
+and a cell with values=int24 takes about 27 bits. With float32 cells, peeling would also accumulate rounding errors.
 
 The body of a section is specified in docs/reference/frame-format.md.
 """
@@ -72,7 +71,7 @@ class S2(Codec):
 
     rows: int = 3  # Number of rows of the table; 3 rows need the fewest cells
     columns: int = 0  # Number of cells per row; 0 = as many as the nonzeros need
-    # Expected ratio of the number of nonzeros in the sum of all frames to the number in one frame; at most the number of frames.
+    # Expected number of nonzeros in the sum of all frames, divided by the number in one frame; at most the number of frames.
     union: float = 1.0
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of the values
     name = "s2"

@@ -47,8 +47,8 @@ class SBC(selection.Largest):
     def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
-        # The flag of a vector depends on the sign of its first value. If the last vectors have no values, the index of
-        # their first value is the length of `values`, where False is appended.
+        # All values of a vector have the same sign, so read the sign of its first value. False is appended to avoid an index past the end
+        # if the last vector has no values.
         negative = np.append(values < 0, False)[counts.cumsum() - counts]
         flags = np.where(negative, NEGATIVE, POSITIVE).tolist()
         return list(zip(flags, selection.pack_means(values, counts), strict=True))

@@ -24,7 +24,7 @@ from .base import SEEDS, Codec, Context, expect, require
 from .frame import Section
 from .update import Update
 
-# Counts and lengths can make a joint body for all chunks longer than separate sections, by at most this number of bytes.
+# A joint body for all chunks is at most this number of bytes longer than separate sections, because of its counts and lengths.
 JOINT_BYTES = 24
 
 
@@ -66,7 +66,7 @@ class LayerWise(Scoped):
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)
-        # Since the number of selected coordinates is rounded (see `contraction`), 1 + ω can double.
+        # With the rounding described in `contraction`, a tensor can have half the density of the whole vector, which doubles 1 + ω.
         return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole
 
     def longest_section(self, numel: int) -> int | None:

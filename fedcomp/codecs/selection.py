@@ -7,9 +7,8 @@ The body of a section contains, in order:
     the positions, in the form with the fewest bytes, usually a Rice code (kernels/positions.py).
 
 Positions that are drawn from the seed are not sent: the first byte contains the form 63, followed by the number of values (LEB128) and the
-values. The coordinate count of such a section is the size of the vector, since frames can be added only if their counts are equal. If
-a codec that sends positions selects all coordinates, the coordinate count also equals the size of the vector, but the form is 42 instead of
-63.
+values. The coordinate count of a section with the form 63 is the size of the vector, since frames can be added only if their counts are
+equal. If a codec that sends positions selects all coordinates, the coordinate count is also the size of the vector, and the form is 42.
 
 With @chunk, all chunks have one joint body, unless positions are drawn from the seed (docs/reference/frame-format.md). If the flag of a
 joint body is not 0, the codec encodes the values of all chunks jointly, and the chunks have no flags.
@@ -175,7 +174,9 @@ class Selective(Codec):
     def pack_chunks(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> tuple[int, bytes]:
-        """Encode the values of m chunks. Return a flag and bytes. If the flag is 0, the bytes begin with one flag per chunk.
+        """Encode the values of m chunks. Return the flag of the joint body, and bytes with the values.
+
+        If the flag of the joint body is 0, the bytes begin with a separate flag for each chunk.
 
         `counts` [m]: the number of values of each chunk, at least 1.
         """

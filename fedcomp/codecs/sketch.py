@@ -18,9 +18,9 @@ factor. The strategies `fetchsgd` and `sketched-sgd` have their own error feedba
 The body of a section is specified in docs/reference/frame-format.md. Cells are float32 (form 0), bfloat16 (form 1), or integers of 8, 16 or
 32 bits (forms 2, 3 and 4) in units of 2^e, preceded by the exponent e (int16).
 
-With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 frames is exact,
-in the smallest unit of these frames, if its cells fit into 30 bits. Otherwise, the sum is rounded to a larger unit. With cells=bf16, cells
-are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
+With cells=int8, cells are rounded to multiples of 2^e stochastically, so the rounded cells are unbiased. The sum of int8 frames is exact if
+each cell of the sum fits into 30 bits in the smallest unit of these frames. Otherwise, the sum is rounded to a larger unit. With
+cells=bf16, cells are added in float32. The sum is sent as float32, or as bfloat16 if bfloat16 represents every cell exactly.
 """
 
 import math
@@ -237,7 +237,7 @@ def _max_columns(numel: int) -> int:
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
-    """Encode float32 cells [rows, columns] in the number format `form`. Return the form and the cells as bytes."""
+    """Encode float32 cells [rows, columns] in the number format `form`. Return bytes: the form and the cells."""
     if form == FLOAT32:
         return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
     if form == BFLOAT16:
@@ -260,7 +260,7 @@ def _exponent(largest: float) -> int:
 
 
 def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
-    """Encode cells that are int64 multiples of 2^exponent. Return the form, the exponent and the cells as bytes."""
+    """Encode cells that are int64 multiples of 2^exponent. Return bytes: the form, the exponent and the cells."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
     cells = integers.astype(TYPES[form]).tobytes()

@@ -5,14 +5,13 @@ Suresh et al., "Distributed mean estimation with limited communication", ICML 20
 
 The rotated vector u = R·x of d coordinates is quantized as follows, where r is uniform in [0, 1), so that the codec is unbiased:
 
-    C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋;
-    for `srq` with k levels, lo = min u and the step is s = (max u − lo)/(k − 1);
-    for `vlc`, lo = 0 and the step is s = √2·‖u‖/(k − 1) with k = √d + 1 in the paper.
+    C(u)_i = lo + s·⌊(u_i − lo)/s + r⌋, where lo is the lowest level and s is the step;
+    for `srq` with k levels: lo = min u and s = (max u − min u)/(k − 1);
+    for `vlc`: lo = 0 and s = step·‖u‖/√d, where `step` is an option (√2 in the paper).
 
-For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². Proof: max u − min u is at most √2‖u‖ (theorem 2), and the largest
-u_i², averaged over the signs of the rotation, is at most (2·ln(2d) + 2)‖x‖²/d (theorem 3). For `vlc`, the variance bound is ω = min(s²/4,
-s), where s is in units of the root mean square ‖u‖/√d. For `vlc`, the paper's s = √2 gives ω = ½ for every d. Since most levels are rare,
-about 1.8 bits per coordinate are then sent (theorem 4).
+For `srq`, the variance bound is ω = min(d/2, 2·ln(2d) + 2)/(k − 1)². This bound follows from theorems 2 and 3. For `vlc`, the variance
+bound is ω = min(step²/4, step), which is ½ for the paper's step √2. With this step, most levels are rare, so `vlc` sends about 1.8 bits per
+coordinate (theorem 4).
 
 Unlike in the paper, blocks of d ≤ 2¹⁴ coordinates are rotated separately (kernels/hadamard.py), and each block has its own lo and s.
 Because each block has its own step, the length of a `vlc` frame hardly depends on x. Before `srq` sends the lowest level lo and the step s,
@@ -117,7 +116,7 @@ class VLC(rotated.RotatedCodec):
         expect(in_range, "the quantized values are out of range")
         symbols = range_coder.decode(data[start + used :], count, max(size, 2))
         both_occur = int(symbols.min()) == 0 and int(symbols.max()) == size - 1
-        expect(both_occur, "no value has the stated smallest or largest multiple")
+        expect(both_occur, "no value equals the smallest or largest multiple that the frame states")
         zeros_fit = bool((symbols.reshape(-1, 8)[is_zero] == -smallest).all())
         expect(zeros_fit, "a block with scale 0 has nonzero values")
         return lambda start, stop: symbols[start:stop].astype(np.float32) + np.float32(smallest)

@@ -99,7 +99,7 @@ def _announced(context: Context, own: float) -> float:
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
         raise ProtocolError(
-            f"the scales that the server announced ({len(data)} bytes) have no float32 for tensor or chunk {at}; "
+            f"the scales that the server announced ({len(data)} bytes) do not include a scale for tensor or chunk {at}; "
             "server and client need the same model"
         )
     scale = float(np.frombuffer(data, SCALE)[at])

@@ -55,7 +55,7 @@ class Memory(ABC):
     Options: ClassVar[type] = NoOptions  # frozen dataclass of the memory's options
     counterpart: ClassVar["type[Counterpart] | None"] = None  # the class of the server part
     required_strategy: ClassVar[str] = ""  # the strategy that this memory needs ("" = any strategy)
-    # Whether the memory, instead of its codec, selects the coordinates to send. If so, the density of the codec is set to 1.
+    # Whether the memory, instead of its codec, selects the coordinates to send. If True, the density of the codec is set to 1.
     selects_coordinates: ClassVar[bool] = False
     default_uplink: ClassVar[str] = ""  # default of --uplink ("" = no default)
     needs_moments: ClassVar[bool] = False  # whether local SGD must record `context.moments`
@@ -167,7 +167,7 @@ class Memory(ABC):
         cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """Record that the receiver did not accept the pending frame. A residual, if there is one, keeps the frame's content."""
+        """Record that the receiver did not accept the pending frame. The unsent content stays in the residual, if the memory has one."""
         self._settle()
         self._rollback()
 
@@ -408,7 +408,10 @@ class Counterpart(ABC):
 
     @abstractmethod
     def restore(self, vector: ReadVector, value: ReadValue) -> None:
-        """Restore the state from a checkpoint. `vector` and `value` return its entries by name. Raises ValueError or TypeError."""
+        """Restore the state from a checkpoint. Raises ValueError or TypeError.
+
+        `vector` and `value`: functions that return an entry of the checkpoint by name.
+        """
 
 
 def _copied(state: Mapping[str, Tensor | bytes]) -> State:

@@ -10,10 +10,10 @@ the update x, the codec C, the estimate q of x that client and server store, the
 The codec's error is ε = x − q − δQ in this round, and ε̂ in the last accepted proposal. As in the authors' code, the threshold covers D =
 10 model steps with the weights ξ_d = 0.8/D, and a client skips at most t̄ = 100 rounds in a row. The paper has 1/(α²M²) in place of 1/η²,
 since the paper's model moves by α times a sum over M workers, not by η times a mean. The paper's quantizer with b bits corresponds to
-`qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Other codecs also work if their error is small. With a large error, ‖δQ‖²
-never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip as many rounds as they may. With the option `errors=0`, this memory is LAG (Chen, Giannakis,
-Sun and Yin, NeurIPS 2018) and works with any contractive codec. The mean includes the estimates q of clients that skip the round or are not
-in the round.
+`qsgd:levels=L,norm=max,rounding=nearest` with L = 2^(b−1) − 1. Codecs other than this quantizer also work if their error is small. With a
+large error, ‖δQ‖² never exceeds 3(‖ε‖² + ‖ε̂‖²), so clients skip as many rounds as they may. With the option `errors=0`, this memory is LAG
+(Chen, Giannakis, Sun and Yin, NeurIPS 2018) and works with any contractive codec. The mean includes the estimates q of clients that skip
+the round or are not in the round.
 """
 
 import json
@@ -37,7 +37,7 @@ from .shift import ShiftCounterpart, ShiftMemory
 
 THRESHOLD = "threshold"  # name under which the server announces the threshold for skipping rounds
 NUMBER = struct.Struct("<d")
-NEVER = 2**62  # `age` (rounds since the last accepted proposal) before the first proposal
+NEVER = 2**62  # initial value of `age`, larger than every possible `patience`
 STEPS = "steps"  # name of the checkpoint entry with the squared norms of model steps
 # Name of the entry with `age`, `error` and `pending_error` in a client's state. The paper calls `age` the clock.
 NUMBERS = "clock"
@@ -94,10 +94,9 @@ class LAQ(ShiftMemory):
     Options = LAQOptions
     counterpart = LAQCounterpart
     age: int = NEVER  # rounds since the last accepted proposal
-    error: float = (
-        0.0  # squared norm of the codec's error in the last accepted proposal, for `rate` = 1
-    )
-    pending_error: float = 0.0  # the same number for the pending proposal
+    # Squared norm of the codec's error in the last accepted proposal, divided by the square of the `rate` of its round.
+    error: float = 0.0
+    pending_error: float = 0.0  # `error` for the pending proposal
 
     def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors

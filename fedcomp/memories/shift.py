@@ -35,7 +35,7 @@ class ShiftMemory(Memory):
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
-    rate: float = 1.0  # η in the round of the pending proposal
+    rate: float = 1.0  # learning rate in the round of the pending proposal, divided by --lr
 
     @classmethod
     def _propose(
@@ -104,7 +104,7 @@ class Estimate(Update):
 class ShiftCounterpart(Counterpart):
     """The shifts that the server stores: a float32 vector [numel] on the CPU for every client that ever had an accepted update."""
 
-    # Whether the mean also includes clients without an accepted update in the round, each with its shift as update
+    # Whether the mean includes clients without an accepted update in the round. The shift of such a client takes the place of its update.
     counts_absent = False
 
     def __init__(self, memory: ShiftMemory):

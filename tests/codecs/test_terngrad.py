@@ -172,7 +172,7 @@ def test_an_invalid_announced_scale_is_refused(data):
 
 
 def test_announced_scales_for_too_few_sections_are_refused():
-    with pytest.raises(ProtocolError, match="no float32 for tensor or chunk 2"):
+    with pytest.raises(ProtocolError, match="do not include a scale for tensor or chunk 2"):
         codec("terngrad@layer").encode(normal(40), layout=layout_of(40), context=announced(1.0))
 
 
