@@ -433,7 +433,8 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give more than {limits['above']:g}")
     if "high" in limits and value > (high := limits["high"]):
         most = f"{high:g}" if isinstance(high, float) else high
-        raise ConfigError(f"{name} is {value}; give at most {most}")
+        percent = f" (did you mean {value:g}%?)" if high == 1.0 and 2 <= value <= 100 else ""
+        raise ConfigError(f"{name} is {value}; give at most {most}{percent}")
 
 
 # Options that may be given several times, so that `fedcomp sim` compares one run for each value.

@@ -34,10 +34,10 @@ from .comparison.alternatives import Alternative, alternative_error
 from .results import RATIO_TO_DENSE, RATIO_TO_FLOAT32
 from .tables import aligned, print_table
 
-# Maximum number of coordinates of all random updates together. Except for the first MIN_DRY_ROUNDS rounds, rounds beyond this limit are not
-# simulated, and their bytes are extrapolated.
+# Maximum number of coordinates of all random updates together, and of rounds. Except for the first MIN_DRY_ROUNDS rounds, rounds beyond
+# these limits are not simulated, and their bytes are extrapolated.
 MAX_COORDINATES = 100_000_000
-MIN_DRY_ROUNDS = 3
+MIN_DRY_ROUNDS, MAX_DRY_ROUNDS = 3, 2000
 COLUMNS = (
     *("", "frame up", "longest", "frame down"),
     *("up a round", "down a round", "up", "down", "ratio"),
@@ -120,7 +120,7 @@ def forecast(alternative: Alternative) -> Forecast:
     config = dataclasses.replace(alternative.config, out=None, resume=False)
     run = DryRun(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
-    affordable = MAX_COORDINATES // (run.layout.numel * cohort)
+    affordable = min(MAX_COORDINATES // (run.layout.numel * cohort), MAX_DRY_ROUNDS)
     dry_rounds = min(config.rounds, max(MIN_DRY_ROUNDS, affordable))
     up, down, dense = [], [], []
     frames_up: list[int] = []

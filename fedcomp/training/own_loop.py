@@ -80,14 +80,24 @@ class OwnLoopEngine(ClientEngine):
             parameter.data = data
             parameter.requires_grad_(True)
 
+    def _check_parameters(self) -> None:
+        for module, name, _, data in self.parameters:
+            after = getattr(module, name, None)
+            if not isinstance(after, nn.Parameter) or after.shape != data.shape:
+                found = f"of the shape {[*after.shape]}" if isinstance(after, Tensor) else "missing"
+                raise TaskError(
+                    f"task '{self.task.name}': after train_fn, the parameter '{name}' of {type(module).__name__} is {found}; keep its "
+                    f"shape {[*data.shape]}"
+                )
+
     def train_job(
         self, start: Tensor, data: Examples, job: Job, sgd: LocalSGD, seed: int, out: Tensor
     ) -> JobResult:
         """Train by the task's `train_fn` on the client's examples; see `ClientEngine.train_job`.
 
-        The update is the change of the trainable parameters. Raises TaskError if `train_fn` does not return a dict with a loss, or if
-        `local_round.state` contains values that cannot be stored. Raises NonFiniteError if the loss is NaN or infinite and the update is
-        finite. If the update is not finite, the encoder raises the error later.
+        The update is the change of the trainable parameters. Raises TaskError if `train_fn` changes the shape of a parameter or does not
+        return a dict with a loss, or if `local_round.state` contains values that cannot be stored. Raises NonFiniteError if the loss is NaN
+        or infinite and the update is finite. If the update is not finite, the encoder raises the error later.
         """
         assert self.task.train_fn is not None
         rows = np.concatenate(job.batches) if job.rows is None else job.rows
@@ -101,6 +111,7 @@ class OwnLoopEngine(ClientEngine):
         self.model.zero_grad()  # remove the gradients of the previous client
         with seeded_torch(client_seed, self.device), torch.enable_grad():
             returned = self.task.train_fn(self.model, data.subset(rows), local_round)
+        self._check_parameters()
         numbers = numbers_of(self.task, "train_fn", returned)
         torch.sub(self.layout.gather(self.model), before, out=out)
         examples = numbers.pop("examples", len(rows))

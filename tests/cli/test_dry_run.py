@@ -66,9 +66,10 @@ def test_the_prediction_is_approximate_for_frames_that_depend_on_updates(tmp_pat
     )
 
 
-def test_rounds_after_the_simulated_ones_are_extrapolated(monkeypatch):
+@pytest.mark.parametrize("limit, most", [("MAX_COORDINATES", 0), ("MAX_DRY_ROUNDS", 3)])
+def test_rounds_after_the_simulated_ones_are_extrapolated(limit, most, monkeypatch):
     whole = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
-    monkeypatch.setattr("fedcomp.cli.dry_run.MAX_COORDINATES", 0)
+    monkeypatch.setattr(f"fedcomp.cli.dry_run.{limit}", most)
     short = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     assert short.dry_rounds == 3 and not short.exact
     assert short.uplink_bytes == whole.uplink_bytes and short.downlink_bytes == pytest.approx(

@@ -259,6 +259,10 @@ def test_a_resumed_run_keeps_options_that_are_not_given(by_file, tmp_path, runs)
         (["sim", "--clients", "0"], "--clients is 0; give at least 1"),
         (["sim", "--participation", "120%"], "--participation is 1.2; give at most 1"),
         (
+            ["server", "start", "--quorum", "80"],
+            "--quorum is 80.0; give at most 1 (did you mean 80%?)",
+        ),
+        (
             ["sim", "--weights", "exampels"],
             "--weights cannot be 'exampels'; did you mean 'examples'? known: examples, uniform",
         ),
