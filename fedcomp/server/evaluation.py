@@ -96,6 +96,11 @@ class Evaluator:
                 )
             )
 
+    def is_initial(self, weights: Tensor) -> bool:
+        """Return whether `weights` [numel] are the model's initial weights."""
+        initial = self.layout.gather(initial_model(self.task, self.config.seed))
+        return torch.equal(initial, weights.cpu())
+
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
         """Evaluate the model with the weights `weights` [numel] after a round. Return NOT_EVALUATED if the options of the run skip this
         round. Raises TaskError.

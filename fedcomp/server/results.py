@@ -51,6 +51,7 @@ UNUSED_BY_TRAIN_FN = {"optimizer", "optimizer_state", "step_schedule", "accumula
 UNUSED_BY_TRAIN_FN |= {"keep_momentum", "weight_decay", "augment", "proximal", "clip"}
 NUMBER = re.compile(r"\d+(\.\d+)?")
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"
+UNCHANGED = "the trained model has its initial weights; the train_fn must change the parameters of the model that it receives"
 
 
 class WarningLog:
@@ -307,16 +308,23 @@ def finish_run(
 ) -> Summary:
     """Write the trained model and the summary of a run to its folder, and return the summary. `device` describes the training device."""
     folder.write_model(evaluator.export(weights))
-    summary = summarize_run(folder.records(), config, device)
+    records, warnings = folder.records(), list[str]()
+    if not sum(record.accepted for record in records):
+        warnings.append(NOTHING_ACCEPTED)
+    elif evaluator.task.train_fn is not None and evaluator.is_initial(weights):
+        warnings.append(UNCHANGED)
+    summary = summarize_run(records, config, device, warnings)
     folder.write_summary(summary)
-    if not summary.client_updates:
-        callback.on_warning(NOTHING_ACCEPTED)
+    for warning in warnings:
+        callback.on_warning(warning)
     callback.on_run_end(summary, str(folder.path))
     return summary
 
 
-def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
-    """Return the summary of a run from the records of its rounds."""
+def summarize_run(
+    records: Sequence[RoundRecord], config: RunConfig, device: str, warnings: Iterable[str]
+) -> Summary:
+    """Return the summary of a run from the records of its rounds. `warnings` are added to the warnings of the rounds."""
 
     def total(field: str) -> Any:
         """Return the sum of a field over all rounds, or None if the field is None in any round."""
@@ -324,7 +332,7 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
         return None if None in values else sum(values)
 
     last, accepted, seconds = records[-1], total("accepted"), total("seconds")
-    warnings = [sentence for record in records for sentence in record.warnings]
+    warnings = [*(sentence for record in records for sentence in record.warnings), *warnings]
     return Summary(
         **{name: total(name) for name in TOTALS},
         **{name: getattr(last, name) for name in OF_LAST_ROUND},
@@ -336,7 +344,7 @@ def summarize_run(records: Sequence[RoundRecord], config: RunConfig, device: str
         device=device,
         seed=config.seed,
         version=__version__,
-        warnings=tuple(dict.fromkeys(warnings if accepted else [*warnings, NOTHING_ACCEPTED])),
+        warnings=tuple(dict.fromkeys(warnings)),
         rejections=summarize_rejections(records),
     )
 

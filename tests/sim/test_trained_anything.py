@@ -1,5 +1,6 @@
 """Runs with any optimizer, any batches or the task's own training loop, in every engine and after a resume."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils.data import Dataset
 import fedcomp
 from fedcomp import Data, RunConfig, Task
 from fedcomp.errors import ConfigError
+from fedcomp.server.results import UNCHANGED
 from fedcomp.sim import simulate
 
 HERE = Path(__file__).resolve()
@@ -56,6 +58,11 @@ def failing_loop(model, data, round):
     return {"loss": 1.0}
 
 
+def train_a_copy(model, data, local_round):
+    own_loop(copy.deepcopy(model), data, local_round)
+    return {"loss": 0.5}
+
+
 def evaluate(model, data):
     return {"loss": 0.5, "accuracy": 0.25, "fluency": 7}
 
@@ -69,6 +76,7 @@ keywords = Task(
 )
 own = Task("own", lambda: nn.Linear(6, 2), Pairs(), Pairs(), train_fn=own_loop)
 failing = Task("failing", lambda: nn.Linear(6, 2), Pairs(), Pairs(), train_fn=failing_loop)
+copied = Task("copied", lambda: nn.Linear(6, 2), Pairs(), Pairs(), train_fn=train_a_copy)
 evaluated = Task("evaluated", lambda: nn.Linear(6, 2), Pairs(), Pairs(), evaluate_fn=evaluate)
 
 
@@ -119,6 +127,11 @@ def test_an_error_of_the_training_loop_is_reported_with_file_and_line(tmp_path):
     assert rejected and {(r.client, r.stage) for r in rejected} == {(1, "train")}
     assert "test_trained_anything.py, line" in rejected[0].reason
     assert "in failing_loop: RuntimeError: no such file: words.txt" in rejected[0].reason
+
+
+def test_a_train_fn_that_does_not_change_the_model_is_reported(tmp_path):
+    assert simulate(config(tmp_path / "copied", "copied")).warnings[-1:] == (UNCHANGED,)
+    assert UNCHANGED not in simulate(config(tmp_path / "own", "own")).warnings
 
 
 def test_evaluate_fn_computes_the_metrics_of_a_round(tmp_path):
