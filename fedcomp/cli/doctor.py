@@ -242,23 +242,24 @@ def listening(port: int) -> Check:
 
 
 def data_folder(folder: Path) -> Iterator[Check]:
-    """Check that each built-in task can be loaded with its data in a folder.
+    """Check that the data set of each built-in task can be loaded from a folder.
 
-    A task without data in the folder is skipped. However, if no task at all can be loaded, each task is reported as failed.
+    A data set that the folder does not contain is skipped. However, if no data set can be loaded, each data set is reported as failed.
     """
     from ..tasks import available_tasks, load
 
+    tasks = {name.partition("-")[0]: name for name in available_tasks() if name != "digits"}
     checks: dict[str, Check] = {}
-    for name in [name for name in available_tasks() if name != "digits"]:
+    for name, task_name in tasks.items():
         try:
-            task = load(name, folder)
+            task = load(task_name, folder)
             train, test = len(task.train()), len(task.test())
             checks[name] = ok("data", f"{name}: {train:,} training and {test:,} test examples")
         except (UserError, MissingExtraError) as error:
             checks[name] = refused("data", f"{name}: {error}")
     none_loaded = all(check.state == FAILED for check in checks.values())
     for name, check in checks.items():
-        if check.state == OK or none_loaded or (folder / name.partition("-")[0]).exists():
+        if check.state == OK or none_loaded or (folder / name).exists():
             yield check
         else:
             yield Check("data", SKIPPED, f"{name}: not in {folder}")
